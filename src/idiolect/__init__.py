@@ -1,0 +1,27 @@
+"""idiolect: personalised federated learning.
+
+>>> import idiolect as idl
+>>> study = idl.Study(dataset="digits", methods=["fedavg", "fedpac"], rounds=2)
+>>> result = study.run(out="runs/first")  # doctest: +SKIP
+>>> result.table(), result.report()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
+
+if TYPE_CHECKING:
+    from idiolect.experiments import Result, Study, Use, use
+
+__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "use"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a worker process needs none of what draws and reads."""
+    if name in __all__:
+        return getattr(import_module("idiolect.experiments"), name)
+    raise AttributeError(f"module 'idiolect' has no attribute {name!r}")

@@ -1,0 +1,36 @@
+"""What can go wrong, each said in one sentence that ends with the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class IdiolectError(Exception):
+    """Base of every error that idiolect raises on purpose."""
+
+
+class InputError(IdiolectError, ValueError):
+    """The caller asked for something impossible; the message names the option and the mend. Exit code 2."""
+
+
+class RunError(IdiolectError, RuntimeError):
+    """A run stopped: a client failed or diverged, or the disk is full. The message says who, when and where."""
+
+
+class Interrupted(IdiolectError):
+    """The run was asked to stop (SIGINT or SIGTERM). Everything up to the last whole round is on disk."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest known one, then all of them.
+
+    >>> nearest("fedpca", ["fedavg", "fedpac"])
+    "did you mean 'fedpac'? Known: fedavg, fedpac"
+    >>> nearest("zzz", ["fedavg", "fedpac"])
+    'known: fedavg, fedpac'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    every = ", ".join(known) or "none"
+    return f"did you mean {close[0]!r}? Known: {every}" if close else f"known: {every}"

@@ -1,0 +1,34 @@
+"""Writing files so that a reader, and a machine that fails, see the old content or the new one and nothing between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from idiolect.errors import RunError
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Write atomically: a temporary file beside it, fsync, rename, fsync of the folder.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        if os.name == "posix":
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}; make room or choose another folder, then continue with --resume") from error

@@ -1,0 +1,129 @@
+"""The contract: a method is seven pure functions over three places (server, wire, client) and two messages.
+
+A method is written for one client. Engines add the client axis, and no method knows which engine that is. Legend for
+the suffixes used throughout: R rows of everybody, N rows of one client, B batch, S steps, K clients, m participants,
+C classes, d features, V dimensions of a Gaussian code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.network import Network
+from idiolect.tree import Tree
+
+Info = dict[str, Tensor]
+
+
+class Down(NamedTuple):
+    """Server to clients."""
+
+    shared: Tree = ()
+    """One copy for everyone: no client axis."""
+    own: Tree = ()
+    """One row per addressed client; () where a method has none."""
+
+
+class Up(NamedTuple):
+    """Client to server."""
+
+    value: Tree = ()
+    """A vector: increments, sums and what is learned. Clipping, noise and masking act here only."""
+    weight: Tree = ()
+    """What weighs the value: sample counts, class counts."""
+
+
+class Data(NamedTuple):
+    """One client's rows, as numbers of rows in the store of everyone's."""
+
+    x_R: Tensor
+    """Raw rows of everybody (uint8 images, or floats that are used as they are)."""
+    y_R: Tensor
+    """Labels of everybody, int64."""
+    row_N: Tensor
+    """This client's row numbers; padding repeats any row."""
+    real_N: Tensor
+    """1 for a row, 0 for padding, which stands last."""
+
+
+class Method(NamedTuple):
+    """Seven pure functions.
+
+    ``local``, ``adapt`` and ``predict`` map over clients; ``send`` and ``aggregate`` run on the host.
+    """
+
+    init: Callable[[Tensor], Tree]
+    """(key) -> server"""
+    enrol: Callable[[Tensor], Tree]
+    """(key) -> client: where every client starts; the key is common to all, as in the papers."""
+    send: Callable[[Tree, Tensor], Down]
+    """(server, ids) -> Down: own rows for these clients only; unknown ids are welcome."""
+    local: Callable[[Down, Tree, Data, Tensor], tuple[Tree, Up, Info]]
+    """(Down, client, Data, key) -> (client, Up, info)"""
+    aggregate: Callable[[Tree, Up, Tensor], tuple[Tree, Info]]
+    """(server, Up stacked over ids, ids ascending) -> (server, info with a leading axis over ids)"""
+    adapt: Callable[[Down, Tree, Data, Tensor], Tree]
+    """(Down, client, Data, key) -> client: personalise without the server. May enrich the client's state."""
+    predict: Callable[[Down, Tree, Tensor], Tensor]
+    """(Down, client, raw x) -> log-probabilities (B, C), deterministic."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent as torch.optim.SGD defines it; ``clip`` bounds the global gradient norm."""
+
+    lr: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains in one round.
+
+    ``shuffle=False`` takes the rows in stored order, for comparisons with recorded rounds.
+    """
+
+    epochs: int = 5
+    batch_size: int = 50
+    sgd: SGD = field(default_factory=SGD)
+    shuffle: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method is told about the problem.
+
+    ``mean`` and ``std`` normalise 8-bit images, per channel, on a scale of 0 to 1.
+    """
+
+    network: Network
+    classes: int
+    clients: int
+    training: Training = field(default_factory=Training)
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def inputs(self, x_B: Tensor) -> Tensor:
+        """Raw rows as the network takes them: floats, normalised, images channels-last."""
+        if x_B.dtype != torch.uint8:
+            return x_B.to(torch.get_default_dtype())
+        x_B = x_B.to(torch.get_default_dtype())
+        if x_B.ndim == 4 and not tree.mapped(x_B):
+            x_B = x_B.contiguous(memory_format=torch.channels_last)
+        shape = (-1,) + (1,) * (x_B.ndim - 2)
+        scale = x_B.new_tensor([1 / (255 * s) for s in self.std]).view(shape)
+        shift = x_B.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(shape)
+        return x_B * scale + shift
+
+
+def unchanged(down: Down, client: Tree, data: Data, key: Tensor) -> Any:
+    """The default ``adapt``: the client stays as it is."""
+    return client

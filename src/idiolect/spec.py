@@ -1,0 +1,128 @@
+"""``name:key=value,...``: how methods, partitions and shifts are written, and checked against a function's signature.
+
+The signature is the schema: a keyword-only parameter of the function is an option, its annotation the range.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from idiolect.errors import InputError, nearest
+
+
+class Spec(BaseModel):
+    """A name with options, for example ``dirichlet:alpha=0.3``.
+
+    >>> Spec.parse("dirichlet:alpha=0.3,min_rows=5")
+    Spec(name='dirichlet', options={'alpha': 0.3, 'min_rows': 5})
+    >>> str(Spec.parse("dirichlet:alpha=0.3"))
+    'dirichlet:alpha=0.3'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return cls._split(value) if isinstance(value, str) else value
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Read ``name:key=value,...``.
+
+        Raises:
+            InputError: the text has a piece that is not ``key=value``.
+        """
+        return cls(**cls._split(text))
+
+    @staticmethod
+    def _split(text: str) -> dict[str, Any]:
+        name, _, rest = text.strip().partition(":")
+        options: dict[str, Any] = {}
+        for piece in filter(None, (p.strip() for p in rest.split(","))):
+            key, equals, value = piece.partition("=")
+            if not equals:
+                raise InputError(f"cannot read {piece!r} in {text!r}: write options as name:key=value,key=value")
+            options[key.strip()] = scalar(value)
+        return {"name": name.strip(), "options": options}
+
+    def __str__(self) -> str:
+        options = ",".join(f"{k}={_plain(v)}" for k, v in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
+
+def _plain(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def scalar(text: str) -> Any:
+    """Read a value as YAML does, and ``1e-4`` as a number.
+
+    >>> [scalar(t) for t in ("0.3", "1e-4", "true", "multi", "0-4")]
+    [0.3, 0.0001, True, 'multi', '0-4']
+    """
+    for read in (float, yaml.safe_load) if "e" in text.lower() else (yaml.safe_load,):
+        try:
+            return read(text)
+        except (ValueError, yaml.YAMLError):
+            continue
+    return text.strip()
+
+
+def split_list(text: str) -> list[str]:
+    """Split a comma-separated list of specs; a piece with ``=`` and no name belongs to the spec before it.
+
+    >>> split_list("local,fedpac:alignment=0,threshold=0,fedavg")
+    ['local', 'fedpac:alignment=0,threshold=0', 'fedavg']
+    """
+    out: list[str] = []
+    for piece in filter(None, (p.strip() for p in text.split(","))):
+        head = piece.partition("=")[0]
+        if out and "=" in piece and ":" not in head:
+            out[-1] += ("," if ":" in out[-1] else ":") + piece
+        else:
+            out.append(piece)
+    return out
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a function: its keyword-only parameters with their annotations evaluated."""
+    signature = inspect.signature(function, eval_str=True)
+    return {k: p for k, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def check(function: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Validate options against a signature and return them converted; ``what`` names the owner in the message.
+
+    Raises:
+        InputError: unknown option (with the nearest name), wrong type or out of range.
+
+    >>> def f(*, alpha: pydantic.PositiveFloat = 0.5): ...
+    >>> check(f, {"alpha": 1}, "partition dirichlet")
+    {'alpha': 1.0}
+    """
+    known = options_of(function)
+    for key in options:
+        if key not in known:
+            raise InputError(f"{what} has no option {key!r}; {nearest(key, known)}")
+    fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in options}
+    model = pydantic.create_model("Options", __config__=ConfigDict(arbitrary_types_allowed=True), **fields)
+    try:
+        checked = model(**options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{what}: {first['loc'][0]}={first['input']!r} is not valid: {lower(first['msg'])}") from None
+    return {k: getattr(checked, k) for k in options}
+
+
+def lower(sentence: str) -> str:
+    """The sentence as it continues another one."""
+    return sentence[:1].lower() + sentence[1:]

@@ -1,0 +1,100 @@
+"""Trees of tensors: a tensor, or a tuple, NamedTuple or dict of trees. The one user of torch's private pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Tree = Any
+
+
+def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function to each leaf, with the matching leaves of the other trees."""
+    return pytree.tree_map(function, tree, *others)
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in a fixed order."""
+    return pytree.tree_leaves(tree)
+
+
+def flatten(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:
+    """The tensors of a tree, and the function that puts a list like them back into its shape."""
+    flat, spec = pytree.tree_flatten(tree)
+    return flat, lambda new: pytree.tree_unflatten(list(new), spec)
+
+
+def named(tree: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their path, for example ``body/0.weight``."""
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    return {"/".join(_step(s) for s in path): leaf for path, leaf in pairs}
+
+
+def _step(key: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree with a leading axis from a list of like trees."""
+    return map(lambda *parts: torch.stack(parts), *trees)
+
+
+def rows(tree: Tree, index: Any) -> Tree:
+    """The given rows of each leaf's leading axis."""
+    return map(lambda a: a[index], tree)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """a + b, leaf by leaf."""
+    return map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b, leaf by leaf."""
+    return map(torch.sub, a, b)
+
+
+def total(tree: Tree) -> Tree:
+    """The sum over the leading axis of each leaf."""
+    return map(lambda a: a.sum(0), tree)
+
+
+def mean(tree: Tree, weight_K: Tensor) -> Tree:
+    """The weighted mean over the leading axis of each leaf; the weights need not sum to one."""
+    share_K = weight_K / weight_K.sum()
+    return map(lambda a: torch.tensordot(share_K.to(a.dtype), a, 1), tree)
+
+
+def detach(tree: Tree) -> Tree:
+    """The same values, without a graph."""
+    return map(lambda a: a.detach(), tree)
+
+
+def copy(tree: Tree) -> Tree:
+    """The same values in fresh, aligned memory, so that a result never hangs on where its inputs lay."""
+    return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
+
+
+def nbytes(tree: Tree) -> int:
+    """The size of a tree on the wire, in bytes."""
+    return sum(a.numel() * a.element_size() for a in leaves(tree))
+
+
+def not_finite(tree: Tree) -> str | None:
+    """The path of the first leaf with a NaN or an infinity, or None."""
+    for path, leaf in named(tree).items():
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            return path
+    return None
+
+
+def mapped(tree: Tree) -> bool:
+    """Whether the leaves stand for many clients at once, under ``torch.func.vmap``."""
+    return any(torch._C._functorch.is_batchedtensor(a) for a in leaves(tree))
