@@ -1,0 +1,93 @@
+"""Named repairs of covariance matrices, one per numerical danger, and their form on the wire."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from idiolect.errors import InputError
+
+
+def shrink(cov_dd: Tensor, weight: float) -> Tensor:
+    """Mends a condition number without bound: few rows leave directions with next to no variance.
+
+        (1 - weight) S + weight (tr S / d) I
+
+    The trace stays, and the repair scales with S; so it is no floor under features that shrink as they train.
+
+    Args:
+        cov_dd: S.
+        weight: 0 to 1.
+
+    Raises:
+        InputError: ``weight`` is outside 0 to 1.
+    """
+    if not 0 <= weight <= 1:
+        raise InputError(f"shrink={weight} is not a share: use a number from 0 to 1")
+    d = cov_dd.shape[-1]
+    return (1 - weight) * cov_dd + weight * cov_dd.diagonal().sum() / d * _eye(cov_dd)
+
+
+def ridge(cov_dd: Tensor, amount: float, *, everywhere: float = 0.0) -> Tensor:
+    """Mends a covariance without an absolute floor: weights Σ⁻¹μ that explode when the features' scale drifts to 0.
+
+        S + amount I + everywhere 1 1ᵀ
+
+    Args:
+        cov_dd: S.
+        amount: the floor under the variance in every direction, in squared feature units, at least 0.
+        everywhere: added to each entry, at least 0; only there to reproduce code that does so.
+
+    Raises:
+        InputError: ``amount`` or ``everywhere`` is negative.
+
+    Source: pFedFDA, Section 4.3 (a small ε I). Its released code adds amount=1.0 and everywhere=1e-4.
+    """
+    if min(amount, everywhere) < 0:
+        raise InputError(f"ridge={amount}, everywhere={everywhere} would take variance away: use 0 or more")
+    return cov_dd + amount * _eye(cov_dd) + everywhere
+
+
+def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
+    """Mends negative eigenvalues, which rounding leaves in the covariance of few rows, and keeps every variance.
+
+    Eigenvalues of the correlation matrix below ``floor`` are raised to it, its diagonal is scaled back to 1, and the
+    variances are put back. A matrix with nothing to clip is returned as it is. A feature without variance counts as
+    uncorrelated and keeps variance 0. NaN where ``cov_dd`` is not finite.
+
+    Args:
+        cov_dd: symmetric, of any float type.
+        floor: smallest eigenvalue of the correlation matrix, above 0.
+
+    Source: pFedFDA, Section 4.3; the "clipped" repair known from statsmodels.
+    """
+    finite = torch.isfinite(cov_dd).all()
+    std_d = cov_dd.diagonal().clamp(min=0.0).sqrt()
+    unit_d = torch.where(std_d > 0, std_d, 1.0)
+    own_dd = _eye(cov_dd) > 0
+    corr_dd = torch.where(own_dd, 1.0, torch.where(std_d[:, None] * std_d > 0, cov_dd / unit_d[:, None] / unit_d, 0.0))
+    corr_dd = torch.where(finite, corr_dd, _eye(cov_dd))  # an eigensolver raises on NaN
+    value_d, vector_dd = torch.linalg.eigh(corr_dd)
+    raised_dd = (vector_dd * value_d.clamp(min=floor)) @ vector_dd.mT
+    scale_d = std_d / raised_dd.diagonal().sqrt()
+    clipped_dd = torch.where(own_dd, std_d**2, raised_dd * scale_d[:, None] * scale_d)
+    out_dd = torch.where((value_d < floor).any(), clipped_dd, cov_dd)
+    return torch.where(finite, out_dd, torch.nan)
+
+
+def pack(cov_dd: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,), all that the wire has to carry."""
+    row, column = torch.triu_indices(cov_dd.shape[-1], cov_dd.shape[-1], device=cov_dd.device)
+    return cov_dd[row, column]
+
+
+def unpack(packed: Tensor, d: int) -> Tensor:
+    """The symmetric matrix (d, d) of a packed upper triangle."""
+    row, column = torch.triu_indices(d, d, device=packed.device)
+    place_dd = torch.zeros(d, d, dtype=torch.int64, device=packed.device)
+    place_dd[row, column] = place_dd[column, row] = torch.arange(d * (d + 1) // 2, device=packed.device)
+    return packed[place_dd]
+
+
+def _eye(cov_dd: Tensor) -> Tensor:
+    return torch.eye(cov_dd.shape[-1], dtype=cov_dd.dtype, device=cov_dd.device)
