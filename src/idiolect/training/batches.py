@@ -1,0 +1,55 @@
+"""Which rows a client sees in which step: a function of its key alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import keys, tree
+from idiolect.method import Data, Training
+
+_EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding renumbers none
+
+
+class Batch(NamedTuple):
+    """One step's rows. ``step`` names it: a draw that a step needs comes from ``keys.fold(key, batch.step)``."""
+
+    at_B: Tensor
+    """Positions among the client's rows."""
+    used_B: Tensor
+    """1 for a row, 0 for padding."""
+    step: int
+
+
+def batches(
+    data: Data, training: Training, key: Tensor, *, epochs: int | None = None, drop_last: bool = False
+) -> list[Batch]:
+    """The batches of all epochs, reshuffled in each.
+
+    A client smaller than one batch trains on the one batch it has, whatever ``drop_last`` says. For a single client
+    the last batch is as short as it is; mapped over clients, all batches are full and masked.
+    """
+    many = tree.mapped(data.row_N)
+    real_N = data.real_N if many else data.real_N[: int(data.real_N.sum())]
+    n, size = real_N.shape[0], training.batch_size
+    plan = []
+    for epoch in range(training.epochs if epochs is None else epochs):
+        order_N = keys.order(keys.fold(key, epoch), real_N) if training.shuffle else torch.arange(n)
+        for batch, start in enumerate(range(0, n, size)):
+            at_B = order_N[start : start + size]
+            used_B = real_N[at_B]
+            if drop_last:
+                if many:
+                    used_B = used_B * ((used_B.sum() == size) | (real_N.sum() < size))
+                elif start > 0 and len(at_B) < size:
+                    continue
+            plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch))
+    return plan
+
+
+def rows(data: Data, at_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw inputs and labels at positions of a client's rows."""
+    row_B = data.row_N[at_B]
+    return data.x_R[row_B], data.y_R[row_B]
