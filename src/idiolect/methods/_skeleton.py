@@ -1,0 +1,52 @@
+"""A method to copy: federated averaging of the body, with a head of its own for every client (FedPer's shape).
+
+Copy this file to ``<name>.py``, give the function that name, and write the equations of the paper into the docstring;
+the command line, the contract tests and the lists find it. ``tests/methods/test_<name>.py`` holds one round of it
+against numpy.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.network import Model, Weights
+from idiolect.training import log_softmax_of, train_model
+
+
+def skeleton(task: Task) -> Method:
+    """Title: what it is, in one line (authors, venue and year).
+
+    Client:  (theta_i, phi_i) <- SGD(CE) from (theta, phi_i)                  (Eq. number)
+    Server:  theta <- sum_i n_i theta_i / sum_i n_i                           (Eq. number)
+
+    Up: increment of theta, weighted by n rows. Down: theta. At the client: phi_i.
+
+    Args:
+        task: the problem. Options follow as keywords: the signature is the schema, its annotations the ranges.
+
+    Source: algorithm, equations; released code where it decides a default.
+    Differs from source: in nothing, or say in what.
+    """
+
+    def init(key: Tensor) -> Weights:
+        return task.network.init(key).body
+
+    def enrol(key: Tensor) -> Weights:
+        return task.network.init(key).head
+
+    def send(server: Weights, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Weights, data: Data, key: Tensor) -> tuple[Weights, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, Model(down.shared, client), data, key)
+        return model.head, Up(tree.sub(model.body, down.shared), data.real_N.sum()), {"train_loss": loss}
+
+    def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}
+
+    def predict(down: Down, client: Weights, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, Model(down.shared, client), x_B)
+
+    return Method(init, enrol, send, local, aggregate, unchanged, predict)

@@ -1,0 +1,36 @@
+"""Federated averaging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.network import Model
+from idiolect.training import log_softmax_of, train_model
+
+
+def fedavg(task: Task) -> Method:
+    """FedAvg: federated averaging of one model for all (McMahan et al., AISTATS 2017).
+
+    w_i = SGD(w);  w <- w + sum_i n_i (w_i - w) / sum_i n_i
+
+    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing. Source: Algorithm 1.
+    """
+
+    def send(server: Model, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, down.shared, data, key)
+        return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
+
+    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, down.shared, x_B)
+
+    return Method(task.network.init, lambda key: (), send, local, aggregate, unchanged, predict)
