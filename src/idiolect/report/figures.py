@@ -1,0 +1,600 @@
+"""Figures as Vega-Lite specifications: plain dicts, with aggregated values inside.
+
+Each maker yields what to show: a ``Figure``, or a sentence that says why there is none. Colours for text, grids and
+scales come from the page (light or dark); a method's colour is fixed across all figures of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from idiolect.errors import InputError
+from idiolect.report.reader import Run, last
+from idiolect.report.tables import Row, finished, size, summary
+from idiolect.spec import Spec
+
+Json = dict[str, Any]
+
+# Okabe & Ito (2008) with grey for black, which a dark page would hide, and the palest last; then four of Tol's "muted"
+# colours (2021) for more than eight methods.
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442")
+PALETTE = (*_OKABE_ITO, "#AA4499", "#44AA99", "#999933", "#CC6677")
+_PLAIN, _SHIFTED = PALETTE[0], PALETTE[1]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page.
+
+    Attributes:
+        name: unique within a run, for the page's anchors.
+        title: what to see.
+        caption: one sentence.
+        spec: the Vega-Lite specification.
+        facts: short sentences to stand beside it.
+        min_width: the narrowest it may be drawn, in px; its box scrolls below that.
+        wide: whether it takes the whole width of the page.
+    """
+
+    name: str
+    title: str
+    caption: str
+    spec: Json
+    facts: list[str] = field(default_factory=list)
+    min_width: int = 300
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class _View:
+    """A run with what several figures need of it."""
+
+    run: Run
+    rows: list[Row]
+    colours: Mapping[str, str]
+
+    @property
+    def method(self) -> Json:
+        """The colour channel of methods: the fixed colour of each, in the study's order."""
+        titles = self.run.titles
+        scale = {"domain": list(titles.values()), "range": [self.colours[label] for label in titles]}
+        return {"field": "method", "type": "nominal", "scale": scale, "title": None}
+
+    @property
+    def clients(self) -> dict[int, str]:
+        """What to call each client: its id and its shift; those without a shift first."""
+        order = sorted(self.run.shifts, key=lambda c: (self.run.shifts[c], c))
+        return {c: " · ".join(filter(None, [str(c), short(self.run.shifts[c])])) for c in order}
+
+    @property
+    def shifted(self) -> bool:
+        return any(self.run.shifts.values())
+
+    def rows_of_clients(self) -> Json:
+        """The y channel of clients, and a height to go with it."""
+        return {
+            "field": "client",
+            "type": "nominal",
+            "title": "client · shift" if self.shifted else "client",
+            "scale": {"domain": list(self.clients.values())},
+            "axis": {"labelOverlap": True, "labelLimit": 130},
+        }
+
+    @property
+    def height(self) -> int:
+        """The height of a plot with one line per client, in px."""
+        count = len(self.clients)
+        return count * (20 if count <= 40 else max(3, 800 // count))
+
+    def kind(self) -> Json:
+        """The colour channel of clients: shifted or not."""
+        return {
+            "field": "kind",
+            "type": "nominal",
+            "scale": {"domain": ["not shifted", "shifted"], "range": [_PLAIN, _SHIFTED]},
+            "legend": {"title": None, "orient": "top", "symbolOpacity": 1} if self.shifted else None,
+        }
+
+    def kind_of(self, client: int) -> str:
+        return "shifted" if self.run.shifts[client] else "not shifted"
+
+
+def palette(runs: list[Run]) -> dict[str, str]:
+    """One colour per method label over all runs of a page."""
+    labels = dict.fromkeys(label for run in runs for label in run.titles)
+    return {label: PALETTE[i % len(PALETTE)] for i, label in enumerate(labels)}
+
+
+def figures(run: Run, colours: Mapping[str, str]) -> tuple[list[Figure], list[str]]:
+    """All figures that a run has data for, and a sentence for each that a reader would miss."""
+    view = _View(run, summary(run), colours)
+    found = [thing for make in FIGURES for thing in make(view)]
+    return [f for f in found if isinstance(f, Figure)], [f for f in found if isinstance(f, str)]
+
+
+def plain(text: object) -> str:
+    """A spec in words.
+
+    >>> plain("dirichlet:alpha=0.3,min_rows=5"), plain("digits")
+    ('dirichlet (alpha 0.3, min_rows 5)', 'digits')
+    """
+    spec = _parse(text)
+    if isinstance(spec, str):
+        return spec
+    options = ", ".join(f"{k} {v}" for k, v in spec.options.items())
+    return f"{spec.name} ({options})" if options else spec.name
+
+
+def short(text: str) -> str:
+    """A shift in as few words as an axis has room for.
+
+    >>> short("rotation:degrees=90"), short("")
+    ('rotation 90', '')
+    """
+    spec = _parse(text)
+    return spec if isinstance(spec, str) else " ".join([spec.name, *map(str, spec.options.values())])
+
+
+def _parse(value: object) -> Spec | str:
+    try:
+        return Spec.model_validate(value)
+    except (InputError, ValueError):
+        return str(value)
+
+
+def _data(frame: pd.DataFrame) -> Json:
+    return {"values": frame.round(4).to_dict("records")}
+
+
+_TICKS = {"expr": "ceil(width / 70)"}
+_SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
+_GREY_SYMBOL = {"symbolFillColor": "currentColor", "symbolStrokeWidth": 0}
+
+
+def _per_cent(name: str, title: str, **more: Any) -> Json:
+    return {"field": name, "type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}, **more}
+
+
+def _tip(*fields: str) -> list[Json]:
+    """Tooltips, each ``field`` or ``field=what to call it``."""
+    pairs = (f.partition("=") for f in fields)
+    return [{"field": name, "title": title or name} for name, _, title in pairs]
+
+
+def over_rounds(view: _View) -> Iterator[Figure | str]:
+    """Accuracy over rounds: mean over clients and seeds, and the range over seeds."""
+    accuracy = view.run.select("adapted", "accuracy")
+    if accuracy.empty:
+        yield "No accuracy is on record yet, so there is nothing to draw about it."
+        return
+    seeds = 100 * accuracy.groupby(["method", "seed", "round"])["value"].mean()
+    frame = seeds.groupby(["method", "round"]).agg(["mean", "min", "max", "count"]).round(2).reset_index()
+    frame = frame.rename(columns={"mean": "accuracy", "min": "low", "max": "high", "count": "seeds"})
+    frame["method"] = frame["method"].map(view.run.titles)
+    ticks = {"tickMinStep": 1, "format": "d", "tickCount": _TICKS}
+    x = {
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
+        "scale": {"zero": False, "nice": False},
+        "axis": ticks,
+    }
+    y = _per_cent("accuracy", "accuracy (%)")
+    column = 30 + 7 * min(22, max(map(len, view.run.titles.values())))
+    legend = {
+        "orient": "top",
+        "columns": {"expr": f"max(1, floor(width / {column}))"},
+        "symbolType": "circle",
+        "symbolOpacity": 1,
+    }
+    colour = view.method | {"legend": legend}
+    tip = _tip("method", "round", "accuracy=accuracy (%)", "low=lowest seed (%)", "high=highest seed (%)", "seeds")
+
+    def shown(yes: float, no: float) -> Json:
+        return {"condition": {"param": "picked", "value": yes}, "value": no}
+
+    line = {
+        "params": [{"name": "picked", "select": {"type": "point", "fields": ["method"]}, "bind": "legend"}],
+        "mark": {"type": "line", "strokeWidth": 2},
+        "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12)},
+    }
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 28},
+        "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12), "tooltip": tip},
+    }
+    layers = [line, points]
+    several = bool((frame["seeds"] > 1).any())
+    if several:
+        low = _per_cent("low", "accuracy (%)")
+        band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
+        layers.insert(0, {"mark": "area", "encoding": band})
+    done = finished(view.rows)
+    top = max(done, key=lambda r: r.accuracy or 0)
+    yield Figure(
+        "rounds",
+        f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %",
+        "Test accuracy of the personal models over the rounds, mean over clients"
+        + (" and seeds; the band spans the lowest to the highest seed" if several else "")
+        + ". Click a name in the legend to single it out; shift-click adds another.",
+        {"data": _data(frame), "height": 340, "layer": layers},
+        wide=True,
+    )
+
+
+def _by_client(run: Run) -> pd.DataFrame:
+    """Final accuracy in per cent, mean over seeds: columns method (label), client, value."""
+    return (100 * run.final.groupby(["method", "client"])["value"].mean()).reset_index()
+
+
+def spread(view: _View) -> Iterator[Figure | str]:
+    """The distribution of accuracy over clients, per method."""
+    frame = _by_client(view.run)
+    if frame.empty:
+        return
+    frame["kind"] = frame["client"].map(view.kind_of)
+    place = {c: i for i, c in enumerate(view.clients)}
+    frame["jitter"] = frame["client"].map(lambda c: place[c] * 0.618034 % 1 - 0.5)
+    frame["client"] = frame["client"].map(view.clients)
+    frame["accuracy"] = frame["value"].round(2)
+    frame["method"] = frame["method"].map(view.run.titles)
+    titles = [t for t in view.run.titles.values() if t in set(frame["method"])]
+    y = {"field": "method", "type": "nominal", "title": None, "scale": {"domain": titles}, "axis": {"labelLimit": 110}}
+    x = _per_cent("accuracy", "accuracy of one client (%)")
+    shape = {
+        "field": "kind",
+        "type": "nominal",
+        "scale": {"domain": ["not shifted", "shifted"], "range": ["circle", "triangle-up"]},
+        "legend": {"title": None, "orient": "top", **_GREY_SYMBOL} if view.shifted else None,
+    }
+    part = {"color": "currentColor", "opacity": 0.45}
+    box = {
+        "mark": {
+            "type": "boxplot",
+            "extent": "min-max",
+            "size": 22,
+            "box": {"fill": "currentColor", "fillOpacity": 0.07, "stroke": "currentColor", "strokeOpacity": 0.35},
+            "median": {"color": "currentColor", "strokeWidth": 2, "opacity": 0.8},
+            "rule": part,
+            "ticks": False,
+        },
+        "encoding": {"x": x, "y": y},
+    }
+    dots = {
+        "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "yOffset": {"field": "jitter", "type": "quantitative", "scale": {"domain": [-0.9, 0.9]}},
+            "color": view.method | {"legend": None},
+            "shape": shape,
+            "tooltip": _tip("method", "client", "accuracy=accuracy (%)"),
+        },
+    }
+    keep = frame[["method", "client", "kind", "jitter", "accuracy"]]
+    top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
+    fares = "fares best with" if len(titles) > 1 else "with"
+    yield Figure(
+        "spread",
+        f"The worst tenth of clients {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
+        "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
+        "its line is the median.",
+        {"data": _data(keep), "height": 40 * len(titles), "layer": [box, dots]},
+    )
+
+
+def versus(view: _View) -> Iterator[Figure | str]:
+    """Who gains and who loses against FedAvg and against training alone."""
+    frame = _by_client(view.run)
+    if frame.empty:
+        return
+    for name, words, absent in (("fedavg", "FedAvg", "FedAvg"), ("local", "training alone", "training alone (local)")):
+        label = view.run.find(name)
+        base = frame[frame["method"] == label].set_index("client")["value"]
+        others = frame[(frame["method"] != label) & frame["client"].isin(base.index)].copy()
+        if others.empty:
+            yield f"Nothing is compared with {absent}: this run has no results of it beside another method."
+            continue
+        others["points"] = (others["value"] - others["client"].map(base)).round(2)
+        facts, share = [], {}
+        for other, mine in others.groupby("method", sort=False)["points"]:
+            better, equal = int((mine > 0).sum()), int((mine == 0).sum())
+            share[str(other)] = better, len(mine)
+            tie = f", equal for {equal}" if equal else ""
+            facts.append(
+                (str(other), f"{view.run.titles[str(other)]}: better for {better} of {len(mine)} clients{tie}")
+            )
+        order = list(view.run.titles)
+        facts.sort(key=lambda f: order.index(f[0]))
+        most = max(order, key=lambda o: share.get(o, (-1, 0)))
+        bound = max(1.0, float(others["points"].abs().max()))
+        others["method"] = others["method"].map(view.run.titles)
+        others["client"] = others["client"].map(view.clients)
+        titles = [t for t in view.run.titles.values() if t in set(others["method"])]
+        colour = {
+            "field": "points",
+            "type": "quantitative",
+            "scale": {"domain": [-bound, bound], "range": "diverging", "interpolate": "lab"},
+            "legend": {
+                "title": "points",
+                "orient": "bottom",
+                "direction": "horizontal",
+                "gradientLength": 180,
+                "labelExpr": _SIGNED,
+            },
+        }
+        axis = {
+            "orient": "top",
+            "labelAngle": -35,
+            "labelLimit": 90,
+            "labelAlign": "left",
+            "domain": False,
+            "ticks": False,
+        }
+        x = {
+            "field": "method",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": titles, "padding": 0.05},
+            "axis": axis,
+        }
+        y = view.rows_of_clients()
+        y["scale"]["padding"] = 0.08
+        y["axis"]["domain"] = False
+        yield Figure(
+            f"versus-{name}",
+            f"{view.run.titles[most]} beats {words} for {share[most][0]} of {share[most][1]} clients",
+            f"Final accuracy of each client minus its accuracy with {words}, in points (mean over seeds): "
+            "blue gains, orange loses.",
+            {
+                "padding": {"left": 5, "top": 5, "bottom": 5, "right": min(75, 6 * len(titles[-1]))},
+                "data": _data(others[["method", "client", "points"]]),
+                "height": view.height,
+                "mark": {"type": "rect"},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": colour,
+                    "tooltip": _tip("client", "method", f"points=points over {words}"),
+                },
+            },
+            [text for _, text in facts],
+            min_width=max(300, 140 + 24 * len(titles)),
+        )
+
+
+def label_map(view: _View) -> Iterator[Figure | str]:
+    """Clients x classes, bubbles sized by training rows."""
+    manifest = view.run.manifest
+    names = manifest["class_names"]
+    values = [
+        {
+            "client": view.clients[c["id"]],
+            "class": names[k],
+            "rows": rows,
+            "test rows": c["test"][k],
+            "kind": view.kind_of(c["id"]),
+        }
+        for c in manifest["clients"]
+        for k, rows in enumerate(c["train"])
+        if rows
+    ]
+    if not values:
+        return
+    step = view.height / len(view.clients)
+    largest = max(10.0, min(260.0, 0.9 * step * step))
+    x = {
+        "field": "class",
+        "type": "nominal",
+        "title": "class",
+        "scale": {"domain": names},
+        "axis": {"labelAngle": -40, "labelOverlap": True, "labelLimit": 80, "grid": True},
+    }
+    bubble = {
+        "field": "rows",
+        "type": "quantitative",
+        "scale": {"range": [2, largest], "domainMin": 0},
+        "legend": {"title": "training rows", "orient": "bottom", **_GREY_SYMBOL, "tickCount": 4},
+    }
+    y = view.rows_of_clients()
+    y["axis"]["grid"] = True
+    encoding = {
+        "x": x,
+        "y": y,
+        "size": bubble,
+        "color": view.kind(),
+        "tooltip": _tip("client", "class", "rows=training rows", "test rows"),
+    }
+    yield Figure(
+        "labels",
+        "Who holds what: each client has its own mixture of classes",
+        "The larger the disc, the more training rows of that class a client holds"
+        + ("; shifted clients are orange." if view.shifted else "."),
+        {
+            "data": {"values": values},
+            "height": view.height,
+            "mark": {"type": "circle", "opacity": 0.9},
+            "encoding": encoding,
+        },
+        min_width=max(300, 130 + 7 * len(names)),
+        wide=len(names) > 30,
+    )
+
+
+def combination(view: _View) -> Iterator[Figure | str]:
+    """Whose heads each client combines (FedPAC), at the last round on record."""
+    run = view.run
+    records = run.records[(run.records["moment"] == "server") & run.records["metric"].str.match(r"combination\[\d+\]$")]
+    records = records[records["value"].notna()]
+    if records.empty and run.find("fedpac"):
+        yield "No combination weights are on record for FedPAC, so their figure is left out."
+    for label in run.titles:
+        mine = records[records["method"] == label]
+        if mine.empty:
+            continue
+        mine = last(mine, "seed").assign(
+            giver=lambda f: f["metric"].str.extract(r"(\d+)", expand=False).astype("int64")
+        )
+        frame = mine.groupby(["client", "giver"])["value"].mean().reset_index(name="weight")
+        frame = frame[frame["giver"].isin(list(view.clients))]
+        own = frame.loc[frame["client"] == frame["giver"], "weight"].mean()
+        frame["weight"] = frame["weight"].round(4)
+        frame["client"] = frame["client"].map(view.clients)
+        order = [str(c) for c in view.clients]
+        frame["giver"] = frame["giver"].astype(str)
+        axis = {"orient": "top", "labelOverlap": True, "labelAngle": 0, "domain": False, "ticks": False}
+        x = {
+            "field": "giver",
+            "type": "nominal",
+            "title": "gives its head",
+            "scale": {"domain": order, "padding": 0.05},
+            "axis": axis,
+        }
+        y = view.rows_of_clients() | {"title": "receives a combined head"}
+        y["scale"]["padding"] = 0.05
+        y["axis"]["domain"] = False
+        colour = {
+            "field": "weight",
+            "type": "quantitative",
+            "scale": {"type": "sqrt", "domainMin": 0, "range": "ramp", "interpolate": "lab"},
+            "legend": {"title": "weight", "orient": "bottom", "direction": "horizontal", "gradientLength": 180},
+        }
+        title = run.titles[label]
+        yield Figure(
+            f"combination-{list(run.titles).index(label)}",
+            f"{title}: a client's own head carries {100 * own:.0f} % of its combined head on average"
+            if own == own
+            else f"{title}: whose heads each client combines",
+            "Each row is a receiving client, its colours the weights of the heads given to it (last evaluation round, "
+            "mean over seeds).",
+            {
+                "data": _data(frame),
+                "height": view.height,
+                "mark": {"type": "rect"},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": colour,
+                    "tooltip": _tip("client=receives", "giver=gives", "weight"),
+                },
+            },
+            min_width=max(300, 140 + 8 * len(order)),
+        )
+
+
+def local_weight(view: _View) -> Iterator[Figure | str]:
+    """pFedFDA's beta per client, beside its shift, at the client's last round."""
+    run = view.run
+    records = run.select("local", "beta")
+    if records.empty and run.find("pfedfda"):
+        yield "No local weights (beta) are on record for pFedFDA, so their figure is left out."
+    for label in run.titles:
+        mine = records[records["method"] == label]
+        if mine.empty:
+            continue
+        frame = (
+            last(mine, "seed", "client")
+            .groupby("client")["value"]
+            .agg(["mean", "min", "max", "count"])
+            .round(3)
+            .reset_index()
+        )
+        frame = frame.rename(columns={"mean": "beta", "min": "low", "max": "high", "count": "seeds"})
+        shifted = frame["client"].map(lambda c: bool(run.shifts[c]))
+        with_shift, without = frame.loc[shifted, "beta"].mean(), frame.loc[~shifted, "beta"].mean()
+        frame["kind"] = frame["client"].map(view.kind_of)
+        frame["client"] = frame["client"].map(view.clients)
+        unit = {
+            "type": "quantitative",
+            "title": "β, weight of the local estimate (0 to 1)",
+            "scale": {"domain": [0, 1]},
+            "axis": {"tickCount": _TICKS},
+        }
+        y = view.rows_of_clients()
+        y["axis"]["grid"] = True
+        x = unit | {"field": "beta"}
+        tip = _tip("client", "beta=β", "low=lowest seed", "high=highest seed", "seeds")
+        dots = {
+            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+            "encoding": {"x": x, "y": y, "color": view.kind(), "tooltip": tip},
+        }
+        layers = [dots]
+        several = bool((frame["seeds"] > 1).any())
+        if several:
+            ends = {"x": unit | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": view.kind()}
+            layers.insert(0, {"mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.45}, "encoding": ends})
+        title = run.titles[label]
+        known = bool(shifted.any()) and not bool(shifted.all())
+        yield Figure(
+            f"beta-{list(run.titles).index(label)}",
+            f"{title}: β is {with_shift:.2f} on average for shifted clients, {without:.2f} for the others"
+            if known
+            else f"{title}: how far each client trusts its own statistics",
+            "At 1 a client uses its own estimate alone, at 0 the global one (its last round"
+            + (", mean over seeds; the bar spans the seeds)." if several else ")."),
+            {"data": _data(frame), "height": view.height, "layer": layers},
+        )
+
+
+def cost(view: _View) -> Iterator[Figure | str]:
+    """Bytes per round against accuracy."""
+    rows = [r for r in view.rows if r.accuracy is not None and r.bytes_per_round is not None]
+    if not rows:
+        if any(r.accuracy is not None for r in view.rows):
+            yield "No traffic is on record, so accuracy cannot be set against its cost."
+        return
+    largest = max(r.bytes_per_round or 0 for r in rows)
+    scale, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
+    percent = [100 * (r.accuracy or 0) for r in rows]
+    low, high = min(percent), max(percent)
+    apart = max(high - low, 1.0) / 14
+    place: dict[str, float] = {}
+    for r in sorted(rows, key=lambda r: r.accuracy or 0):
+        place[r.label] = max([100 * (r.accuracy or 0), *(y + apart for y in place.values())])
+    values = [
+        {
+            "method": r.title,
+            "amount": round((r.bytes_per_round or 0) / scale, 4),
+            "bytes": size(r.bytes_per_round or 0),
+            "accuracy": round(100 * (r.accuracy or 0), 2),
+            "label": place[r.label],
+        }
+        for r in rows
+    ]
+    end = largest / scale * 1.45 or 1.0
+    x = {
+        "field": "amount",
+        "type": "quantitative",
+        "title": f"sent and received per client and round ({unit})",
+        "scale": {"domain": [0, end], "nice": False},
+    }
+    y = _per_cent("accuracy", "accuracy (%)", scale={"zero": False, "padding": 12})
+    colour = view.method | {"legend": None}
+    dots = {
+        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colour,
+            "tooltip": _tip("method", "bytes=bytes per client and round", "accuracy=accuracy (%)"),
+        },
+    }
+    names = {
+        "mark": {"type": "text", "align": "left", "dx": 9, "color": "currentColor", "limit": 130},
+        "encoding": {"x": x, "y": {"field": "label", "type": "quantitative"}, "text": {"field": "method"}},
+    }
+    least, most = (size(f(r.bytes_per_round or 0 for r in rows)) for f in (min, max))
+    amount = least if least == most else f"{least} to {most}"
+    yield Figure(
+        "cost",
+        f"What accuracy costs: {amount} per client and round",
+        "Bytes down and up, mean per participating client and round, against final accuracy: the upper left is cheap "
+        "and good.",
+        {"data": {"values": values}, "height": 300, "layer": [dots, names]},
+    )
+
+
+FIGURES = (over_rounds, spread, cost, versus, label_map, combination, local_weight)

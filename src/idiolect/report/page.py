@@ -1,0 +1,179 @@
+"""One HTML file per report: everything inside, nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections import Counter
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from idiolect.errors import InputError
+from idiolect.report.figures import figures, palette, plain
+from idiolect.report.reader import Run, read
+from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, summary
+
+PROTOCOL = (
+    "Mean over clients of test accuracy of each client's personal model after the last round; "
+    "never the best round on the test set."
+)
+
+_FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def write(runs: list[Path], out: Path) -> Path:
+    """Write one page about one or several runs; the file appears whole or not at all.
+
+    Raises:
+        InputError: no run is given, a run folder cannot be read, or the file cannot be written.
+    """
+    if not runs:
+        raise InputError("a report needs at least one run folder: name one")
+    page = _page(_distinct([Path(r) for r in runs]))
+    out = Path(out)
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _replace(out, page)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): choose another place for the report") from None
+    return out
+
+
+def _replace(out: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, out)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _distinct(paths: list[Path]) -> list[Run]:
+    """The runs, those of one name told apart by their folders."""
+    runs = [read(path) for path in paths]
+    often = Counter(run.name for run in runs)
+    return [
+        dataclasses.replace(run, name=f"{run.name} ({path.resolve().name})") if often[run.name] > 1 else run
+        for run, path in zip(runs, paths, strict=True)
+    ]
+
+
+def _page(runs: list[Run]) -> str:
+    colours = palette(runs)
+    specs: dict[str, Any] = {}
+    sections = [_section(run, f"run{i}", colours, specs) for i, run in enumerate(runs, 1)]
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    scripts = [_bundle(), _file("page.js")]
+    return environment.from_string(_file("page.html")).render(
+        title=" and ".join(run.name for run in runs) if len(runs) <= 2 else f"{len(runs)} runs compared",
+        sections=sections,
+        comparison=_comparison(runs, colours) if len(runs) > 1 else None,
+        columns=COLUMNS,
+        legend=LEGEND,
+        protocol=PROTOCOL,
+        css=Markup(_file("page.css")),
+        specs=Markup(_json(specs)),
+        scripts=[Markup(s) for s in scripts],
+        hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
+    )
+
+
+def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, Any]) -> dict[str, Any]:
+    rows = summary(run)
+    drawn, missing = figures(run, colours)
+    specs |= {f"{anchor}-{figure.name}": figure.spec | _FIT | {"description": figure.title} for figure in drawn}
+    return {
+        "anchor": anchor,
+        "run": run,
+        "facts": _facts(run),
+        "rows": rows,
+        "best": [row for row in rows if is_best(row, rows)],
+        "colours": colours,
+        "figures": drawn,
+        "notes": _stopped(run) + missing,
+    }
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """What was run, in plain words."""
+    clients, names = run.manifest["clients"], run.manifest["class_names"]
+    train, test = (sum(sum(c[part]) for c in clients) for part in ("train", "test"))
+    rows = f"{train:,} training and {test:,} test rows"
+    shifts = Counter(plain(s) for s in run.shifts.values() if s)
+    seeds = run.study["seeds"]
+    return [
+        ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
+        ("Clients", str(len(clients))),
+        ("Partition", plain(run.study["partition"])),
+        ("Shifts", ", ".join(f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()) or "none"),
+        ("Rounds", str(run.study["rounds"])),
+        ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),
+    ]
+
+
+def _stopped(run: Run) -> list[str]:
+    """A sentence for each method and seed that has no result of the study's last round."""
+    notes = []
+    for label, title in run.titles.items():
+        mine = run.final[run.final["method"] == label]
+        if mine.empty:
+            notes.append(f"{title} has no results on record.")
+        for seed, rounds in mine.groupby("seed")["round"].first().items():
+            if rounds < int(run.study["rounds"]):
+                last = f"the last evaluation is of round {rounds} of {run.study['rounds']}"
+                notes.append(f"{title}, seed {seed}: {last}; its figures are of that round.")
+    return notes
+
+
+def _comparison(runs: list[Run], colours: dict[str, str]) -> list[dict[str, Any]]:
+    """Accuracy per method (rows) and run (columns)."""
+    tables = [{row.label: row for row in summary(run)} for run in runs]
+    lines = []
+    for label, colour in colours.items():
+        found = [(table.get(label), list(table.values())) for table in tables]
+        title = next(row.title for row, _ in found if row)
+        cells = [
+            {"text": accuracy_text(row), "value": row.accuracy, "best": is_best(row, rows)}
+            if row
+            else {"text": "-", "value": None, "best": False}
+            for row, rows in found
+        ]
+        lines.append({"title": title, "colour": colour, "cells": cells})
+    return lines
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _file(name: str) -> str:
+    return resources.files("idiolect.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    if "</script" in code.lower() or "<!--" in code:
+        raise RuntimeError("the Vega bundle cannot stand inside a script element")
+    return code

@@ -1,0 +1,159 @@
+"""A run folder, read and checked. Everything else in this folder works on a ``Run`` alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pydantic
+import yaml
+
+from idiolect.errors import InputError
+
+_KEYS = {
+    "records.parquet": ("method", "seed", "round", "client", "moment", "metric", "value"),
+    "timings.parquet": ("method", "seed", "round", "seconds"),
+}
+_TEXT = ("study", "method", "moment", "metric")
+_STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds.
+
+    Attributes:
+        name: the study's name.
+        study: the study as written, a mapping.
+        manifest: data set, classes, clients with their class counts and shifts, methods by label.
+        records: one row per (method, seed, round, client, moment, metric) with its value.
+        timings: one row per (method, seed, round) with its seconds.
+    """
+
+    name: str
+    study: dict[str, Any]
+    manifest: dict[str, Any]
+    records: pd.DataFrame
+    timings: pd.DataFrame
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """What to call each method, by label, in the study's order; two of one title also show their label."""
+        methods = {label: str(m["title"]) for label, m in self.manifest["methods"].items()}
+        often = Counter(methods.values())
+        return {label: title if often[title] == 1 else f"{title} ({label})" for label, title in methods.items()}
+
+    @cached_property
+    def shifts(self) -> dict[int, str]:
+        """The shift of each client, by id; "" where there is none."""
+        return {c["id"]: c["shift"] for c in self.manifest["clients"]}
+
+    @cached_property
+    def final(self) -> pd.DataFrame:
+        """Accuracy (0..1) of each client's personal model, at the last evaluated round of each method and seed.
+
+        A client without test rows has no accuracy (NaN) and is left out.
+        """
+        tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
+        accuracy = self.select("adapted", "accuracy")
+        return last(accuracy[accuracy["client"].isin(tested)], "method", "seed")
+
+    def select(self, moment: str, metric: str) -> pd.DataFrame:
+        """The records of one metric, without those that have no value."""
+        r = self.records
+        return r[(r["moment"] == moment) & (r["metric"] == metric) & r["value"].notna()]
+
+    def find(self, name: str) -> str | None:
+        """The label under which a method ran: its bare name if there is one, else the first with any options."""
+        labels = [label for label, m in self.manifest["methods"].items() if m["name"] == name]
+        return name if name in labels else next(iter(labels), None)
+
+
+def last(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """The rows of the last round of each group."""
+    return frame[frame["round"] == frame.groupby(list(by))["round"].transform("max")]
+
+
+class _Client(pydantic.BaseModel):
+    id: int
+    train: list[int]
+    test: list[int]
+    shift: str
+
+
+class _Method(pydantic.BaseModel):
+    name: str
+    title: str
+    summary: str
+
+
+class _Manifest(pydantic.BaseModel):
+    dataset: str
+    class_names: list[str]
+    clients: list[_Client] = pydantic.Field(min_length=1)
+    methods: dict[str, _Method] = pydantic.Field(min_length=1)
+
+
+def read(path: Path | str) -> Run:
+    """Read a run folder, whether the run has ended or is still going.
+
+    Raises:
+        InputError: the folder or one of its four files is missing, broken or belongs to another run.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"there is no run folder {path}: give the folder that a run wrote")
+    study = _load(path / "study.yaml", lambda file: yaml.safe_load(file.read_text(encoding="utf-8")))
+    if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
+        what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"
+        raise InputError(f"{path / 'study.yaml'} {what}: {_MEND}")
+    if not isinstance(study["rounds"], int):
+        raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_MEND}")
+    manifest = _load(path / "manifest.json", lambda file: json.loads(file.read_text(encoding="utf-8")))
+    try:
+        checked = _Manifest.model_validate(manifest)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or "content"
+        raise InputError(f"{path / 'manifest.json'}: {where}: {first['msg'].lower()}: {_MEND}") from None
+    for client in checked.clients:
+        if not len(client.train) == len(client.test) == len(checked.class_names):
+            raise InputError(f"{path / 'manifest.json'}: client {client.id} has not one count per class: {_MEND}")
+    records, timings = _table(path / "records.parquet"), _table(path / "timings.parquet")
+    for column, known in (("method", list(checked.methods)), ("client", [c.id for c in checked.clients])):
+        strange = records.loc[~records[column].isin(known), column]
+        if len(strange):
+            what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
+            raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
+    return Run(str(study["name"]), study, manifest, records, timings)
+
+
+_MEND = "restore the file, or run the study again into a new folder"
+
+
+def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
+    if not file.is_file():
+        raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_MEND}")
+    try:
+        return parse(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"{file} cannot be read ({reason}): {_MEND}") from None
+
+
+def _table(file: Path) -> pd.DataFrame:
+    frame: pd.DataFrame = _load(file, pd.read_parquet)
+    columns = _KEYS[file.name]
+    if missing := [c for c in columns if c not in frame.columns]:
+        raise InputError(f"{file} has no column {missing[0]!r}: {_MEND}")
+    try:
+        types = {c: "str" if c in _TEXT else "float64" if c in ("value", "seconds") else "int64" for c in columns}
+        return frame[list(columns)].astype(types)
+    except (ValueError, TypeError):
+        raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_MEND}") from None

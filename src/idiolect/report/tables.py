@@ -1,0 +1,205 @@
+"""One row per method, and the ways to write it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from idiolect.report.reader import Run
+
+
+class Row(NamedTuple):
+    """A method at the last round at which each of its seeds was evaluated.
+
+    K clients. Means over clients are taken within a seed, then averaged over seeds. ``None``: nothing on record.
+    """
+
+    label: str
+    title: str
+    accuracy: float | None
+    """Mean over clients of test accuracy, 0..1."""
+    per_sample: float | None
+    """The same, weighted by the clients' test rows, 0..1."""
+    std: float | None
+    """Standard deviation over clients (divided by K), 0..1."""
+    worst_decile: float | None
+    """Mean accuracy of the worst K // 10 clients, at least one, 0..1."""
+    versus_fedavg: float | None
+    """Accuracy minus that of FedAvg, in points (-100..100)."""
+    bytes_per_round: float | None
+    """Down and up, mean per participating client and round."""
+    seconds: float | None
+    """Wall time, all rounds and seeds together."""
+    rounds: int
+    """The last evaluated round; the earliest of them where seeds differ; 0 without records."""
+    seeds: int
+    """How many seeds have records."""
+    seed_std: float | None
+    """Standard deviation of the accuracy over seeds (divided by seeds - 1), 0..1; None for one seed."""
+
+
+def summary(run: Run) -> list[Row]:
+    """One row per method of the run, in the study's order."""
+    test_rows = {c["id"]: sum(c["test"]) for c in run.manifest["clients"]}
+    ends = {label: run.final[run.final["method"] == label] for label in run.titles}
+    fedavg = run.find("fedavg")
+    base = _accuracy(ends[fedavg]) if fedavg else None
+    wire = run.records[(run.records["moment"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
+    rows = []
+    for label, title in run.titles.items():
+        end, sent = ends[label], wire[wire["method"] == label]
+        seconds = run.timings.loc[run.timings["method"] == label, "seconds"]
+        seeds = [seed for _, seed in end.groupby("seed")]
+        accuracy = _accuracy(end)
+        exchanges = len(sent.drop_duplicates(["seed", "round", "client"]))
+        rows.append(
+            Row(
+                label,
+                title,
+                accuracy,
+                _mean([np.average(s["value"], weights=s["client"].map(test_rows)) for s in seeds]),
+                _mean([s["value"].std(ddof=0) for s in seeds]),
+                _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
+                None if accuracy is None or base is None else 100 * (accuracy - base),
+                float(sent["value"].sum()) / exchanges if exchanges else None,
+                float(seconds.sum()) if len(seconds) else None,
+                min((int(s["round"].iloc[0]) for s in seeds), default=0),
+                len(seeds),
+                float(np.std([s["value"].mean() for s in seeds], ddof=1)) if len(seeds) > 1 else None,
+            )
+        )
+    return rows
+
+
+def _accuracy(end: pd.DataFrame) -> float | None:
+    return _mean([s["value"].mean() for _, s in end.groupby("seed")])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+class Column(NamedTuple):
+    """A column of the table: the field it shows, its header, its text."""
+
+    field: str
+    header: str
+    text: Callable[[Row], str]
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(field: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        value = getattr(row, field)
+        return _number(None if value is None else 100 * value)
+
+    return text
+
+
+def accuracy_text(row: Row) -> str:
+    """Accuracy in per cent, with the standard deviation over seeds.
+
+    >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
+    '50.00 ± 1.23'
+    """
+    spread = "" if row.seed_std is None else f" ± {100 * row.seed_std:.2f}"
+    return "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}{spread}"
+
+
+COLUMNS = (
+    Column("accuracy", "Accuracy %", accuracy_text),
+    Column("per_sample", "Per row %", _percent("per_sample")),
+    Column("std", "Client std", _percent("std")),
+    Column("worst_decile", "Worst tenth", _percent("worst_decile")),
+    Column("versus_fedavg", "vs FedAvg", lambda row: _number(row.versus_fedavg, "+.1f")),
+    Column(
+        "bytes_per_round",
+        "Bytes per round",
+        lambda row: "-" if row.bytes_per_round is None else size(row.bytes_per_round),
+    ),
+    Column("seconds", "Time", lambda row: "-" if row.seconds is None else duration(row.seconds)),
+    Column("rounds", "Rounds", lambda row: str(row.rounds or "-")),
+    Column("seeds", "Seeds", lambda row: str(row.seeds or "-")),
+)
+
+LEGEND = (
+    "Accuracy: mean over clients, ± standard deviation over seeds. Per row: weighted by test rows. Client std: "
+    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients. Bytes per "
+    "round: down and up, per participating client. Time: all rounds and seeds together."
+)
+
+
+def size(count: float) -> str:
+    """A number of bytes, to three digits, in powers of 1000.
+
+    >>> [size(n) for n in (0, 999, 999.7, 236_400, 1_234_567, 999_999)]
+    ['0 B', '999 B', '1 kB', '236 kB', '1.23 MB', '1 MB']
+    """
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 999.5 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.3g} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> [duration(s) for s in (0.42, 48, 1800, 9000)]
+    ['0.4 s', '48 s', '30 min', '2.5 h']
+    """
+    if seconds < 119.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 119.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def finished(rows: Sequence[Row]) -> list[Row]:
+    """The methods that can be compared: those with results of the latest round that any of them reached."""
+    latest = max((r.rounds for r in rows), default=0)
+    return [r for r in rows if r.accuracy is not None and r.rounds == latest]
+
+
+def is_best(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether no method that can be compared has a higher accuracy."""
+    accuracies = [r.accuracy or 0 for r in finished(rows)]
+    return row in finished(rows) and row.accuracy == max(accuracies)
+
+
+def render(rows: Sequence[Row]) -> Table:
+    """The table for a terminal of 80 columns; the best accuracy in bold."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, caption=LEGEND, caption_justify="left")
+    table.add_column("Method", overflow="fold", min_width=8)
+    for column in COLUMNS:
+        table.add_column(column.header.replace(" ", "\n"), justify="right", no_wrap=True)
+    for row in rows:
+        bold = "bold" if is_best(row, rows) else ""
+        cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in COLUMNS]
+        table.add_row(Text(row.title, bold), *cells)
+    return table
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """The rows as a JSON list, with the fields of ``Row``; null where nothing is on record."""
+    return json.dumps([row._asdict() for row in rows], indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table in GitHub's Markdown; the best accuracy in bold."""
+    lines = ["| Method | " + " | ".join(c.header for c in COLUMNS) + " |", "| :-- |" + " --: |" * len(COLUMNS)]
+    for row in rows:
+        cells = [column.text(row) for column in COLUMNS]
+        if is_best(row, rows):
+            cells[0] = f"**{cells[0]}**"
+        title = row.title.replace("\\", "\\\\").replace("|", "\\|")
+        lines.append("| " + " | ".join([title, *cells]) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,164 @@
+"""The page in a real browser, from a file, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from idiolect import report
+
+pytestmark = pytest.mark.browser
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page with what it asked for and complained of."""
+
+    def __init__(self, browser: Browser, file: Path, width: int = 1280, scheme: str = "light") -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("requestfailed", lambda r: self.complaints.append(f"failed: {r.url}"))
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("html[data-drawn]", timeout=30_000)
+
+    def clean(self, file: Path) -> None:
+        assert self.complaints == []
+        assert self.requests == [file.as_uri()]
+
+
+def drawn(page: Page) -> list[tuple[float, float, int]]:
+    """Width and height of each figure's drawing, and how many marks with an extent it holds."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll(".plot")].map((plot) => {
+             const svg = plot.querySelector("svg");
+             if (!svg) return [0, 0, 0];
+             const box = svg.getBoundingClientRect();
+             const marks = [...svg.querySelectorAll(".role-mark path, .role-mark line, .role-mark text")];
+             const seen = marks.filter((m) => { const b = m.getBBox(); return b.width + b.height > 0; });
+             return [box.width, box.height, seen.length];
+           })"""
+    )
+
+
+def overflow(page: Page) -> int:
+    return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn(make, tmp_path, browser, width, scheme):
+    labels = ["local", "fedavg", "fedrep", "fedpac", "pfedfda", "fedcr", "fedlda"]
+    run = make(labels, clients=20, seeds=(0, 1), rounds=6).save(tmp_path / "run")
+    file = report.write([run], tmp_path / "report.html")
+    opened = Opened(browser, file, width, scheme)
+    found = drawn(opened.page)
+    assert len(found) == 8
+    for (wide, high, marks), least in zip(found, [7 * 2, 7 * 20, 2 * 6, 6 * 20, 6 * 20, 100, 20 * 20, 20], strict=True):
+        assert wide > 200
+        assert high > 150
+        assert marks >= least
+    assert overflow(opened.page) <= 0
+    opened.clean(file)
+
+
+def test_a_large_run_stays_inside_its_boxes(make, tmp_path, browser):
+    made = make(clients=45, seeds=(0,), rounds=2, name="a" * 80, classes=100)
+    made.manifest["methods"]["fedpac"]["title"] = "FedPAC with a very long title that nobody would choose"
+    small = make(["fedavg"], clients=2, rounds=1, name="b" * 80).save(tmp_path / "small")
+    file = report.write([made.save(tmp_path / "run"), small], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    for width in (1280, 390):
+        opened.page.set_viewport_size({"width": width, "height": 900})
+        assert overflow(opened.page) <= 0
+        assert all(marks for _, _, marks in drawn(opened.page))
+    opened.clean(file)
+
+
+def test_hardly_any_records(make, tmp_path, browser):
+    made = make(["fedpac", "pfedfda"], clients=1, seeds=(0,), rounds=1)
+    made.drop(lambda r: r[0] == "pfedfda")
+    empty = make()
+    empty.records, empty.timings = [], []
+    file = report.write([made.save(tmp_path / "a"), empty.save(tmp_path / "b")], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    assert all(wide > 100 and high > 20 for wide, high, _ in drawn(opened.page))
+    opened.clean(file)
+
+
+def test_nasty_names_are_shown_as_text(make, tmp_path, browser):
+    nasty = "</script><img src=x onerror=alert(1)>&amp;"
+    made = make(name=nasty)
+    made.manifest["class_names"][0] = nasty
+    made.manifest["methods"]["fedpac"]["title"] = nasty
+    file = report.write([made.save(tmp_path / "run")], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    assert opened.page.locator("h1").inner_text() == nasty
+    assert opened.page.locator("img").count() == 0
+    opened.page.locator("#run1-labels .mark-symbol.role-mark path").first.hover()
+    assert opened.page.locator("#vg-tooltip-element").inner_text().count("test rows") == 1
+    assert opened.page.locator("img").count() == 0
+    opened.clean(file)
+
+
+def column(page: Page, name: str) -> list[str]:
+    """The cells of the first table in the column with this header, as they stand."""
+    at = page.locator("table").first.locator("thead th").all_inner_texts()
+    index = next(i for i, text in enumerate(at) if text.startswith(name))
+    return (
+        page.locator("table")
+        .first.locator("tbody tr")
+        .evaluate_all(f"rows => rows.map(r => r.cells[{index}].innerText)")
+    )
+
+
+def test_sorting(make, tmp_path, browser):
+    made = make(["local", "fedavg", "fedrep", "fedpac"])
+    made.drop(lambda r: r[0] == "fedrep")
+    run = made.save(tmp_path / "run")
+    opened = Opened(browser, report.write([run], tmp_path / "report.html"))
+    page = opened.page
+    values = {r.title: r.accuracy for r in report.summary(report.read(run))}
+    known = sorted((t for t in values if values[t] is not None), key=lambda t: values[t])
+    button = page.get_by_role("button", name="Accuracy %")
+    head = page.locator("th", has=button)
+    button.click()
+    assert column(page, "Method") == [*known[::-1], "FedRep"]
+    assert head.get_attribute("aria-sort") == "descending"
+    button.click()
+    assert column(page, "Method") == [*known, "FedRep"]
+    assert head.get_attribute("aria-sort") == "ascending"
+    page.get_by_role("button", name="Method").press("Enter")
+    assert column(page, "Method") == sorted(values, key=str.lower)
+    assert head.get_attribute("aria-sort") is None
+
+
+def test_figures_follow_the_colour_scheme_and_the_legend(make, tmp_path, browser):
+    file = report.write([make().save(tmp_path / "run")], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    page = opened.page
+    cell = page.locator("#run1-versus-fedavg .mark-rect.role-mark path").first
+    light = cell.get_attribute("fill")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("html[data-drawn=dark]")
+    assert cell.get_attribute("fill") != light
+    faint = "#run1-rounds .mark-symbol.role-mark path[opacity='0.12']"
+    assert page.locator(faint).count() == 0
+    page.locator("#run1-rounds .role-legend-label text").first.click(force=True)
+    page.wait_for_selector(faint, state="attached")
+    assert page.locator(faint).count() == 3 * 2
+    opened.clean(file)

@@ -1,0 +1,181 @@
+"""The values inside the specifications, against plain loops over the made-up records."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from idiolect import report
+from idiolect.report.figures import PALETTE, figures, palette
+
+
+def drawn(made, folder):
+    run = report.read(made.save(folder))
+    found, notes = figures(run, palette([run]))
+    return {f.name: f for f in found}, notes
+
+
+def values(figure):
+    return figure.spec["data"]["values"]
+
+
+def finals(made):
+    """{label: {client: mean over seeds of the accuracy at the last round, in per cent}} where nothing stopped early."""
+    last = made.study["rounds"]
+    found = defaultdict(lambda: defaultdict(list))
+    for label, _, r, client, moment, metric, value in made.records:
+        if (r, moment, metric) == (last, "adapted", "accuracy"):
+            found[label][client].append(100 * value)
+    return {label: {c: sum(v) / len(v) for c, v in by.items()} for label, by in found.items()}
+
+
+def test_all_figures_of_a_full_run(make, tmp_path):
+    found, notes = drawn(make(), tmp_path / "run")
+    names = ["rounds", "spread", "cost", "versus-fedavg", "versus-local", "labels", "combination-2", "beta-3"]
+    assert list(found) == names
+    assert notes == []
+
+
+def test_rounds_have_mean_and_range_over_seeds(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0, 1, 2))
+    found, _ = drawn(made, tmp_path / "run")
+    per = defaultdict(lambda: defaultdict(list))
+    for label, seed, r, _, _, metric, value in made.records:
+        if metric == "accuracy":
+            per[label, r][seed].append(100 * value)
+    points = {(v["method"], v["round"]): v for v in values(found["rounds"])}
+    assert len(points) == len(per)
+    for (label, r), seeds in per.items():
+        means = [sum(v) / len(v) for v in seeds.values()]
+        point = points[made.manifest["methods"][label]["title"], r]
+        want = {"accuracy": sum(means) / 3, "low": min(means), "high": max(means), "seeds": 3}
+        assert {k: point[k] for k in want} == pytest.approx(want, abs=0.006)
+    assert any(layer["mark"] == "area" for layer in found["rounds"].spec["layer"])
+
+
+def test_one_seed_has_no_band(make, tmp_path):
+    found, _ = drawn(make(seeds=(0,)), tmp_path / "run")
+    assert len(found["rounds"].spec["layer"]) == 2
+    assert "band" not in found["rounds"].caption
+
+
+def test_who_gains(make, tmp_path):
+    made = make(clients=9)
+    found, _ = drawn(made, tmp_path / "run")
+    end = finals(made)
+    for name, base in (("versus-fedavg", "fedavg"), ("versus-local", "local")):
+        want = {}
+        for label in made.labels:
+            if label != base:
+                title = made.manifest["methods"][label]["title"]
+                want |= {(title, c): end[label][c] - end[base][c] for c in end[label]}
+        got = {(v["method"], int(v["client"].split()[0])): v["points"] for v in values(found[name])}
+        assert got == pytest.approx(want, abs=0.006)
+        for fact in found[name].facts:
+            title, better, of = re.fullmatch(r"(\w+): better for (\d+) of (\d+) clients", fact).groups()
+            assert (int(better), int(of)) == (sum(d > 0 for (t, _), d in want.items() if t == title), 9)
+
+
+def test_equal_clients_are_counted_apart(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0,), clients=4)
+    made.records = [
+        (*r[:6], 0.5 + 0.1 * (r[0] == "fedpac") * (r[3] - 1)) if r[5] == "accuracy" else r for r in made.records
+    ]
+    found, _ = drawn(made, tmp_path / "run")
+    assert found["versus-fedavg"].facts == ["FedPAC: better for 2 of 4 clients, equal for 1"]
+
+
+def test_label_map_counts_and_shifts(make, tmp_path):
+    made = make()
+    found, _ = drawn(made, tmp_path / "run")
+    got = {(v["client"], v["class"]): (v["rows"], v["test rows"], v["kind"]) for v in values(found["labels"])}
+    want = {}
+    for c in made.manifest["clients"]:
+        name = f"{c['id']} · rotation 90" if c["shift"] else str(c["id"])
+        for k, rows in enumerate(c["train"]):
+            if rows:
+                want[name, f"class {k}"] = (rows, c["test"][k], "shifted" if c["shift"] else "not shifted")
+    assert got == want
+
+
+def test_combination_weights_of_the_last_evaluation(make, tmp_path):
+    made = make(clients=12)
+    found, _ = drawn(made, tmp_path / "run")
+    want = defaultdict(list)
+    for _, _, r, client, moment, metric, value in made.records:
+        if moment == "server" and r == 7:
+            want[client, int(metric[len("combination[") : -1])].append(value)
+    got = {(int(v["client"].split()[0]), int(v["giver"])): v["weight"] for v in values(found["combination-2"])}
+    assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-5)
+
+
+def test_beta_of_each_clients_last_round(make, tmp_path):
+    made = make(seeds=(0, 1))
+    made.drop(lambda r: r[5] == "beta" and r[3] == 1 and r[2] > 4)
+    found, _ = drawn(made, tmp_path / "run")
+    want = defaultdict(list)
+    for _, _, r, client, _, metric, value in made.records:
+        if metric == "beta" and r == (4 if client == 1 else 7):
+            want[client].append(value)
+    got = {int(v["client"].split()[0]): v["beta"] for v in values(found["beta-3"])}
+    assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-4)
+
+
+def test_cost_agrees_with_the_table_and_labels_stand_apart(make, tmp_path):
+    made = make(["fedavg", "fedrep", "fedpac"])
+    made.records = [(*r[:6], 0.5) if r[5] == "accuracy" else r for r in made.records]
+    found, _ = drawn(made, tmp_path / "run")
+    rows = values(found["cost"])
+    assert [(v["method"], v["amount"], v["accuracy"]) for v in rows] == [
+        ("FedAvg", 236.0, 50.0),
+        ("FedRep", 236.0, 50.0),
+        ("FedPAC", 243.8, 50.0),
+    ]
+    assert len({v["label"] for v in rows}) == 3
+
+
+def test_what_is_missing_is_said_once(make, tmp_path):
+    made = make(["fedpac", "pfedfda"])
+    made.drop(lambda r: r[4] in ("server", "wire") or r[5] == "beta")
+    found, notes = drawn(made, tmp_path / "run")
+    assert list(found) == ["rounds", "spread", "labels"]
+    assert len(notes) == 5
+    for word in ("traffic", "FedAvg", "training alone", "combination", "beta"):
+        assert sum(word in note for note in notes) == 1
+
+
+def test_what_nobody_misses_is_not_mentioned(make, tmp_path):
+    found, notes = drawn(make(["local", "fedavg"]), tmp_path / "run")
+    assert not any(name.startswith(("beta", "combination")) for name in found)
+    assert notes == []
+
+
+def test_nothing_on_record_yet(make, tmp_path):
+    made = make()
+    made.records, made.timings = [], []
+    found, notes = drawn(made, tmp_path / "run")
+    assert list(found) == ["labels"]
+    assert any("No accuracy" in note for note in notes)
+
+
+def test_a_method_keeps_its_colour_over_figures_and_runs(make, tmp_path):
+    runs = [
+        report.read(make(labels, name=labels[0]).save(tmp_path / labels[0]))
+        for labels in (["local", "fedavg"], ["fedpac", "fedavg", "pfedfda"])
+    ]
+    colours = palette(runs)
+    assert list(colours) == ["local", "fedavg", "fedpac", "pfedfda"]
+    assert len(set(colours.values())) == 4
+    for run in runs:
+        for figure in figures(run, colours)[0]:
+            for layer in figure.spec.get("layer", []):
+                colour = layer["encoding"].get("color", {})
+                if colour.get("field") == "method":
+                    want = {title: colours[label] for label, title in run.titles.items()}
+                    assert dict(zip(colour["scale"]["domain"], colour["scale"]["range"], strict=True)) == want
+
+
+def test_palette_is_long_enough_for_twelve_methods():
+    assert len(set(PALETTE)) == len(PALETTE) == 12

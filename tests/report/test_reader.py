@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from idiolect import report
+from idiolect.errors import InputError
+
+
+def test_reads_what_was_written(make, tmp_path):
+    made = make()
+    run = report.read(made.save(tmp_path / "run"))
+    assert run.name == "demo"
+    assert run.study == made.study
+    assert run.manifest == made.manifest
+    assert len(run.records) == len(made.records)
+    assert len(run.timings) == len(made.timings)
+
+
+def test_last_round_is_per_method_and_seed(make, tmp_path):
+    made = make()
+    made.drop(lambda r: r[:2] == ("fedpac", 1) and r[2] > 5)
+    final = report.read(made.save(tmp_path / "run")).final
+    ends = {(m, s): set(f["round"]) for (m, s), f in final.groupby(["method", "seed"])}
+    assert ends == {(m, s): {5 if (m, s) == ("fedpac", 1) else 7} for m in made.labels for s in (0, 1)}
+
+
+def test_two_methods_of_one_title_are_told_apart(make, tmp_path):
+    made = make(["fedavg", "fedpac", "fedrep"])
+    made.manifest["methods"]["fedrep"]["title"] = "FedPAC"
+    run = report.read(made.save(tmp_path / "run"))
+    assert run.titles == {"fedavg": "FedAvg", "fedpac": "FedPAC (fedpac)", "fedrep": "FedPAC (fedrep)"}
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "manifest.json", "records.parquet", "timings.parquet"])
+@pytest.mark.parametrize("harm", ["missing", "broken", "empty"])
+def test_a_harmed_file_is_named(make, tmp_path, name, harm):
+    folder = make().save(tmp_path / "run")
+    file = folder / name
+    if harm == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"\xff{:[\x00" if harm == "broken" else b"")
+    with pytest.raises(InputError) as caught:
+        report.read(folder)
+    message = str(caught.value)
+    assert name in message
+    assert "run the study again" in message
+    assert "\n" not in message
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(InputError, match=r"no run folder .*nowhere: give the folder"):
+        report.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.study.pop("partition"), "study.yaml has no 'partition'"),
+        (lambda m: m.study.update(rounds="many"), "study.yaml has rounds: 'many'"),
+        (lambda m: m.manifest.pop("methods"), "manifest.json: methods"),
+        (lambda m: m.manifest.update(clients=[]), "manifest.json: clients"),
+        (lambda m: m.manifest["clients"][2]["test"].pop(), "manifest.json: client 2 has not one count per class"),
+        (lambda m: m.manifest["methods"].pop("fedpac"), "speaks of method fedpac"),
+        (lambda m: m.manifest["clients"].pop(), "speaks of client 5"),
+    ],
+)
+def test_files_that_do_not_fit(make, tmp_path, change, message):
+    made = make()
+    change(made)
+    with pytest.raises(InputError, match=message):
+        report.read(made.save(tmp_path / "run"))
+
+
+def test_a_manifest_that_is_a_list(make, tmp_path):
+    folder = make().save(tmp_path / "run")
+    (folder / "manifest.json").write_text(json.dumps([1]))
+    with pytest.raises(InputError, match=r"manifest\.json: content"):
+        report.read(folder)
+
+
+def test_records_without_a_column_or_of_another_type(make, tmp_path):
+    folder = make().save(tmp_path / "run")
+    records = pd.read_parquet(folder / "records.parquet")
+    records.drop(columns="metric").to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="no column 'metric'"):
+        report.read(folder)
+    records.assign(value="high").to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="column of the wrong type"):
+        report.read(folder)

@@ -1,0 +1,178 @@
+"""The oracle is a plain loop over the made-up records; no pandas."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from idiolect import report
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def expected(made, label):
+    """Every number of a row, from the records as a list of tuples."""
+    tests = {c["id"]: sum(c["test"]) for c in made.manifest["clients"]}
+    by_seed = {}
+    for method, seed, r, client, moment, metric, value in made.records:
+        if (method, moment, metric) == (label, "adapted", "accuracy") and not math.isnan(value) and tests[client]:
+            by_seed.setdefault(seed, {}).setdefault(r, {})[client] = value
+    ends = {seed: rounds[max(rounds)] for seed, rounds in by_seed.items()}
+    wire = [r for r in made.records if r[0] == label and r[4] == "wire"]
+    accuracies = [mean(e.values()) for e in ends.values()]
+    middle = mean(accuracies) if accuracies else None
+
+    def worst(end):
+        return mean(sorted(end.values())[: max(1, len(end) // 10)])
+
+    def spread(end):
+        centre = mean(end.values())
+        return math.sqrt(mean((v - centre) ** 2 for v in end.values()))
+
+    def weighted(end):
+        return sum(v * tests[c] for c, v in end.items()) / sum(tests[c] for c in end)
+
+    return {
+        "accuracy": middle,
+        "per_sample": mean(map(weighted, ends.values())) if ends else None,
+        "std": mean(map(spread, ends.values())) if ends else None,
+        "worst_decile": mean(map(worst, ends.values())) if ends else None,
+        "bytes_per_round": sum(r[6] for r in wire) / len({r[1:4] for r in wire}) if wire else None,
+        "seconds": sum(t[3] for t in made.timings if t[0] == label) or None,
+        "rounds": min((max(rounds) for rounds in by_seed.values()), default=0),
+        "seeds": len(ends),
+        "seed_std": math.sqrt(sum((a - middle) ** 2 for a in accuracies) / (len(ends) - 1)) if len(ends) > 1 else None,
+    }
+
+
+def check(made, folder):
+    rows = report.summary(report.read(made.save(folder)))
+    assert [row.label for row in rows] == made.labels
+    base = expected(made, "fedavg")["accuracy"] if "fedavg" in made.labels else None
+    for row in rows:
+        want = expected(made, row.label)
+        known = base is not None and want["accuracy"] is not None
+        want["versus_fedavg"] = 100 * (want["accuracy"] - base) if known else None
+        for name, value in want.items():
+            got = getattr(row, name)
+            assert got == (value if value is None else pytest.approx(value, rel=1e-12, abs=1e-12)), (row.label, name)
+    return rows
+
+
+@pytest.mark.parametrize("clients", [1, 6, 25])
+@pytest.mark.parametrize("seeds", [(0,), (3, 5, 8)])
+def test_summary(make, tmp_path, clients, seeds):
+    check(make(clients=clients, seeds=seeds, rounds=6), tmp_path / "run")
+
+
+def test_without_fedavg(make, tmp_path):
+    rows = check(make(["local", "fedpac"]), tmp_path / "run")
+    assert {row.versus_fedavg for row in rows} == {None}
+
+
+def test_a_method_that_stopped_early_and_one_without_records(make, tmp_path):
+    made = make(["fedavg", "fedpac", "pfedfda"], rounds=12)
+    made.drop(lambda r: r[0] == "pfedfda" or (r[0] == "fedpac" and r[1] == 1 and r[2] > 5))
+    made.timings = [t for t in made.timings if t[0] != "pfedfda"]
+    rows = check(made, tmp_path / "run")
+    assert [row.rounds for row in rows] == [12, 5, 0]
+
+
+def test_partial_participation_and_unequal_seeds(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0, 1))
+    made.drop(lambda r: r[4] == "wire" and (r[2] + r[3]) % 3 == 0)
+    made.drop(lambda r: r[0] == "fedpac" and r[1] == 1)
+    check(made, tmp_path / "run")
+
+
+def test_a_client_without_test_rows_is_in_no_mean(make, tmp_path):
+    made = make(["fedavg", "fedpac"])
+    made.manifest["clients"][2]["test"] = [0] * 10
+    made.records = [(*r[:6], math.nan if r[3] == 2 and r[4] == "adapted" else r[6]) for r in made.records]
+    check(made, tmp_path / "run")
+
+
+def test_fedavg_is_found_under_a_label_with_options(make, tmp_path):
+    made = make(["fedavg", "fedpac"])
+    made.records = [("fedavg:momentum=0", *r[1:]) if r[0] == "fedavg" else r for r in made.records]
+    methods = made.manifest["methods"]
+    made.manifest["methods"] = {"fedavg:momentum=0": methods["fedavg"], "fedpac": methods["fedpac"]}
+    rows = report.summary(report.read(made.save(tmp_path / "run")))
+    assert rows[0].versus_fedavg == 0
+    assert rows[1].versus_fedavg == pytest.approx(100 * (rows[1].accuracy - rows[0].accuracy))
+
+
+def test_nothing_on_record_yet(make, tmp_path):
+    made = make()
+    made.records, made.timings = [], []
+    rows = check(made, tmp_path / "run")
+    for text in (report.as_json(rows), report.as_markdown(rows), shown(rows)):
+        assert "nan" not in text.lower()
+
+
+def shown(rows, **options):
+    console = Console(width=80, force_terminal=bool(options), color_system=None, record=False)
+    with console.capture() as capture:
+        console.print(report.render(rows))
+    return capture.get()
+
+
+ROW = report.Row("a", "A", 0.5, 0.4, 0.1, 0.2, 1.25, 236_400.0, 90.0, 100, 3, 0.0123)
+
+
+def test_render_fits_80_columns_with_every_number_whole(make, tmp_path):
+    wide = ROW._replace(
+        title="pFedFDA (pfedfda:separate=true)",
+        accuracy=1.0,
+        per_sample=1.0,
+        worst_decile=1.0,
+        versus_fedavg=-100.0,
+        seconds=7000.0,
+        rounds=1000,
+    )
+    text = shown([ROW, wide])
+    assert max(map(len, text.splitlines())) <= 80
+    for piece in ("50.00 ± 1.23", "100.00 ± 1.23", "-100.0", "236 kB", "117 min", "1000", "+1.2", "pFedFDA"):
+        assert piece in text
+    assert "…" not in text
+
+
+def test_render_aligns_right_and_marks_the_best():
+    rows = [
+        ROW,
+        ROW._replace(label="b", title="B", accuracy=0.7, seed_std=None),
+        ROW._replace(title="C", accuracy=None),
+    ]
+    table = report.render(rows)
+    assert [c.justify for c in table.columns[1:]] == ["right"] * (len(table.columns) - 1)
+    cells = list(table.columns[1].cells)
+    assert [str(c) for c in cells] == ["50.00 ± 1.23", "70.00", "-"]
+    assert [str(c.style) for c in cells] == ["", "bold", ""]
+
+
+def test_a_title_is_no_markup():
+    assert "[red]x[/]" in shown([ROW._replace(title="[red]x[/]")])
+
+
+def test_as_json_keeps_every_field():
+    assert json.loads(report.as_json([ROW])) == [ROW._asdict()]
+
+
+def test_as_markdown():
+    lines = report.as_markdown([ROW._replace(title="A|B"), ROW._replace(accuracy=0.7)]).splitlines()
+    assert lines[2].startswith("| A\\|B | 50.00 ± 1.23 | 40.0 | 10.0 | 20.0 | +1.2 | 236 kB | 90 s | 100 | 3 |")
+    assert "| **70.00 ± 1.23** |" in lines[3]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
+
+
+def test_a_method_that_stopped_early_is_not_the_best():
+    rows = [ROW, ROW._replace(title="B", accuracy=0.9, rounds=20)]
+    assert "**" not in report.as_markdown(rows).splitlines()[3]
+    assert "**50.00 ± 1.23**" in report.as_markdown(rows).splitlines()[2]
+    assert [str(c.style) for c in report.render(rows).columns[1].cells] == ["bold", ""]
