@@ -1,0 +1,121 @@
+"""FedAvg rounds through the processes engine against the same number of steps in a bare PyTorch loop, in one run.
+
+20 clients of 600 rows, batch 50, 5 epochs. The bare loop is what one would write by hand without a federation:
+channels-last, torch.optim.SGD(fused=True), as many processes of one thread each. The two take turns, so that a noisy
+machine hits both.
+
+    python benchmarks/engine.py [--models fmnist_cnn,cifar_cnn] [--repeats 5] [--workers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from idiolect import methods, models
+from idiolect.data import FederatedData
+from idiolect.engines import Job, Processes, State, fit
+from idiolect.engines.processes import cores
+from idiolect.method import SGD, Task, Training
+
+CLIENTS, ROWS, BATCH, EPOCHS, CLASSES = 20, 600, 50, 5, 10
+STEPS = CLIENTS * (ROWS // BATCH) * EPOCHS
+SHAPES = {"fmnist_cnn": (1, 28, 28), "cifar_cnn": (3, 32, 32)}
+
+
+def federation(shape: tuple[int, ...]) -> FederatedData:
+    """Random images: speed does not see what is on them."""
+    rows = CLIENTS * (ROWS + 1)
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.arange(rows).view(CLIENTS, ROWS + 1)
+    return FederatedData(
+        name="random", x_R=torch.randint(256, (rows, *shape), dtype=torch.uint8, generator=draw),
+        y_R=torch.randint(CLASSES, (rows,), generator=draw), train=tuple(n[:-1].clone() for n in numbers),
+        test=tuple(n[-1:].clone() for n in numbers), classes=CLASSES, class_names=tuple("0123456789"),
+        mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("",) * CLIENTS,
+    )  # fmt: skip
+
+
+def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turns: int, seconds: Any) -> None:
+    """One process of the bare loop: its share of the clients, once per turn."""
+    torch.set_num_threads(1)
+    body, head = models.NETWORKS[name](shape, CLASSES)
+    network = nn.Sequential(body, head).to(memory_format=torch.channels_last)
+    x = torch.randint(256, (ROWS, *shape), dtype=torch.uint8)
+    y = torch.randint(CLASSES, (ROWS,))
+    for _ in range(turns):
+        barrier.wait()
+        start = time.perf_counter()
+        for _ in range(clients):
+            optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4, fused=True)
+            for _ in range(EPOCHS):
+                order = torch.randperm(ROWS)
+                for at in order.split(BATCH):
+                    batch = x[at].float().contiguous(memory_format=torch.channels_last).mul_(1 / 76.5).sub_(1.67)
+                    loss = cross_entropy(network(batch), y[at])
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+        barrier.wait()
+        seconds.put(time.perf_counter() - start)
+
+
+def measure(name: str, repeats: int, workers: int) -> None:
+    """Print both speeds and their ratio."""
+    shape = SHAPES[name]
+    data = federation(shape)
+    network = models.build(name, shape, CLASSES)
+    task = Task(network, CLASSES, CLIENTS, Training(EPOCHS, BATCH, SGD()), data.mean, data.std)
+    job = Job("fedavg", partial(methods.build, "fedavg", {}, task), data, 0)
+
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(workers + 1), context.Queue()
+    shares = [CLIENTS // workers + (k < CLIENTS % workers) for k in range(workers)]
+    loops = [context.Process(target=bare, args=(name, shape, s, barrier, repeats, queue)) for s in shares]
+    for loop in loops:
+        loop.start()
+    ours, theirs, clock = [], [], [0.0]
+
+    def turn(state: State, _: Any) -> None:
+        ours.append(STEPS / (time.perf_counter() - clock[0]))
+        if state.round <= repeats:
+            barrier.wait()
+            barrier.wait()
+            theirs.append(STEPS / max(queue.get() for _ in range(workers)))
+        clock[0] = time.perf_counter()
+
+    with Processes(workers) as engine:  # the last round is evaluated, the first warms up: neither counts
+        fit(job, engine, rounds=repeats + 2, evaluate_every=10**6, on_round=turn)
+    ours, theirs = ours[1:-1], theirs[:repeats]
+    for loop in loops:
+        loop.join()
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    print(
+        f"{name}: engine {statistics.median(ours):.0f}, bare loop {statistics.median(theirs):.0f} client-steps/s, "
+        f"ratio {statistics.median(ratios):.3f} (median of {repeats}; {ratios[0]:.3f} to {ratios[-1]:.3f}), {workers}
+        processes"
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SHAPES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=cores())
+    arguments = parser.parse_args()
+    for name in arguments.models.split(","):
+        measure(name, arguments.repeats, arguments.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The only round loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+import torch
+
+from idiolect import keys, tree
+from idiolect.engines.site import Job, Measured, Stage, Trained
+from idiolect.errors import RunError
+from idiolect.method import Down, Info, Method
+from idiolect.tree import Tree
+
+
+class Engine(Protocol):
+    """Runs a stage for some clients. Engines know no method."""
+
+    def __enter__(self) -> Self:
+        """Take what the engine needs."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give it back."""
+
+    def open(self, job: Job) -> None:
+        """Take up a job; ``map`` works on the one opened last."""
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Callable[[], bool]
+    ) -> list[Trained | Measured]:
+        """One stage for some clients, in the order of ``ids``."""
+
+
+class State(NamedTuple):
+    """All that a run continues from."""
+
+    server: Tree
+    clients: list[Tree]
+    round: int
+    """Rounds done."""
+
+
+class Record(NamedTuple):
+    """One measured number of one client in one round."""
+
+    round: int
+    client: int
+    moment: str
+    """``adapted``: the personal model on test rows; ``local``, ``server``: what client and server report; ``wire``: bytes."""
+    metric: str
+    value: float
+
+
+def begin(method: Method, clients: int, seed: int) -> State:
+    """The state before the first round."""
+    key = keys.key(seed, "enrol")
+    return State(method.init(keys.key(seed, "init")), [method.enrol(key) for _ in range(clients)], 0)
+
+
+def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
+    """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one."""
+    count = max(1, int(participation * clients + 0.5))
+    return sorted(keys.generator(seed, round, "participation").choice(clients, count, replace=False).tolist())
+
+
+
+def fit(
+    job: Job,
+    engine: Engine,
+    *,
+    rounds: int,
+    participation: float = 1.0,
+    evaluate_every: int = 1,
+    state: State | None = None,
+    on_round: Callable[[State, list[Record]], None] = lambda state, records: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> State:
+    """Run a job to round ``rounds``, from the start or from a state.
+
+    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their numbers. At evaluation rounds and after
+    the last, every client's personal model (``adapt``, then ``predict``) is measured on its test rows; what ``adapt`` made is
+    not kept.
+
+    Args:
+        job: method, data, seed.
+        engine: runs the clients.
+        rounds: in total, those of ``state`` included.
+        participation: share of the clients that take part in a round.
+        evaluate_every: rounds between evaluations.
+        state: where to continue.
+        on_round: called after each round with the new state and the round's records.
+        stop: asked between clients; True ends the run at the last whole round.
+
+    Raises:
+        RunError: a client or the server failed or diverged.
+        Interrupted: ``stop`` said so.
+    """
+    method = job.build()
+    state = state or begin(method, job.data.clients, job.seed)
+    engine.open(job)
+    everyone = list(range(job.data.clients))
+    for number in range(state.round + 1, rounds + 1):
+        ids = participants(job.seed, number, len(everyone), participation)
+        down = method.send(state.server, torch.tensor(ids))
+        results = engine.map("local", number, ids, down, [state.clients[i] for i in ids], stop)
+        trained = [r for r in results if isinstance(r, Trained)]
+        up = tree.stack([t.up for t in trained])
+        server, info = _aggregate(job, method, state.server, up, ids, number)
+        clients = list(state.clients)
+        for i, t in zip(ids, trained, strict=True):
+            clients[i] = t.client
+        state = State(server, clients, number)
+
+        evaluating = number % evaluate_every == 0 or number == rounds
+        records = _reported(number, ids, [t.info for t in trained])
+        records += _wired(number, ids, down, up)
+        if evaluating:
+            records += _from_server(number, ids, info)
+            down = method.send(server, torch.tensor(everyone))
+            for i, m in zip(everyone, engine.map("evaluate", number, everyone, down, clients, stop), strict=True):
+                assert isinstance(m, Measured)
+                records += [Record(number, i, "adapted", metric, value) for metric, value in m._asdict().items()]
+        on_round(state, records)
+    return state
+
+
+def _aggregate(job: Job, method: Method, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
+    where = f"{job.name}: server, round {number}, aggregate"
+    try:
+        server, info = method.aggregate(server, up, torch.tensor(ids))
+    except Exception as error:  # noqa: BLE001  whatever a method raises, the message says whose it was
+        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+    if (path := tree.not_finite(server)) is not None:
+        raise RunError(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
+    return tree.copy(server), info
+
+
+def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Record]:
+    return [
+        Record(number, i, "local", name, float(value)) for i, info in zip(ids, infos, strict=True) for name, value in info.items()
+    ]
+
+
+def _wired(number: int, ids: Sequence[int], down: Down, up: Tree) -> list[Record]:
+    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // len(ids)
+    received = tree.nbytes(up) // len(ids)
+    pairs = (("bytes_down", sent), ("bytes_up", received))
+    return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
+
+
+def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
+    """A value per participant, or a row per participant with one column for each (``name[client]``)."""
+    records = []
+    for name, value in info.items():
+        for i, row in zip(ids, value.tolist(), strict=True):
+            columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
+            records += [Record(number, i, "server", name if j is None else f"{name}[{j}]", float(v)) for j, v in columns]
+    return records

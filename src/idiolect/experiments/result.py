@@ -1,0 +1,37 @@
+"""What a run measured: from its folder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from idiolect import report
+from idiolect.experiments.study import Study
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run."""
+
+    folder: Path
+    study: Study
+
+    @property
+    def records(self) -> Any:
+        """Every number of the run, long format, as a pandas DataFrame."""
+        return report.read(self.folder).records
+
+    def rows(self) -> list[report.Row]:
+        """The table's rows, one per method, as numbers."""
+        return report.summary(report.read(self.folder))
+
+    def table(self) -> Table:
+        """The table as a terminal shows it."""
+        return report.render(self.rows())
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page (``report.html`` in the run's folder unless told otherwise) and return where it is."""
+        return report.write([self.folder], Path(out) if out else self.folder / "report.html")

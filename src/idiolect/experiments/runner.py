@@ -1,0 +1,133 @@
+"""Running a study: every method with every seed, checkpointed, in one folder."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+
+from idiolect import data, engines, methods
+from idiolect.engines import Engine, Job, Record, State, begin, fit
+from idiolect.errors import IdiolectError, InputError
+from idiolect.experiments.progress import Silent, Watcher
+from idiolect.experiments.result import Result
+from idiolect.experiments.store import Cell, Store
+from idiolect.experiments.study import Study
+
+
+def run(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    engine: str = "auto",
+    workers: int | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Run a study, or the rest of it, and return what it measured.
+
+    Args:
+        study: what to run.
+        out: folder of the run; None takes the first free one of ``runs/NAME``, ``runs/NAME-2``, ...
+        engine: ``auto``, ``sequential`` or ``processes``; no choice changes a number.
+        workers: worker processes; None takes one per core.
+        resume: continue what ``out`` holds (or start, where it holds nothing).
+        watcher: is told of progress.
+
+    Raises:
+        InputError: a setting, the data or the folder do not allow the run; nothing is written.
+        RunError: a client failed or diverged, or the disk is full; the last whole round is on disk.
+        Interrupted: SIGINT or SIGTERM came; the last whole round is on disk.
+    """
+    worker = engines.engine(engine, workers)
+    if resume and out is None:
+        raise InputError("resume needs the folder to continue: give --out")
+    federation = study.federation()
+    jobs = study.jobs(federation)
+    for _, job in jobs:
+        job.build()
+    about = {u.label: {"name": u.name, "title": _title(u.name, u.label), "summary": methods.get(u.name).summary} for u in study.methods}
+    manifest = data.manifest(federation) | {"methods": about}
+    store = Store(Path(out) if out is not None else _free(study.name), study, manifest, resume=resume)
+    watcher = watcher or Silent()
+    try:
+        with _signals() as stopped, watcher, worker:
+            done = dict.fromkeys(about, 0)
+            for u, job in jobs:
+                cell = store.cell(u.label, job.seed)
+                state = cell.load(begin(job.build(), federation.clients, job.seed))
+                watcher.start(u.label, study.rounds * len(study.seeds), done[u.label] + state.round)
+                if state.round < study.rounds:
+                    _fit(study, job, worker, cell, state, watcher, stopped)
+                done[u.label] += study.rounds
+    except IdiolectError:
+        with suppress(IdiolectError):
+            store.merge()
+        raise
+    store.merge()
+    result = Result(store.folder, study)
+    result.report()
+    return result
+
+
+def _fit(
+    study: Study, job: Job, engine: Engine, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]
+) -> None:
+    clock, latest, saved = time.monotonic(), state, state.round
+
+    def on_round(state: State, records: list[Record]) -> None:
+        nonlocal clock, latest, saved
+        now = time.monotonic()
+        cell.add(records, now - clock)
+        clock, latest = now, state
+        if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
+            cell.save(state)
+            saved = state.round
+        right = [r.value for r in records if (r.moment, r.metric) == ("adapted", "accuracy")]
+        watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
+
+    try:
+        fit(
+            job, engine, rounds=study.rounds, participation=study.participation, evaluate_every=study.evaluation,
+            state=state, on_round=on_round, stop=stop,
+        )  # fmt: skip
+    except IdiolectError:
+        if latest.round > saved:
+            cell.save(latest)
+        raise
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT or SIGTERM has come; a second SIGINT stops at once."""
+    came = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came.is_set():
+            raise KeyboardInterrupt
+        came.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came.is_set
+        return
+    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came.is_set
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+def _free(name: str) -> Path:
+    folders = (Path("runs", name if k == 1 else f"{name}-{k}") for k in count(1))
+    return next(f for f in folders if not f.exists())
+
+
+def _title(name: str, label: str) -> str:
+    title = methods.get(name).title
+    return title if label == name else title + label.removeprefix(name).replace(":", ", ", 1)

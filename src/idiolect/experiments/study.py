@@ -1,0 +1,217 @@
+"""A study: what is compared on what, as one frozen, checked object."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from idiolect import data, methods, models
+from idiolect.data import PARTITIONS, SHIFTS, FederatedData
+from idiolect.engines import Job
+from idiolect.errors import InputError, nearest
+from idiolect.method import SGD, Task, Training
+from idiolect.spec import Spec, check, lower
+
+if TYPE_CHECKING:
+    from idiolect.experiments.result import Result
+
+T = TypeVar("T")
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00]+$")]
+
+
+class Use(BaseModel):
+    """One method of a study, with all its options. ``label`` tells two uses of one method apart."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    label: Name
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = Spec.parse(value)
+        if isinstance(value, Spec):
+            value = {"label": str(value), "name": value.name, "options": value.options}
+        if isinstance(value, Mapping) and "name" in value:
+            options = methods.settle(str(value["name"]), value.get("options") or {})
+            value = {"label": value["name"]} | dict(value) | {"options": options}
+        return value
+
+
+def use(name: str, *, label: str | None = None, **options: Any) -> Use:
+    """A method with options, for ``Study(methods=[...])``.
+
+    >>> use("fedpac", alignment=0.5).options["alignment"]
+    0.5
+    """
+    return Use.model_validate({"label": label or str(Spec(name=name, options=options)), "name": name, "options": options})
+
+
+class Study(BaseModel):
+    """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine.
+
+    Raises:
+        InputError: a setting is unknown, misspelt or out of range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: Name = "study"
+    dataset: str = "digits"
+    data_dir: str | None = None
+    partition: Spec = Spec(name="dirichlet", options={"alpha": 0.3})
+    shifts: tuple[Spec, ...] = ()
+    model: str = "auto"
+    methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)  # type: ignore[assignment]
+    clients: PositiveInt = 20
+    rounds: PositiveInt = 30
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    local_epochs: PositiveInt = 5
+    batch_size: PositiveInt = 50
+    lr: PositiveFloat = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    weight_decay: NonNegativeFloat = 5e-4
+    seeds: tuple[NonNegativeInt, ...] = Field(default=(0,), min_length=1)
+    data_seed: NonNegativeInt = 0
+    evaluate_every: PositiveInt | None = None
+    checkpoint_every: PositiveInt = 5
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except pydantic.ValidationError as error:
+            raise InputError(_sentence(error)) from None
+
+    @pydantic.field_validator("dataset")
+    @classmethod
+    def _dataset(cls, name: str) -> str:
+        return _known("dataset", name, data.names())
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _model(cls, name: str) -> str:
+        return _known("model", name, ["auto", *models.names()])
+
+    @pydantic.field_validator("partition")
+    @classmethod
+    def _partition(cls, spec: Spec) -> Spec:
+        return _checked("partition", spec, PARTITIONS)
+
+    @pydantic.field_validator("shifts")
+    @classmethod
+    def _shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        return tuple(_checked("shift", s, SHIFTS, common={"clients"}) for s in specs)
+
+    @pydantic.field_validator("methods")
+    @classmethod
+    def _labels(cls, uses: tuple[Use, ...]) -> tuple[Use, ...]:
+        return _different("method", uses, [u.label for u in uses])
+
+    @pydantic.field_validator("seeds")
+    @classmethod
+    def _seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _different("seed", seeds, seeds)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """A study from a YAML file.
+
+        Raises:
+            InputError: no such file, not YAML, or a setting is wrong.
+        """
+        try:
+            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read study {path}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
+            raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
+        try:
+            return cls(**settings)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def to_yaml(self) -> str:
+        """The whole study, defaults included, as ``read`` takes it."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def hash(self) -> str:
+        """Twelve digits that name what is computed: all settings but the study's name and where the data lie."""
+        settings = self.model_dump(mode="json", exclude={"name", "data_dir", "checkpoint_every"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def evaluation(self) -> int:
+        """Rounds between evaluations: ``evaluate_every``, or about ten of them in a run."""
+        return self.evaluate_every or max(1, self.rounds // 10)
+
+    def federation(self) -> FederatedData:
+        """The clients' data: loaded, partitioned, shifted.
+
+        Raises:
+            InputError: data that are missing or broken, or a partition that they do not allow.
+        """
+        source = data.load(self.dataset, Path(self.data_dir) if self.data_dir else None)
+        return data.build(source, self.partition, self.shifts, self.clients, self.data_seed)
+
+    def task(self, federation: FederatedData) -> Task:
+        """What the methods are told."""
+        network = models.build(self.model, federation.shape, federation.classes)
+        training = Training(self.local_epochs, self.batch_size, SGD(self.lr, self.momentum, self.weight_decay))
+        return Task(network, federation.classes, federation.clients, training, federation.mean, federation.std)
+
+    def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
+        """One job per method and seed."""
+        task = self.task(federation)
+        return [
+            (u, Job(u.label, partial(methods.build, u.name, u.options, task), federation, seed))
+            for u in self.methods
+            for seed in self.seeds
+        ]
+
+    def run(self, out: str | Path | None = None, **how: Any) -> Result:
+        """Run the study; ``how`` are the arguments of ``idiolect.experiments.run``."""
+        from idiolect.experiments.runner import run
+
+        return run(self, out, **how)
+
+
+def _known(what: str, name: str, known: Sequence[str]) -> str:
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
+    return name
+
+
+def _checked(what: str, spec: Spec, known: Mapping[str, Any], common: frozenset[str] | set[str] = frozenset()) -> Spec:
+    _known(what, spec.name, list(known))
+    apart = {k: v for k, v in spec.options.items() if k in common}
+    own = {k: v for k, v in spec.options.items() if k not in common}
+    return Spec(name=spec.name, options=check(known[spec.name], own, f"{what} {spec.name}") | apart)
+
+
+def _different(what: str, values: T, names: Sequence[Any]) -> T:
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise InputError(f"{what} {twice!r} stands twice: give each {what} once")
+    return values
+
+
+def _sentence(error: pydantic.ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(p) for p in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {where!r}; {nearest(where, Study.model_fields)}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"

@@ -1,0 +1,229 @@
+"""What every method must satisfy. A check raises AssertionError; ``specimens.py`` has a broken method that trips it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import toy
+
+from idiolect import tree
+from idiolect.engines import Job, Processes, Sequential, State, begin, fit
+from idiolect.engines.checkpoint import load, save
+from idiolect.errors import RunError
+from idiolect.method import Data, Down, Method
+
+CLOSE = 1e-9  # between two orders of the same float64 sums
+
+
+def _same(a: Any, b: Any, what: str) -> None:
+    for (path, u), v in zip(tree.named(a).items(), tree.leaves(b), strict=True):
+        assert torch.equal(u, v), f"{what}: {path} differs by {(u - v).abs().max():.1e}"
+
+
+def _close(a: Any, b: Any, what: str, tolerance: float = CLOSE) -> None:
+    for (path, u), v in zip(tree.named(a).items(), tree.leaves(b), strict=True):
+        gap = (u.double() - v.double()).abs().max() if u.numel() else torch.zeros(())
+        assert u.shape == v.shape, f"{what}: {path} has shape {tuple(u.shape)} and {tuple(v.shape)}"
+        assert gap <= tolerance * max(1.0, float(u.double().abs().max())), f"{what}: {path} differs by {gap:.1e}"
+
+
+def _job(build: toy.Build) -> Job:
+    return Job("toy", partial(build, toy.task()), toy.data(), 3)
+
+
+def _run(build: toy.Build, engine: Any, rounds: int, state: State | None = None, **how: Any) -> tuple[State, list[Any]]:
+    records: list[Any] = []
+    with engine:
+        end = fit(
+            _job(build), engine, rounds=rounds, participation=0.7, state=state,
+            on_round=lambda state, new: records.extend(new), **how,
+        )  # fmt: skip
+    return end, records
+
+
+def _received(method: Method, server: Any, client: int) -> Down:
+    down = method.send(server, torch.tensor([client]))
+    return Down(down.shared, tree.rows(down.own, 0))
+
+
+def _states(build: toy.Build) -> tuple[Method, State]:
+    """A method after one round, so that nothing is at its start any more."""
+    return build(toy.task()), _run(build, Sequential(), 1)[0]
+
+
+def engines_agree(build: toy.Build) -> None:
+    """The same bits from the loop, from one worker process and from two."""
+    end, records = _run(build, Sequential(), 2)
+    for workers in (1, 2):
+        other, others = _run(build, Processes(workers), 2)
+        _same((end.server, end.clients), (other.server, other.clients), f"sequential and {workers} workers")
+        assert records == others, f"records of sequential and {workers} workers differ"
+
+
+def resumes_exactly(build: toy.Build, folder: Path) -> None:
+    """Two rounds, a checkpoint, and two more in a fresh process give the bits of four rounds."""
+    end, _ = _run(build, Sequential(), 4)
+    half, _ = _run(build, Sequential(), 2)
+    save(half, folder / "half")
+
+    (folder / "build").write_bytes(pickle.dumps(build))
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=Path(__file__).parent)
+    resumed = load(folder / "end", end)
+    _same((end.server, end.clients), (resumed.server, resumed.clients), "resumed in a fresh process")
+
+
+def _resume(folder: Path) -> None:
+
+    build = pickle.loads((folder / "build").read_bytes())
+    half = load(folder / "half", begin(build(toy.task()), len(toy.SIZES), 3))
+    save(_run(build, Sequential(), 4, half)[0], folder / "end")
+
+
+def inputs_unchanged(build: toy.Build) -> None:
+    """No function writes into what it is given."""
+    method, state = _states(build)
+    federation = toy.data()
+    down, client, data = _received(method, state.server, 0), state.clients[0], toy.rows(federation, 0)
+    before = tree.copy((state.server, down, client, data))
+    _, up, _ = method.local(down, client, data, toy.key())
+    sent = tree.copy(up)
+    method.aggregate(state.server, tree.stack([up]), torch.tensor([0]))
+    adapted = method.adapt(down, client, data, toy.key())
+    kept = tree.copy(adapted)
+    method.predict(down, adapted, federation.x_R[:5])
+    _same((state.server, down, client, data), before, "input after the calls")
+    _same(up, sent, "upload after aggregate")
+    _same(adapted, kept, "client after predict")
+
+
+def padding_invisible(build: toy.Build) -> None:
+    """Rows marked as padding change nothing, whatever they hold."""
+    method, state = _states(build)
+    federation = toy.data()
+    for client in range(len(toy.SIZES)):
+        down, mine = _received(method, state.server, client), state.clients[client]
+        plain, padded = (toy.rows(federation, client, padding=p) for p in (0, 7))
+        _close(method.local(down, mine, plain, toy.key()), method.local(down, mine, padded, toy.key()), "local, padded")
+        _close(method.adapt(down, mine, plain, toy.key()), method.adapt(down, mine, padded, toy.key()), "adapt, padded")
+
+
+def relabelling_invisible(build: toy.Build) -> None:
+    """Renumbering the clients renumbers the results and changes none."""
+    method, state = _states(build)
+    federation = toy.data()
+    ids = [0, 1, 2, 4, 5]
+    ups = {
+        i: method.local(_received(method, state.server, i), state.clients[i], toy.rows(federation, i), toy.key(i))[1]
+        for i in ids
+    }
+    new = {i: len(toy.SIZES) - 1 - i for i in ids}
+    start = method.init(toy.key("init"))
+    server, info = method.aggregate(start, tree.stack([ups[i] for i in ids]), torch.tensor(ids))
+    turned = sorted(ids, key=lambda i: new[i])
+    other, _ = method.aggregate(start, tree.stack([ups[i] for i in turned]), torch.tensor([new[i] for i in turned]))
+    x = federation.x_R[:9]
+    for i in ids:
+        a, b = _received(method, server, i), _received(method, other, new[i])
+        _close(a, b, f"what client {i} gets", 1e-6)
+        mine = method.adapt(a, state.clients[i], toy.rows(federation, i), toy.key())
+        _close(method.predict(a, mine, x), method.predict(b, mine, x), f"predictions of client {i}", 1e-6)
+    for name, value in info.items():
+        assert len(value) == len(ids), f"info {name} has no row per participant"
+
+
+def maps_over_clients(build: toy.Build) -> None:
+    """``local``, ``adapt`` and ``predict`` under vmap, on padded clients, agree with the loop."""
+    method, state = _states(build)
+    federation = toy.data()
+    ids = list(range(len(toy.SIZES)))
+    data = [toy.rows(federation, i, padding=max(toy.SIZES) - toy.SIZES[i]) for i in ids]
+    down = method.send(state.server, torch.tensor(ids))
+    many = Data(
+        federation.x_R, federation.y_R, torch.stack([d.row_N for d in data]), torch.stack([d.real_N for d in data])
+    )
+    clients, key = tree.stack(state.clients), torch.stack([toy.key(i) for i in ids])
+    axes = (Down(None, 0), 0, Data(None, None, 0, 0), 0)
+
+    def mapped(function: Any, axes: Any) -> Any:
+        return torch.func.vmap(lambda *a: function(*a), in_dims=axes)
+
+    got = mapped(method.local, axes)(down, clients, many, key)
+    adapted = mapped(method.adapt, axes)(down, clients, many, key)
+    x = federation.x_R[:9]
+    logp = mapped(method.predict, (Down(None, 0), 0, 0))(down, adapted, x.expand(len(ids), *x.shape))
+    for i in ids:
+        one = Down(down.shared, tree.rows(down.own, i))
+        _close(method.local(one, state.clients[i], data[i], key[i]), tree.rows(got, i), f"local of client {i}", 1e-7)
+        mine = method.adapt(one, state.clients[i], data[i], key[i])
+        _close(mine, tree.rows(adapted, i), f"adapt of client {i}", 1e-7)
+        _close(method.predict(one, mine, x), logp[i], f"predict of client {i}", 1e-7)
+
+
+def hard_clients(build: toy.Build) -> None:
+    """A class missing, one sample, less than a batch: all train, and everything stays finite."""
+    try:
+        method, state = _states(build)
+    except RunError as error:
+        raise AssertionError(str(error)) from error
+    federation = toy.data()
+    for client in (toy.LACKS, toy.SINGLE, toy.SMALL):
+        down, mine = _received(method, state.server, client), state.clients[client]
+        new, up, info = method.local(down, mine, toy.rows(federation, client), toy.key())
+        path = tree.not_finite((new, up, info))
+        assert path is None, f"client {client}: {path} is not finite"
+        moved = sum(float((a - b).abs().sum()) for a, b in zip(tree.leaves(new), tree.leaves(mine), strict=True))
+        moved += sum(
+            float(a.abs().sum()) for a in tree.leaves(getattr(up.value, "body", getattr(up.value, "encoder", up.value)))
+        )
+        assert moved > 0, f"client {client} did not train"
+        adapted = method.adapt(down, mine, toy.rows(federation, client), toy.key())
+        assert torch.isfinite(method.predict(down, adapted, federation.x_R)).all(), f"client {client} predicts NaN"
+
+
+def one_participant(build: toy.Build) -> None:
+    """A round in which one client takes part, whichever it is."""
+    method, state = _states(build)
+    federation = toy.data()
+    for client in range(len(toy.SIZES)):
+        down = _received(method, state.server, client)
+        up = method.local(down, state.clients[client], toy.rows(federation, client), toy.key())[1]
+        server, _ = method.aggregate(state.server, tree.stack([up]), torch.tensor([client]))
+        path = tree.not_finite(server)
+        assert path is None, f"after client {client} alone, {path} of the server is not finite"
+        tree.flatten(server)
+
+
+def newcomers_join(build: toy.Build) -> None:
+    """A client that the server has never seen gets a message, adapts and predicts."""
+    method, state = _states(build)
+    federation = toy.data()
+    try:
+        down = _received(method, state.server, 1000)
+        client = method.adapt(down, method.enrol(toy.key("new")), toy.rows(federation, 0), toy.key())
+        logp = method.predict(down, client, federation.x_R)
+    except (IndexError, RunError) as error:
+        raise AssertionError(f"an unknown client is refused: {error}") from error
+    assert torch.isfinite(logp).all(), "an unknown client predicts NaN"
+
+
+def predicts_probabilities(build: toy.Build) -> None:
+    """Log-probabilities that sum to one, the same at every call and for every batch they stand in."""
+    method, state = _states(build)
+    federation = toy.data()
+    down = _received(method, state.server, 0)
+    client = method.adapt(down, state.clients[0], toy.rows(federation, 0), toy.key())
+    logp = method.predict(down, client, federation.x_R)
+    assert logp.shape == (len(federation.x_R), toy.CLASSES)
+    _close(logp.exp().sum(1), torch.ones(len(logp)), "sum of the probabilities", 1e-6)
+    _same(method.predict(down, client, federation.x_R), logp, "a second prediction")
+    _close(method.predict(down, client, federation.x_R[3:4]), logp[3:4], "a row by itself", 1e-6)
+
+
+if __name__ == "__main__":
+    _resume(Path(sys.argv[1]))

@@ -1,0 +1,157 @@
+"""Broken methods for every check: each is sound but for one fault that peers have had, and its check must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect import methods, tree
+from idiolect.method import Data, Down, Method, Task, Up
+
+
+def _fedavg(task: Task) -> Method:
+    return methods.build("fedavg", {}, task)
+
+
+def global_generator(task: Task) -> Method:
+    """Draws from the process's own generator."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(tree.map(lambda a: a + 0.01 * torch.rand_like(a), up.value), up.weight), info
+
+    return good._replace(local=local)
+
+
+def hidden_state(task: Task) -> Method:
+    """Keeps the round in a closure, where no checkpoint sees it."""
+    good, calls = _fedavg(task), [0]
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        calls[0] += 1
+        server, info = good.aggregate(server, up, ids)
+        return tree.map(lambda a: a * 0.9 ** calls[0], server), info
+
+    return good._replace(aggregate=aggregate)
+
+
+def writes_into_server(task: Task) -> Method:
+    """Takes the server's step in place."""
+    good = _fedavg(task)
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        tree.map(lambda a, b: a.add_(b), server, tree.mean(up.value, up.weight))
+        return server, {}
+
+    return good._replace(aggregate=aggregate)
+
+
+def counts_padding(task: Task) -> Method:
+    """Weighs a client by the length of its padded tensor."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(up.value, up.weight * 0 + len(data.row_N)), info
+
+    return good._replace(local=local)
+
+
+def order_of_arrival(task: Task) -> Method:
+    """Hands personal heads back in another order than that in which they came."""
+    good = methods.build("fedpac", methods.settle("fedpac", {}), task)
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        new, info = good.aggregate(server, up, ids)
+        return new._replace(heads=tree.map(lambda a: a.index_copy(0, ids, a[ids.roll(1)]), new.heads)), info
+
+    return good._replace(aggregate=aggregate)
+
+
+def branches_on_data(task: Task) -> Method:
+    """Asks a client's data a question in Python."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, up if bool(data.real_N.sum() > 6) else Up(up.value, up.weight * 2), info
+
+    return good._replace(local=local)
+
+
+def divides_by_class_count(task: Task) -> Method:
+    """Forms class means without a thought for absent classes."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        n_C = torch.bincount(data.y_R[data.row_N], minlength=task.classes)
+        return client, up, info | {"spread": (n_C / n_C).sum()}
+
+    return good._replace(local=local)
+
+
+def skips_small_clients(task: Task) -> Method:
+    """Drops the last batch even where it is the only one."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        trained = float(len(data.row_N) >= task.training.batch_size)
+        return client, Up(tree.map(lambda a: a * trained, up.value), up.weight), info
+
+    return good._replace(local=local)
+
+
+def unbiased_variance(task: Task) -> Method:
+    """Divides by the number of participants less one."""
+    good = _fedavg(task)
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        server, info = good.aggregate(server, up, ids)
+        spread = tree.map(lambda a: (a - a.mean(0)).square().sum(0) / (len(ids) - 1), up.value)
+        return tree.map(lambda a, b: a + 1e-3 * b, server, spread), info
+
+    return good._replace(aggregate=aggregate)
+
+
+def looks_ids_up(task: Task) -> Method:
+    """Indexes a table of the clients it knows."""
+    good = _fedavg(task)
+    known = torch.zeros(task.clients, 1)
+    return good._replace(send=lambda server, ids: Down(server, known[ids]))
+
+
+def raw_logits(task: Task) -> Method:
+    """Forgets the softmax, so that mixtures and likelihoods go wrong."""
+    good = _fedavg(task)
+    return good._replace(predict=lambda down, client, x: task.network(down.shared, task.inputs(x)))
+
+
+def batch_statistics(task: Task) -> Method:
+    """Normalises a prediction by the batch it stands in."""
+    good = _fedavg(task)
+
+    def predict(down: Down, client: Any, x: Tensor) -> Tensor:
+        logp = good.predict(down, client, x)
+        return (logp - logp.mean(0)).log_softmax(-1)
+
+    return good._replace(predict=predict)
+
+
+SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
+    "engines_agree": [global_generator],
+    "resumes_exactly": [hidden_state],
+    "inputs_unchanged": [writes_into_server],
+    "padding_invisible": [counts_padding],
+    "relabelling_invisible": [order_of_arrival],
+    "maps_over_clients": [branches_on_data],
+    "hard_clients": [divides_by_class_count, skips_small_clients],
+    "one_participant": [unbiased_variance],
+    "newcomers_join": [looks_ids_up],
+    "predicts_probabilities": [raw_logits, batch_statistics],
+}

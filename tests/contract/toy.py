@@ -1,0 +1,65 @@
+"""A federation small enough to run every method on every engine, with every kind of client that breaks methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from idiolect import keys, methods, models
+from idiolect.data import FederatedData
+from idiolect.method import SGD, Data, Method, Task, Training
+
+CLASSES, BATCH = 3, 8
+# client 2 lacks class 2, client 3 has one sample, client 4 is smaller than a batch, client 1 ends in a short batch
+SIZES = (16, 19, 12, 1, 5, 24)
+LACKS, SINGLE, SMALL = 2, 3, 4
+Build = Callable[[Task], Method]
+
+
+def data() -> FederatedData:
+    """Six clients with blurred 4x4 pictures of three classes."""
+    draw = torch.Generator().manual_seed(0)
+    centre = torch.rand(CLASSES, 1, 4, 4, generator=draw)
+    x, y, train, test, at = [], [], [], [], 0
+    for client, n in enumerate(SIZES):
+        label = torch.arange(n + 6) % (2 if client == LACKS else CLASSES)
+        noise = torch.rand(n + 6, 1, 4, 4, generator=draw)
+        x.append(((0.6 * centre[label] + 0.4 * noise) * 255).to(torch.uint8))
+        y.append(label)
+        train.append(torch.arange(at, at + n))
+        test.append(torch.arange(at + n, at + n + 6))
+        at += n + 6
+    return FederatedData(
+        name="toy", x_R=torch.cat(x), y_R=torch.cat(y), train=tuple(train), test=tuple(test), classes=CLASSES,
+        class_names=("a", "b", "c"), mean=(0.5,), std=(0.3,), shifts=("",) * len(SIZES),
+    )  # fmt: skip
+
+
+def task() -> Task:
+    """Two local epochs in batches of eight."""
+    network = models.build("mlp", (1, 4, 4), CLASSES)
+    return Task(network, CLASSES, len(SIZES), Training(2, BATCH, SGD(lr=0.05)), (0.5,), (0.3,))
+
+
+def builder(name: str, **options: object) -> Build:
+    """A published method as a function of the task."""
+    return partial(_build, name, methods.settle(name, options))
+
+
+def _build(name: str, options: dict[str, object], task: Task) -> Method:
+    return methods.build(name, options, task)
+
+
+def rows(federation: FederatedData, client: int, *, padding: int = 0) -> Data:
+    """A client's training rows, followed by ``padding`` rows of somebody else marked as not real."""
+    own = federation.train[client]
+    alien = federation.train[(client + 1) % len(SIZES)][:1].expand(padding)
+    real = torch.cat([torch.ones(len(own)), torch.zeros(padding)])
+    return Data(federation.x_R, federation.y_R, torch.cat([own, alien]), real)
+
+
+def key(*path: int | str) -> torch.Tensor:
+    """A key of the tests."""
+    return keys.key(7, *path)
