@@ -1,0 +1,43 @@
+"""Methods are found by their files, and their options checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from idiolect import methods, spec
+from idiolect.errors import InputError
+
+
+def test_every_file_is_a_method() -> None:
+    files = {p.stem for p in Path(methods.__file__).parent.glob("*.py") if not p.stem.startswith("_")}
+    assert set(methods.names()) == files
+    for name in files:
+        entry = methods.get(name)
+        assert entry.title.lower().replace("-", "_") == name
+        assert entry.summary
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_presets_and_defaults_are_valid_options(name: str) -> None:
+    entry = methods.get(name)
+    assert methods.settle(name, {}) == entry.options
+    assert spec.check(entry.build, entry.options, name) == entry.options
+    for preset, values in entry.presets.items():
+        assert spec.check(entry.build, values, name) == values
+        assert methods.settle(name, {"preset": preset}) == entry.options | values
+        for option in values:  # what is asked for by name outdoes the preset
+            given = {option: entry.options[option]}
+            assert methods.settle(name, {"preset": preset} | given)[option] == entry.options[option]
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'fedpac'"):
+        methods.get("fedpca")
+    with pytest.raises(InputError, match="no preset 'offical'; did you mean 'official'"):
+        methods.settle("fedpac", {"preset": "offical"})
+    with pytest.raises(InputError, match="no option 'aligment'; did you mean 'alignment'"):
+        methods.settle("fedpac", {"aligment": 1})
+    with pytest.raises(InputError, match="alignment=-1 is not valid"):
+        methods.settle("fedpac", {"alignment": -1})

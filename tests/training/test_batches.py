@@ -1,0 +1,95 @@
+"""Which rows in which step: counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idiolect import keys
+from idiolect.method import Data, Training
+from idiolect.training import Batch, batches, rows
+
+few = settings(deadline=None, max_examples=25)
+KEY = keys.key(0, "batches")
+
+
+def client(n: int, padding: int = 0) -> Data:
+    real = torch.cat([torch.ones(n), torch.zeros(padding)])
+    return Data(torch.arange(100.0), torch.arange(100), torch.arange(n + padding) + 10, real)
+
+
+def plan(n: int, size: int, *, epochs: int = 2, shuffle: bool = True, padding: int = 0, **how: bool) -> list[Batch]:
+    return batches(client(n, padding), Training(epochs, size, shuffle=shuffle), KEY, **how)
+
+
+@few
+@given(n=st.integers(1, 30), size=st.integers(1, 12), shuffle=st.booleans(), padding=st.integers(0, 5))
+def test_every_row_once_an_epoch(n: int, size: int, shuffle: bool, padding: int) -> None:
+    steps = plan(n, size, shuffle=shuffle, padding=padding)
+    assert len(steps) == 2 * -(-n // size)
+    for epoch in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
+        at = torch.cat([b.at_B for b in epoch])
+        assert sorted(at.tolist()) == list(range(n))
+        if not shuffle:
+            assert at.tolist() == list(range(n))
+        assert [len(b.at_B) for b in epoch[:-1]] == [size] * (len(epoch) - 1)
+    assert all(b.used_B.eq(1).all() and len(b.used_B) == len(b.at_B) for b in steps)
+    assert len({b.step for b in steps}) == len(steps)
+
+
+@few
+@given(n=st.integers(1, 30), size=st.integers(1, 12), padding=st.integers(1, 20))
+def test_padding_changes_no_step(n: int, size: int, padding: int) -> None:
+    for a, b in zip(plan(n, size), plan(n, size, padding=padding), strict=True):
+        assert torch.equal(a.at_B, b.at_B)
+        assert a.step == b.step
+
+
+@few
+@given(n=st.integers(1, 30), size=st.integers(1, 12), shuffle=st.booleans())
+def test_drop_last_leaves_whole_batches(n: int, size: int, shuffle: bool) -> None:
+    steps = plan(n, size, shuffle=shuffle, drop_last=True)
+    if n < size:
+        assert [len(b.at_B) for b in steps] == [n, n], "a client of one short batch keeps it"
+    else:
+        assert [len(b.at_B) for b in steps] == [size] * (2 * (n // size))
+    kept = plan(n, size, shuffle=shuffle)
+    assert all(any(torch.equal(b.at_B, k.at_B) and b.step == k.step for k in kept) for b in steps)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_mapped_clients_see_the_same_rows(drop_last: bool) -> None:
+    sizes, most = [3, 8, 9, 12], 14
+    row = torch.arange(most).expand(len(sizes), most)
+    real = torch.stack([(torch.arange(most) < n).float() for n in sizes])
+    key = torch.stack([keys.key(0, k) for k in range(len(sizes))])
+
+    def seen(row_N: torch.Tensor, real_N: torch.Tensor, key: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        data = Data(torch.zeros(1), torch.zeros(1), row_N, real_N)
+        return [(b.at_B, b.used_B) for b in batches(data, Training(2, 4), key, drop_last=drop_last)]
+
+    many = torch.func.vmap(seen)(row, real, key)
+    for k, n in enumerate(sizes):
+        data = Data(torch.zeros(1), torch.zeros(1), row[k, :n], real[k, :n])
+        alone = [b.at_B.tolist() for b in batches(data, Training(2, 4), key[k], drop_last=drop_last)]
+        got = [at[k][used[k] > 0].tolist() for at, used in many]
+        assert [g for g in got if g] == alone
+
+
+def test_epochs_differ_and_hang_on_the_key_alone() -> None:
+    first, second, *_ = plan(30, 30)
+    assert not torch.equal(first.at_B, second.at_B)
+    again = plan(30, 30)
+    assert torch.equal(first.at_B, again[0].at_B)
+    other = batches(client(30), Training(2, 30), keys.key(1, "batches"))
+    assert not torch.equal(first.at_B, other[0].at_B)
+    assert len(batches(client(30), Training(2, 30), KEY, epochs=5)) == 5
+    assert batches(client(30), Training(2, 30), KEY, epochs=0) == []
+
+
+def test_rows_are_read_by_number() -> None:
+    x, y = rows(client(5), torch.tensor([4, 0]))
+    assert x.tolist() == [14, 10]
+    assert y.tolist() == [14, 10]
