@@ -101,8 +101,8 @@ def measure(name: str, repeats: int, workers: int) -> None:
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     print(
         f"{name}: engine {statistics.median(ours):.0f}, bare loop {statistics.median(theirs):.0f} client-steps/s, "
-        f"ratio {statistics.median(ratios):.3f} (median of {repeats}; {ratios[0]:.3f} to {ratios[-1]:.3f}), {workers}
-        processes"
+        f"ratio {statistics.median(ratios):.3f} (median of {repeats}; {ratios[0]:.3f} to {ratios[-1]:.3f}), "
+        f"{workers} processes"
     )
 
 

@@ -79,7 +79,8 @@ def dirichlet(
         InputError: fewer than two rows per client, or no deal in 30,000 gives everyone ``min_rows``
             (in 1,000, where none of them comes half way).
 
-    Source: pFedFDA (McLaughlin & Su 2024), the released code's partition.
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1 and appendix C.1.2; the cap on full clients and
+    ``min_rows`` are the released code's.
     """
     each = _rows_each(source, clients)
     least = max(2, min(63, each // 2)) if min_rows is None else min_rows
@@ -134,9 +135,9 @@ def dominant(
     Raises:
         InputError: a class runs out; the message says how many clients or which sizes fit.
 
-    Source: FedPAC (Xu, Tong & Huang 2023), section 6.1 and appendix B.
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), section 6.1 and appendix B.2.
     Differs from source: the released code cuts consecutive slices that wrap round, so that clients share rows, and
-    gives every remainder to the last class.
+    gives every remainder to the last class; on EMNIST the paper has three groups (digits, upper case, lower case).
     """
     _rows_each(source, clients)
 

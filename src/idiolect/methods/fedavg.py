@@ -17,7 +17,9 @@ def fedavg(task: Task) -> Method:
 
     w_i = SGD(w);  w <- w + sum_i n_i (w_i - w) / sum_i n_i
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing. Source: Algorithm 1.
+    over the round's participants i. Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing.
+
+    Source: Algorithm 1.
     """
 
     def send(server: Model, ids: Tensor) -> Down:

@@ -24,6 +24,9 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
         task: the problem.
         epochs: of tuning; None takes the local epochs (FedPAC and pFedFDA: 5; FedCR: 10 with ``part="head"``).
         part: what is tuned, the whole model or the head on a frozen body.
+
+    Source: FedPAC, section 6.1; pFedFDA, section 5.1; FedCR, section 6.1. What is tuned and how long is from their
+    released code.
     """
 
     def send(server: Model, ids: Tensor) -> Down:

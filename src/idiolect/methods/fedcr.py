@@ -18,7 +18,7 @@ from idiolect.training import Batch, batches, mean, rows, sgd, trained_loss
 from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"objective": "log_mean"},
+    "paper": {"objective": "log_mean", "clip": None},
     "official": {"predict_with": "logits"},
 }
 _FLOOR = 1e-6  # of a standard deviation: softplus underflows
@@ -64,7 +64,7 @@ def fedcr(
     lr: PositiveFloat = 0.05,
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     weight_decay: NonNegativeFloat = 0.0,
-    clip: PositiveFloat = 10.0,
+    clip: PositiveFloat | None = 10.0,
     head_epochs: NonNegativeInt = 10,
     objective: Literal["mean_log", "log_mean"] = "mean_log",
     predict_with: Literal["probabilities", "logits"] = "probabilities",
@@ -75,36 +75,39 @@ def fedcr(
 
     Client, with the received encoder x -> (mu(x), sigma(x)) and per class c the global N(mu_c, sigma_c^2):
         z = mu(x) + sigma(x) e,  e ~ N(0, I)
-        (encoder, head) <- SGD(CE(head(z), y) + beta KL(N(mu_y, sigma_y^2) || N(mu(x), sigma(x)^2)))      (Eqs. 7, 8)
+        (encoder, head) <- SGD(CE(head(z), y) + beta KL(N(mu_y, sigma_y^2) || N(mu(x), sigma(x)^2)))  (Eq. 7)
         L_ic = sum_x sigma(x)^-2,   m_ic = sum_x mu(x) sigma(x)^-2      over its rows of class c, as last seen in
-        training
+        training                                                                                      (Eq. 8)
     Server:
-        encoder <- uniform mean;   sigma_c^2 = 1 / (1 + sum_i L_ic),   mu_c = sigma_c^2 sum_i m_ic            (Eq. 9)
-    A class that no participant holds keeps its old Gaussian; all start at N(0, I).
+        encoder <- uniform mean;   sigma_c^2 = 1 / (1 + sum_i L_ic),   mu_c = sigma_c^2 sum_i m_ic    (Eq. 9)
+    A class that no participant holds keeps its old Gaussian; all start at N(0, I). sigma is a standard deviation.
 
     Up: increment of the encoder, weighted 1; L and m (C, V), plain sums. Down: encoder, mu and sigma (C, V). At the
     client: the head (V -> C). ``adapt`` tunes the head alone on the frozen encoder.
 
     Args:
         task: the problem; the network's body is followed by a linear layer d -> 2 V.
-        latent: V; the paper takes 256 (EMNIST-L, CIFAR-10) or 512 (Fashion-MNIST, CIFAR-100).
-        beta: weight of the KL term; 5e-4, for CIFAR-100 with Dirichlet labels 1e-3.
-        samples: draws of z per row.
-        lr: learning rate of this method's rule, which has its own defaults (the paper tunes in 0.001-0.5; released
-            code 0.05).
-        momentum: none in the paper.
-        weight_decay: none in the paper.
-        clip: bound on the gradient norm of encoder and head together (released code: 10); without it the KL term can
-            diverge.
-        head_epochs: of tuning in ``adapt``.
+        latent: V; by Tables 2 and 3 the paper takes 256 (EMNIST-L, CIFAR-10) or 512 (Fashion-MNIST, CIFAR-100).
+        beta: weight of the KL term; 5e-4, for CIFAR-100 with Dirichlet labels 1e-3 (appendix A.1.3).
+        samples: draws of z per row (appendix A.1.3: 18; Algorithm 2 shows one).
+        lr: learning rate of this method's rule, which has its own defaults (the paper tunes in 0.001-0.5; the released
+            code's instructions: 0.05).
+        momentum: none in the released code; the paper names none.
+        weight_decay: the same.
+        clip: bound on the gradient norm of encoder and head together (released code: 10; the paper names none); the
+            gradient of the KL term has no bound of its own as sigma(x) shrinks.
+        head_epochs: of tuning in ``adapt`` (section 6.1: ten).
         objective: the mean over draws of the log-probability (released code, a bound by Jensen), or the log of their
             mean (Eqs. 2, 7).
-        predict_with: average the probabilities of ``samples`` fixed draws (paper) or the logits (released code).
+        predict_with: average the probabilities of ``samples`` fixed draws (section 5.1) or the logits (released code).
         server_rate: the new Gaussians' share in mu and sigma (released code: an option, 1 in its instructions).
-        share_encoder: False shares the class Gaussians alone and leaves every client its encoder.
+        share_encoder: False shares the class Gaussians alone and leaves every client its encoder (section 4.4).
 
-    Source: Algorithm 2, Eqs. 2-9; released code.
-    Differs from source: sigma has a floor of 1e-6; products are accumulated as natural parameters in float64.
+    Source: Algorithm 2 (appendix A.4), section 4.3; released code. Eq. 9 prints the prior inside the product, Algorithm
+    2 and the released code have it once, as here.
+    Differs from source: the paper uses one symbol for the standard deviation and the diagonal of the covariance, here
+    softplus gives the standard deviation, as in the released code; it has a floor of 1e-6; products are accumulated as
+    natural parameters in float64.
     """
     network, rule = task.network, SGD(lr, momentum, weight_decay, clip)
 

@@ -18,7 +18,7 @@ from idiolect.statistics.simplex import combination_weights
 from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, trained_loss
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"align_first_round": True},
+    "paper": {"align_first_round": True, "threshold": 0.0},
     "official": {"align_first_round": False},
 }
 
@@ -71,14 +71,14 @@ def fedpac(
     """FedPAC: feature alignment and classifier collaboration (Xu, Tong & Huang, ICLR 2023).
 
     Client, with the received body theta, its own combined head phi_i and the global centroids c:
-        h_i = (p_c mu_c)_c,  V_i = E|z|^2 - |h_i|^2        statistics of the received body (Eqs. 43, 44)
-        phi_i <- SGD(CE), theta frozen                     ``head_epochs`` at ``head_lr``
-        theta_i <- SGD(CE + alignment |z - c_y|^2 / d), phi_i frozen                       (Eq. 3)
-        s_i = sum of z per class under theta_i
+        h_i = (p_c mu_c)_c,  V_i = E|z|^2 - |h_i|^2        p_c = n_ic / n_i; under theta     (Eqs. 34, 44)
+        phi_i <- SGD(CE), theta frozen                     ``head_epochs`` at ``head_lr``    (Eq. 15)
+        theta_i <- SGD(CE + alignment |z - c_y|^2 / d), phi_i frozen                         (Eqs. 3, 16)
+        s_i = sum of z per class under theta_i             n_ic times the client's centroid  (Eq. 17)
     Server:
-        theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic
-        phi_i <- sum_j a_ij phi_j,  a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram(h_i - h_j)) a    (Eq.
-        46)
+        theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic               (Eqs. 18, 19)
+        phi_i <- sum_j a_ij phi_j                                                            (Eq. 4)
+        a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram of (h_i - h_j)_j) a      (Eqs. 11, 46)
 
     Up: increment of theta, phi, s (C, d), h (C, d), V / n; weighted by n and n_c. Down: theta, c (C, d) and which
     classes have one; per client its head. At the client: nothing. The personal model is the global body with the
@@ -91,14 +91,16 @@ def fedpac(
         collaboration: False leaves every client its own head (ablation).
         head_lr: learning rate of the head phase; momentum and decay are the task's.
         head_epochs: epochs of the head phase.
-        threshold: combination weights below it become 0 and the rest is renormalised (released code: 1e-3).
-        align_first_round: whether to align before there is any global centroid (paper: yes; released code: no).
-        tuning_epochs: epochs of head-only tuning in ``adapt``, from the combined head (the paper's numbers have none).
+        threshold: combination weights below it become 0 and the rest is renormalised (released code: 1e-3; the paper
+            has none).
+        align_first_round: whether to align in the first round, to the client's own means (released code: no; the paper
+            aligns to a first c that it leaves open).
+        tuning_epochs: epochs of head-only tuning in ``adapt``, from the combined head (the paper's numbers fit 0).
 
-    Source: Algorithm 1 and appendix A.5.
+    Source: Algorithm 1; appendix A.5, which takes the identity for the covariance of the features (Eq. 43).
     Differs from source: the released code solves the quadratic programme in float32 and rebuilds a matrix with a
-    negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64 as it stands. The released code
-    stops at a class that no participant holds.
+    negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64, where a negative eigenvalue is
+    rounding and counts as 0. The released code stops at a class that no participant holds.
     """
     network, rule = task.network, task.training.sgd
 

@@ -20,7 +20,7 @@ from idiolect.training import Batch, batches, cross_entropy_mean, features, rows
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 1e-4, "clip_correlation": True, "initial_means": "normal"},  # diverges on real images
-    "official": {"ridge": 1.0, "ridge_everywhere": 1e-4},
+    "official": {"ridge": 1.0, "ridge_everywhere": 1e-4, "drop_last_adapt": True},
 }
 
 
@@ -66,11 +66,11 @@ def pfedfda(
     """pFedFDA: local and global Gaussians of the features, mixed by cross-validation (McLaughlin & Su, NeurIPS 2024).
 
     Client, with the received body theta, means mu_g (C, d) and covariance S_g (d, d), and its log-prior log pi:
-        head: w_c = S_g^-1 mu_gc,  b_c = -1/2 mu_gc' w_c + log pi_c, frozen                           (Eq. 3)
-        theta_i <- SGD(CE)                                                                             (Eq. 5)
-        mu^, S^ = class means and tied covariance of the features seen while training, repaired        (Eqs. 6, 7)
-        beta = argmin over [0, 1] of the 2-fold cross-entropy under beta local + (1 - beta) global     (Eq. 9)
-        mu_i = beta mu^ + (1 - beta) mu_g,  S_i = beta S^ + (1 - beta) S_g                             (Eq. 8)
+        head: w_c = S_g^-1 mu_gc,  b_c = -1/2 mu_gc' w_c + log pi_c, frozen                         (Eq. 4)
+        theta_i <- SGD(CE)                                                                          (Eq. 5)
+        mu^, S^ = class means and tied covariance of the features seen while training, repaired     (Eqs. 6 to 8)
+        beta = argmin over [0, 1] of the 2-fold cross-entropy under beta local + (1 - beta) global  (Eq. 9)
+        mu_i = beta mu^ + (1 - beta) mu_g,  S_i = beta S^ + (1 - beta) S_g                         (section 4.3)
     Server: theta, mu_g, S_g <- means of the clients', weighted by n_i.
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client:
@@ -81,11 +81,15 @@ def pfedfda(
     Args:
         task: the problem.
         ridge: added to the covariance's diagonal. The released code adds 1 (a slip for 1e-4, but what its numbers hang
-            on); with the paper's 1e-4 training diverged within 5 rounds on Fashion-MNIST and CIFAR-10.
+            on). The paper says a small number and names none; with 1e-4 training diverged within 5 rounds on
+            Fashion-MNIST and CIFAR-10.
         ridge_everywhere: added to every entry; the released code's 1e-4.
-        clip_correlation: raise the eigenvalues of the correlation matrix to 1e-15 (paper; acts only where ridge is 0).
-        beta: one weight, one each for means and covariance, or 1 always.
-        initial_means: U(0, 1) per coordinate (released code) or N(0, 1) ("spherical Gaussian", paper).
+        clip_correlation: raise the eigenvalues of the correlation matrix to 1e-15 (paper and released code; acts only
+            where ridge is 0).
+        beta: one weight (the paper's main results), one each for means and covariance (the released code's default), or
+            1 always (ablations of section 5.3).
+        initial_means: U(0, 1) per coordinate (released code) or N(0, 1) (paper: a spherical Gaussian of
+            unstated variance).
         statistics: of the rows of all epochs as seen before each step (paper and released code), or one pass
             afterwards.
         folds_of: "rows" lets the epochs' copies of one sample fall into both folds (released code).
@@ -96,7 +100,10 @@ def pfedfda(
         drop_last_adapt: the same for the statistics in ``adapt`` (released code: yes).
         class_weighted_means: average means by n_ic in place of n_i.
 
-    Source: Algorithm 1, Eqs. 3-9; released code for every default above.
+    Source: Algorithm 1, sections 4.2 and 4.3; new clients: appendix C.3. Eq. 5 lacks its minus sign. From the released
+    code: a prior smoothed by 1e-4, a head solved with a shrinkage of 1e-4, the second search of beta in ``adapt`` (the
+    paper takes the client's estimate as it stands), and every default but those of ``ridge_everywhere``,
+    ``clip_correlation``, ``beta`` and ``drop_last_adapt``.
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """

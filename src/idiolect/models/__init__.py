@@ -22,7 +22,8 @@ Parts = tuple[nn.Module, nn.Module]
 def fmnist_cnn(shape: Shape, classes: int) -> Parts:
     """Two convolutions (16, 32) and one layer of d = 128 for 28x28 grey images; backbone 115,776 parameters.
 
-    Source: FedPAC, appendix A.5; pFedFDA, appendix B (EMNIST / Fashion-MNIST CNN).
+    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA takes it over (section 5.1;
+    EMNIST) and counts its parameters in Table 8.
     """
     _needs("fmnist_cnn", shape, (1, 28, 28))
     body = nn.Sequential(
@@ -35,7 +36,8 @@ def fmnist_cnn(shape: Shape, classes: int) -> Parts:
 def cifar_cnn(shape: Shape, classes: int) -> Parts:
     """Three convolutions (16, 32, 64) and one layer of d = 128 for 32x32 colour images; backbone 106,400 parameters.
 
-    Source: FedPAC, appendix A.5; pFedFDA, appendix B (CIFAR CNN).
+    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA takes it over (section 5.1)
+    and counts its parameters in Table 8.
     """
     _needs("cifar_cnn", shape, (3, 32, 32))
     body = nn.Sequential(
@@ -48,7 +50,7 @@ def cifar_cnn(shape: Shape, classes: int) -> Parts:
 def fedcr_mlp(shape: Shape, classes: int) -> Parts:
     """Two layers of 1,024 for 28x28 grey images (FedCR's network for EMNIST-L); body 1,853,440 parameters.
 
-    Source: FedCR, appendix, Table 5.
+    Source: FedCR, appendix A.1.2, Table 7.
     """
     _needs("fedcr_mlp", shape, (1, 28, 28))
     return nn.Sequential(nn.Flatten(), *_dense(784, 1024), *_dense(1024, 1024)), nn.Linear(1024, classes)
@@ -57,7 +59,8 @@ def fedcr_mlp(shape: Shape, classes: int) -> Parts:
 def fedcr_fmnist_cnn(shape: Shape, classes: int) -> Parts:
     """Convolutions of 4 and 12 channels, then two layers of 1,024; body 1,248,548 parameters.
 
-    Source: FedCR's released code; the paper's Table 5 gives 64 channels, whose sizes cannot hold at 28x28.
+    Source: FedCR's released code; the paper's Table 5 (appendix A.1.2) gives 64 channels, whose sizes cannot hold at
+    28x28.
     """
     _needs("fedcr_fmnist_cnn", shape, (1, 28, 28))
     convs = (*_conv(1, 4, 5, slope=0.0), *_conv(4, 12, 5, slope=0.0))
@@ -67,7 +70,7 @@ def fedcr_fmnist_cnn(shape: Shape, classes: int) -> Parts:
 def fedcr_cifar_cnn(shape: Shape, classes: int) -> Parts:
     """Two convolutions of 64 channels, then two layers of 1,024 for 32x32 colour images; body 2,796,352 parameters.
 
-    Source: FedCR, appendix, Table 5.
+    Source: FedCR, appendix A.1.2, Table 5.
     """
     _needs("fedcr_cifar_cnn", shape, (3, 32, 32))
     convs = (*_conv(3, 64, 5, slope=0.0), *_conv(64, 64, 5, slope=0.0))

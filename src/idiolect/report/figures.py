@@ -468,8 +468,8 @@ def combination(view: _View) -> Iterator[Figure | str]:
             f"{title}: a client's own head carries {100 * own:.0f} % of its combined head on average"
             if own == own
             else f"{title}: whose heads each client combines",
-            "Each row is a receiving client, its colours the weights of the heads given to it (last evaluation round, "
-            "mean over seeds).",
+            "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
+            "(last evaluation round, mean over seeds).",
             {
                 "data": _data(frame),
                 "height": view.height,

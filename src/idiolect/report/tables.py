@@ -175,15 +175,32 @@ def is_best(row: Row, rows: Sequence[Row]) -> bool:
     return row in finished(rows) and row.accuracy == max(accuracies)
 
 
+_TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
+
+
 def render(rows: Sequence[Row]) -> Table:
-    """The table for a terminal of 80 columns; the best accuracy in bold."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, caption=LEGEND, caption_justify="left")
+    """The table for a terminal of 80 columns, the best accuracy in bold; the page and the JSON have more columns."""
+    columns = [column for column in COLUMNS if column.field in _TERMINAL]
+    rounds = max((row.rounds for row in rows), default=0)
+    caption = (
+        f"Test accuracy of each client's personal model after round {rounds}: mean over clients"
+        f"{', ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
+        "Bytes: down and up, per client and round."
+    )
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+        show_edge=False,
+        caption=caption,
+        caption_justify="left",
+    )
     table.add_column("Method", overflow="fold", min_width=8)
-    for column in COLUMNS:
-        table.add_column(column.header.replace(" ", "\n"), justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(column.header.replace(" per round", "").replace(" ", "\n", 1), justify="right", no_wrap=True)
     for row in rows:
         bold = "bold" if is_best(row, rows) else ""
-        cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in COLUMNS]
+        cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
         table.add_row(Text(row.title, bold), *cells)
     return table
 

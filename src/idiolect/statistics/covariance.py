@@ -41,7 +41,8 @@ def ridge(cov_dd: Tensor, amount: float, *, everywhere: float = 0.0) -> Tensor:
     Raises:
         InputError: ``amount`` or ``everywhere`` is negative.
 
-    Source: pFedFDA, Section 4.3 (a small ε I). Its released code adds amount=1.0 and everywhere=1e-4.
+    Source: pFedFDA, section 4.3 (ε I, with a small ε that is given no value). Its released code adds amount=1.0 and
+    everywhere=1e-4.
     """
     if min(amount, everywhere) < 0:
         raise InputError(f"ridge={amount}, everywhere={everywhere} would take variance away: use 0 or more")
@@ -59,7 +60,7 @@ def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
         cov_dd: symmetric, of any float type.
         floor: smallest eigenvalue of the correlation matrix, above 0.
 
-    Source: pFedFDA, Section 4.3; the "clipped" repair known from statsmodels.
+    Source: pFedFDA, section 4.3; the "clipped" repair known from statsmodels.
     """
     finite = torch.isfinite(cov_dd).all()
     std_d = cov_dd.diagonal().clamp(min=0.0).sqrt()

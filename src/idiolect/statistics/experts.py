@@ -32,7 +32,7 @@ def class_products(mean_NV: Tensor, std_NV: Tensor, y_N: Tensor, weight_N: Tenso
         weight_N: at least 0; a row of weight 0 is absent, whatever it holds.
         classes: C.
 
-    Source: FedCR (Zhang et al., ICML 2023), Eq. 8 and Algorithm 2.
+    Source: FedCR (Zhang et al., ICML 2023), Eq. 8 and Algorithm 2, lines 17 and 18.
     """
     real_N1 = weight_N[:, None] > 0
     precision_NV = torch.where(real_N1, std_NV, 1).double() ** -2
@@ -54,7 +54,7 @@ def posterior(e: Experts, prior_precision: float = 1.0) -> tuple[Tensor, Tensor]
     Raises:
         InputError: ``prior_precision`` is negative.
 
-    Source: FedCR, Eq. 9 with τ = 1, and Algorithm 2.
+    Source: FedCR, Algorithm 2, lines 29 and 30; Eq. 9 with τ = 1, read with one prior for the whole product.
     """
     if prior_precision < 0:
         raise InputError(f"prior_precision={prior_precision} is no precision: use 0 or more")
@@ -76,7 +76,8 @@ def kl_diagonal(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
     Returns:
         In the type of its arguments, and differentiable: it stands in a loss.
 
-    Source: FedCR, Eq. 7, with p the global and q the local distribution.
+    Source: FedCR, Eq. 21 (appendix A.4) for diagonal covariances; in Eq. 7, p is the global distribution and q the
+    local one.
     """
     squared = (std_p.square() + (mean_p - mean_q).square()) / std_q.square()
     return (0.5 * (squared - 1) + std_q.log() - std_p.log()).sum(-1)

@@ -43,7 +43,7 @@ def estimate(m: Moments, fallback_Cd: Tensor, *, min_count: int = 1) -> Gaussian
     Raises:
         InputError: ``min_count`` is below 1.
 
-    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), Eqs. 6 and 7.
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), Eqs. 6 to 8.
     """
     if min_count < 1:
         raise InputError(f"min_count={min_count} asks for the mean of no rows: use 1 or more")
@@ -62,7 +62,7 @@ def log_prior(n_C: Tensor, smoothing: float = 1e-4) -> Tensor:
 
     Without any rows it is uniform. float64.
 
-    Source: pFedFDA's released code; its paper has smoothing = 0.
+    Source: pFedFDA's released code; its paper has smoothing = 0 (section 4.1).
     """
     n = n_C.double().sum()
     share_C = n_C.double() / torch.where(n > 0, n, 1.0) + smoothing
@@ -103,7 +103,8 @@ def interpolate(
         weight: of the LOCAL estimate, 0 to 1: one number (or scalar tensor) for both parts, or a pair (or tensor of
             shape (2,)) for the means and for the covariance. 0 gives ``other`` and 1 gives ``local``, to the bit.
 
-    Source: pFedFDA, Section 4.3 (weight = beta), and FedLDA, whose beta weighs the GLOBAL estimate (weight = 1 - beta).
+    Source: pFedFDA, Algorithm 1, lines 10 and 11 (weight = beta), and FedLDA, section 4, whose beta weighs the GLOBAL
+    estimate (weight = 1 - beta).
     """
     if isinstance(weight, tuple):
         on_mean, on_cov = weight

@@ -98,7 +98,8 @@ def search(
     Raises:
         InputError: fewer than 2 folds.
 
-    Source: pFedFDA, Eq. 9, with the mean over a fold in place of the sum, as in its released code.
+    Source: pFedFDA, Eq. 9, summed over folds of the mean over a fold, as in its released code (printed: 1 / k of the
+    sum of sums). The two weights of ``separate``: section 5.3.
     """
     _check(folds)
     C = len(logprior_C)

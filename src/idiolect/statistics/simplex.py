@@ -59,7 +59,7 @@ def combination_weights(h_mCd: Array, variance_m: Array, *, threshold: float = 1
 
     Args:
         h_mCd: class shares times class mean features.
-        variance_m: V_j / n_j: the variance of client j's features over its number of rows.
+        variance_m: V_j / n_j, with V = E‖z‖² - ‖h‖² over client j's n_j rows.
         threshold: weights below it are set to 0 (never the largest of a row), and the rest is NOT scaled back to sum
             to 1.
 
@@ -70,7 +70,7 @@ def combination_weights(h_mCd: Array, variance_m: Array, *, threshold: float = 1
     Raises:
         InputError: a participant's numbers are not finite.
 
-    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), Eqs. 10 and 43 to 46 (features of identity covariance); threshold as
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), Eqs. 11 and 43 to 46 (features of identity covariance); threshold as
     in the released code, 0 in the paper.
     """
     m = len(variance_m)
