@@ -19,7 +19,11 @@ class RunError(IdiolectError, RuntimeError):
 
 
 class Interrupted(IdiolectError):
-    """The run was asked to stop (SIGINT or SIGTERM). Everything up to the last whole round is on disk."""
+    """The run was asked to stop. Everything up to the last whole round is on disk. Exit code 128 + ``signal``."""
+
+    def __init__(self, message: str = "stopped", signal: int = 2) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from idiolect.errors import RunError
@@ -14,7 +15,6 @@ def write(path: Path, content: bytes | str) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,5 +30,7 @@ def write(path: Path, content: bytes | str) -> None:
             finally:
                 os.close(folder)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror}; make room or choose another folder, then continue with --resume") from error
+        raise RunError(f"cannot write {path} ({error.strerror}): make room, or choose another folder") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()

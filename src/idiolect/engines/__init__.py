@@ -1,4 +1,4 @@
-"""Engines: where clients run. ``ENGINES`` maps a name to a factory taking the number of workers."""
+"""Engines: where clients run. ``ENGINES`` maps a name to a class taking the number of workers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from idiolect.engines.sequential import Sequential
 from idiolect.engines.site import Job
 from idiolect.errors import InputError, nearest
 
-ENGINES: dict[str, Callable[[int | None], Engine]] = {
-    "sequential": lambda workers: Sequential(),
-    "processes": lambda workers: Processes(workers),
-}
+ENGINES: dict[str, Callable[[int | None], Engine]] = {"sequential": Sequential, "processes": Processes}
 
 __all__ = ["ENGINES", "Engine", "Job", "Processes", "Record", "Sequential", "State", "begin", "engine", "fit"]
 
@@ -23,11 +20,11 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
     """An engine by name; ``auto`` is processes where there is more than one core, else sequential.
 
     Raises:
-        InputError: unknown name, or fewer than one worker.
+        InputError: unknown name, or a number of workers that the engine cannot have.
     """
     if name == "auto":
-        many = os.name == "posix" and (workers or cores()) > 1
-        name = "processes" if many or (workers is not None and workers < 1) else "sequential"
+        alone = os.name != "posix" or (cores() if workers is None else workers) == 1
+        name = "sequential" if alone else "processes"
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; {nearest(name, ['auto', *ENGINES])}")
     return ENGINES[name](workers)

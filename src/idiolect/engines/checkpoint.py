@@ -12,6 +12,8 @@ from idiolect import files, tree
 from idiolect.engines.loop import State
 from idiolect.errors import InputError
 
+_MEND = "delete it to start this part of the run again"
+
 
 def save(state: State, path: Path) -> None:
     """Write a state, atomically.
@@ -33,12 +35,12 @@ def load(path: Path, like: State) -> State:
         with safetensors.safe_open(path, framework="pt") as file:
             number = int(file.metadata()["round"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a readable checkpoint ({error}): delete it to start this part of the run again") from error
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a readable checkpoint ({error}): {_MEND}") from error
     trees = {"server": like.server, "clients": like.clients}
     wanted = tree.named(trees)
-    if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in found.items()}:
-        raise InputError(f"{path} was written by another method, model or version: delete it to start this part of the run again")
+    if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in found.items()}:
+        raise InputError(f"{path} was written by another method, model or version: {_MEND}")
     _, rebuild = tree.flatten(trees)
     new = rebuild([found[name] for name in wanted])
     return State(new["server"], new["clients"], number)

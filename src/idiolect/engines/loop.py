@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from idiolect import keys, tree
-from idiolect.engines.site import Job, Measured, Stage, Trained
+from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import RunError
 from idiolect.method import Down, Info, Method
 from idiolect.tree import Tree
@@ -21,14 +21,16 @@ class Engine(Protocol):
     def __enter__(self) -> Self:
         """Take what the engine needs."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give it back."""
 
     def open(self, job: Job) -> None:
         """Take up a job; ``map`` works on the one opened last."""
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Callable[[], bool]
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained | Measured]:
         """One stage for some clients, in the order of ``ids``."""
 
@@ -48,7 +50,7 @@ class Record(NamedTuple):
     round: int
     client: int
     moment: str
-    """``adapted``: the personal model on test rows; ``local``, ``server``: what client and server report; ``wire``: bytes."""
+    """``adapted``: the personal model on test rows; ``local`` and ``server``: what these report; ``wire``: bytes."""
     metric: str
     value: float
 
@@ -56,14 +58,15 @@ class Record(NamedTuple):
 def begin(method: Method, clients: int, seed: int) -> State:
     """The state before the first round."""
     key = keys.key(seed, "enrol")
-    return State(method.init(keys.key(seed, "init")), [method.enrol(key) for _ in range(clients)], 0)
+    return State(
+        tree.copy(method.init(keys.key(seed, "init"))), [tree.copy(method.enrol(key)) for _ in range(clients)], 0
+    )
 
 
 def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
     """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one."""
     count = max(1, int(participation * clients + 0.5))
     return sorted(keys.generator(seed, round, "participation").choice(clients, count, replace=False).tolist())
-
 
 
 def fit(
@@ -75,13 +78,13 @@ def fit(
     evaluate_every: int = 1,
     state: State | None = None,
     on_round: Callable[[State, list[Record]], None] = lambda state, records: None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
 ) -> State:
     """Run a job to round ``rounds``, from the start or from a state.
 
-    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their numbers. At evaluation rounds and after
-    the last, every client's personal model (``adapt``, then ``predict``) is measured on its test rows; what ``adapt`` made is
-    not kept.
+    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
+    numbers. At evaluation rounds and after the last, every client's personal model (``adapt``, then ``predict``) is
+    measured on its test rows; what ``adapt`` made is not kept.
 
     Args:
         job: method, data, seed.
@@ -130,7 +133,7 @@ def _aggregate(job: Job, method: Method, server: Tree, up: Tree, ids: Sequence[i
     where = f"{job.name}: server, round {number}, aggregate"
     try:
         server, info = method.aggregate(server, up, torch.tensor(ids))
-    except Exception as error:  # noqa: BLE001  whatever a method raises, the message says whose it was
+    except Exception as error:  # whatever a method raises, the message says whose it was
         raise RunError(f"{where}: {type(error).__name__}: {error}") from error
     if (path := tree.not_finite(server)) is not None:
         raise RunError(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
@@ -139,7 +142,9 @@ def _aggregate(job: Job, method: Method, server: Tree, up: Tree, ids: Sequence[i
 
 def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Record]:
     return [
-        Record(number, i, "local", name, float(value)) for i, info in zip(ids, infos, strict=True) for name, value in info.items()
+        Record(number, i, "local", name, float(value))
+        for i, info in zip(ids, infos, strict=True)
+        for name, value in info.items()
     ]
 
 
@@ -156,5 +161,7 @@ def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
     for name, value in info.items():
         for i, row in zip(ids, value.tolist(), strict=True):
             columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
-            records += [Record(number, i, "server", name if j is None else f"{name}[{j}]", float(v)) for j, v in columns]
+            records += [
+                Record(number, i, "server", name if j is None else f"{name}[{j}]", float(v)) for j, v in columns
+            ]
     return records

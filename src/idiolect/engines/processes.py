@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from idiolect import tree
 from idiolect.data import FederatedData
 from idiolect.engines import wire
-from idiolect.engines.site import Job, Measured, Stage, Trained
+from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.method import Down
 from idiolect.tree import Tree
@@ -34,11 +33,12 @@ def cores() -> int:
 class Processes:
     """Clients over worker processes; the bits of a result are those of ``Sequential``, whatever the number of workers.
 
-    Workers are fresh interpreters that import this package, not copies of the calling program, so a script or a notebook
-    needs no ``if __name__ == "__main__"``. They share one copy of the rows through a memory-mapped file.
+    Workers are fresh interpreters that import this package, not copies of the calling program, so a script or a
+    notebook needs no ``if __name__ == "__main__"``. They share one copy of the rows through a memory-mapped file, and
+    end with the calling program, however that ends.
 
     Args:
-        workers: how many; None takes the number of cores.
+        workers: how many, at most; None takes the number of cores. There are never more than clients.
 
     Raises:
         InputError: fewer than one worker, or a system without POSIX pipes.
@@ -46,7 +46,7 @@ class Processes:
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
-            raise InputError(f"workers={workers}: the processes engine needs at least 1")
+            raise InputError(f"workers={workers} is not possible: ask for at least 1")
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use --engine sequential here")
         self.workers = workers or cores()
@@ -60,18 +60,58 @@ class Processes:
         torch.set_num_threads(1)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
         torch.set_num_threads(self._threads)
 
-    def _start(self) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        for _ in range(self.workers):
-            ours, theirs = Pipe()
-            command = [sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL))
+    def open(self, job: Job) -> None:
+        """Take up a job; ``map`` works on the one opened last.
+
+        Raises:
+            RunError: workers cannot start, or die.
+        """
+        try:
+            if self._data is not job.data:
+                self._stop()
+                self._start(job.data)
+            self._tell("at the start", "job", job._replace(data=None))  # type: ignore[arg-type]
+        except BaseException:
+            self._stop()
+            raise
+
+    def _start(self, data: FederatedData) -> None:
+        try:
+            with tempfile.TemporaryFile() as rows:  # without a name: nothing is left behind, however this ends
+                rows.write(data.x_R.contiguous().numpy().data)
+                rows.flush()
+                for _ in range(min(self.workers, data.clients)):
+                    self._spawn(rows.fileno())
+        except OSError as error:
+            raise RunError(f"cannot share the rows in a file ({error}): set TMPDIR to a folder with room") from error
+        self._tell("at the start", "start", replace(data, x_R=data.x_R[:0]))
+        for connection in self._connections:
+            self._receive("at the start", connection)
+        self._data = data
+
+    def _spawn(self, rows: int) -> None:
+        ours, theirs = Pipe()
+        self._connections.append(ours)
+        descriptors = [theirs.fileno(), rows]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.worker", *map(str, descriptors)],
+                pass_fds=descriptors,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the engine alone
+            )
+        except OSError as error:
+            raise RunError(f"cannot start a worker process ({error.strerror}): try fewer --workers") from error
+        finally:
             theirs.close()
-            self._connections.append(ours)
+        self._processes.append(process)
 
     def _stop(self) -> None:
         for connection in self._connections:
@@ -81,45 +121,29 @@ class Processes:
             process.wait()
         self._connections, self._processes, self._data = [], [], None
 
-    def _tell(self, *message: Any) -> None:
+    def _tell(self, when: str, *message: Any) -> None:
         for connection in self._connections:
-            try:
-                wire.send(connection, message)
-            except ConnectionError:
-                raise RunError("a worker process did not start or died, perhaps for want of memory: try fewer --workers") from None
+            self._send(when, connection, *message)
 
-    def open(self, job: Job) -> None:
-        """Take up a job; ``map`` works on the one opened last."""
-        if not self._connections:
-            self._start()
+    def _send(self, when: str, connection: Connection, *message: Any) -> None:
         try:
-            if self._data is not job.data:
-                self._share(job.data)
-            self._tell("job", job._replace(data=None))  # type: ignore[arg-type]
-        except BaseException:
-            self._stop()
-            raise
+            wire.send(connection, message)
+        except OSError:
+            raise _died(when) from None
 
-    def _share(self, data: FederatedData) -> None:
-        with tempfile.TemporaryDirectory(prefix="idiolect-") as folder:
-            path = Path(folder, "rows")
-            data.x_R.numpy().tofile(path)
-            self._tell("rows", str(path), data.x_R.dtype, replace(data, x_R=data.x_R[:0]))
-            self._tell("ready")
-            for connection in self._connections:  # each has mapped the file: its name may go
-                self._receive(connection, "at the start")
-        self._data = data
-
-    def _receive(self, connection: Connection, when: str) -> Any:
+    def _receive(self, when: str, connection: Connection) -> Any:
         try:
-            return wire.receive(connection)
-        except (EOFError, ConnectionError):
-            raise RunError(f"a worker process died {when}, perhaps for want of memory: continue with --resume and fewer --workers") from None
+            error, answer = wire.receive(connection)
+        except (EOFError, OSError):
+            raise _died(when) from None
+        if error is not None:
+            raise error
+        return answer
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Callable[[], bool]
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained | Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` belongs to ``ids[k]``.
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         The largest clients go first and each worker takes the next when it has answered, so that all end together.
 
@@ -134,10 +158,11 @@ class Processes:
             raise
 
     def _map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Callable[[], bool]
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained | Measured]:
         assert self._data is not None
-        self._tell("down", down.shared)
+        when = f"in round {round} ({stage})"
+        self._tell(when, "down", down.shared)
         rows = self._data.train if stage == "local" else self._data.test
         todo = sorted(range(len(ids)), key=lambda k: len(rows[ids[k]]))
         results: dict[int, Any] = {}
@@ -145,19 +170,21 @@ class Processes:
         def give(connection: Connection) -> None:
             if todo:
                 k = todo.pop()
-                wire.send(connection, ("run", k, stage, round, ids[k], tree.rows(down.own, k), clients[k]))
+                self._send(when, connection, "run", k, stage, round, ids[k], tree.rows(down.own, k), clients[k])
 
         for _ in range(_AHEAD):
             for connection in self._connections:
                 give(connection)
         while len(results) < len(ids):
             if stop():
-                raise Interrupted("stopped")
-            for connection in wait(self._connections, timeout=0.5):
-                assert isinstance(connection, Connection)
-                place, result, error = self._receive(connection, f"in round {round} ({stage})")
-                if error is not None:
-                    raise error
+                raise Interrupted
+            ready = wait(self._connections, timeout=0.5)
+            for connection in (c for c in self._connections if c in ready):
+                place, result = self._receive(when, connection)
                 results[place] = result
                 give(connection)
         return [results[k] for k in range(len(ids))]
+
+
+def _died(when: str) -> RunError:
+    return RunError(f"a worker process died {when}, perhaps for want of memory: try fewer --workers")

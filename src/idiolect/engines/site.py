@@ -16,6 +16,7 @@ from idiolect.method import Data, Down, Info, Method, Up
 from idiolect.tree import Tree
 
 Stage = Literal["local", "evaluate"]
+Stop = Callable[[], bool]
 _CHUNK = 1024  # test rows per prediction
 
 
@@ -36,7 +37,7 @@ class Measured(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One method on one federation with one seed. ``build`` is importable, so that a worker can build the method too."""
+    """One method on one federation with one seed. ``build`` is importable, so that a worker can build it too."""
 
     name: str
     build: Callable[[], Method]
@@ -64,10 +65,11 @@ class Site:
             result, checked = do(id, tree.copy(down), tree.copy(client), key)
         except IdiolectError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever a method raises, the message says whose it was
+        except Exception as error:  # whatever a method raises, the message says whose it was
             raise RunError(f"{where}: {type(error).__name__}: {error}") from error
         if (path := tree.not_finite(checked)) is not None:
-            raise RunError(f"{where}: training diverged ({path} is not a finite number); lower the learning rate or strengthen the method's repair")
+            what = f"training diverged ({path} is not a finite number)"
+            raise RunError(f"{where}: {what}; lower the learning rate or strengthen the method's repair")
         return result
 
     def _data(self, rows: Tensor) -> Data:
@@ -84,7 +86,9 @@ class Site:
         client = self.method.adapt(down, client, self._data(data.train[id]), key)
         rows = data.test[id]
         with torch.no_grad():
-            logp_NC = torch.cat([self.method.predict(down, client, data.x_R[r]) for r in rows.split(_CHUNK)]).double()
+            logp_NC = torch.cat(
+                [self.method.predict(down, client, data.x_R[r]) for r in torch.split(rows, _CHUNK)]
+            ).double()
         y_N = data.y_R[rows]
         right = (logp_NC.argmax(1) == y_N).double().mean()
         return Measured(float(right), float(nll_loss(logp_NC, y_N))), {"prediction": logp_NC.amax(1)}

@@ -1,4 +1,4 @@
-"""Messages between an engine and its workers: pickles in which a tensor is an array, rebuilt in aligned memory."""
+"""Messages between an engine and its workers: pickles in which a tensor is its bytes, rebuilt in aligned memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,36 @@ from torch import Tensor
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        return (_tensor, (value.detach().numpy(),)) if isinstance(value, Tensor) else NotImplemented
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        flat = value.detach().reshape(-1).view(torch.uint8)
+        return _tensor, (flat.numpy(), value.dtype, tuple(value.shape))
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.tensor(array)
+def _tensor(flat: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.tensor(flat).view(dtype).view(shape)
 
 
 def send(connection: Connection, message: Any) -> None:
-    """Send anything that pickles."""
+    """Send anything that pickles.
+
+    Raises:
+        OSError: the other side is gone.
+    """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
     connection.send_bytes(buffer.getbuffer())
+
+
+def load(message: bytes) -> Any:
+    """What a message says."""
+    return pickle.loads(message)
 
 
 def receive(connection: Connection) -> Any:
     """What the other side sent.
 
     Raises:
-        EOFError: the other side is gone.
+        EOFError, OSError: the other side is gone.
     """
-    return pickle.loads(connection.recv_bytes())
+    return load(connection.recv_bytes())

@@ -1,0 +1,318 @@
+"""The round loop on toy methods whose every number is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
+sys.path.insert(0, str(Path(__file__).parent))  # counting travels to workers by name
+
+import counting
+import toy
+
+from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, engine, fit
+from idiolect.engines.loop import participants
+from idiolect.engines.processes import cores
+from idiolect.errors import InputError, Interrupted, RunError
+
+ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
+
+
+@pytest.fixture(params=ENGINES)
+def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with ENGINES[request.param]() as made:
+        yield made
+
+
+def _job(**options: Any) -> Job:
+    return Job("counting", partial(counting.build, **options), toy.data(), 3)
+
+
+def _children() -> set[int]:
+    """Worker processes of this one."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"idiolect.engines.worker" in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+# --- who takes part
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "count"), [(20, 1.0, 20), (20, 0.1, 2), (10, 0.25, 3), (10, 0.01, 1), (1, 0.5, 1), (7, 0.5, 4)]
+)
+def test_number_of_participants(clients: int, share: float, count: int) -> None:
+    for round in range(1, 6):
+        ids = participants(0, round, clients, share)
+        assert len(ids) == count
+        assert ids == sorted(set(ids))
+        assert set(ids) <= set(range(clients))
+
+
+def test_participants_are_uniform_and_fixed_by_seed_and_round() -> None:
+    clients, rounds, count = 10, 2000, 3
+    drawn = [participants(5, r, clients, 0.3) for r in range(rounds)]
+    often = np.bincount(np.concatenate(drawn), minlength=clients)
+    p = count / clients
+    z = (often - rounds * p) / np.sqrt(rounds * p * (1 - p))
+    assert np.abs(z).max() < 4, often
+    pairs = np.zeros((clients, clients))
+    for ids in drawn:
+        pairs[np.ix_(ids, ids)] += 1
+    both = count * (count - 1) / (clients * (clients - 1))
+    z = (pairs[np.triu_indices(clients, 1)] - rounds * both) / np.sqrt(rounds * both * (1 - both))
+    assert np.abs(z).max() < 4.5
+    assert drawn == [participants(5, r, clients, 0.3) for r in range(rounds)]
+    assert drawn[:50] != [participants(6, r, clients, 0.3) for r in range(50)]
+
+
+# --- rounds
+
+
+def test_what_a_round_does(runs_on: Engine) -> None:
+    """counting: a client adds 1 to its own count and uploads client * round; the server sums what it gets."""
+    seen: list[tuple[State, list[Record]]] = []
+    end = fit(_job(), runs_on, rounds=4, participation=0.5, evaluate_every=3, on_round=lambda s, r: seen.append((s, r)))
+    drawn = {n: participants(3, n, 6, 0.5) for n in range(1, 5)}
+    total = 0
+    for n, (state, records) in enumerate(seen, 1):
+        total += sum(drawn[n])
+        assert state.round == n
+        assert state.server.tolist() == [n, total]
+        assert [int(c) for c in state.clients] == [sum(i in drawn[m] for m in range(1, n + 1)) for i in range(6)]
+        by = {(r.moment, r.metric): {s.client for s in records if s[2:4] == r[2:4]} for r in records}
+        assert all(r.round == n for r in records)
+        assert by["local", "count"] == by["wire", "bytes_up"] == by["wire", "bytes_down"] == set(drawn[n])
+        evaluated = n in (3, 4)
+        assert by.get(("adapted", "accuracy"), set()) == (set(range(6)) if evaluated else set())
+        assert by.get(("server", "uploaded"), set()) == (set(drawn[n]) if evaluated else set())
+        values = {(r.client, r.metric): r.value for r in records}
+        for i in drawn[n]:
+            assert values[i, "bytes_up"] == 8
+            assert values[i, "bytes_down"] == 16 + 8
+            assert values[i, "count"] == int(state.clients[i])
+            if evaluated:
+                assert values[i, "uploaded"] == i
+                assert {values[i, f"pair[{j}]"] for j in drawn[n]} == {10 * i + j for j in drawn[n]}
+    assert len(seen) == 4
+    assert end is seen[-1][0]
+
+
+def test_accuracy_and_loss(runs_on: Engine) -> None:
+    """counting predicts class 0 with probability 1/2 and shares the rest."""
+    records: list[Record] = []
+    fit(_job(), runs_on, rounds=1, on_round=lambda s, r: records.extend(r))
+    federation = toy.data()
+    for client in range(6):
+        y = federation.y_R[federation.test[client]].numpy()
+        values = {r.metric: r.value for r in records if r.client == client and r.moment == "adapted"}
+        assert values["accuracy"] == pytest.approx(np.mean(y == 0), abs=1e-12)
+        assert values["loss"] == pytest.approx(-np.mean(np.log(np.where(y == 0, 0.5, 0.25))), abs=1e-6)
+
+
+def test_nothing_left_to_do(runs_on: Engine) -> None:
+    state = State(torch.tensor([9, 0]), [torch.tensor(0)] * 6, 3)
+    assert fit(_job(), runs_on, rounds=3, state=state) is state
+
+
+def test_large_states_do_not_block() -> None:
+    """Client states and answers far larger than a pipe's buffer, in both directions at once."""
+    with Processes(2) as workers:
+        end = fit(_job(ballast=500_000), workers, rounds=2)
+    assert [int(c[0]) for c in end.clients] == [2] * 6
+
+
+def test_more_workers_than_clients() -> None:
+    whole = toy.data()
+    two = replace(whole, train=whole.train[:2], test=whole.test[:2])
+    with Processes(64) as workers:
+        fit(Job("counting", counting.build, two, 0), workers, rounds=1)
+        assert len(_children()) == 2
+    assert not _children()
+
+
+# --- stopping
+
+
+@pytest.mark.parametrize("after", [0, 8])
+def test_stop(runs_on: Engine, after: int) -> None:
+    asked, rounds = 0, []
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > after
+
+    with pytest.raises(Interrupted):
+        fit(_job(wait=0.01), runs_on, rounds=50, stop=stop, on_round=lambda s, r: rounds.append(s.round))
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert len(rounds) <= after
+    assert not _children()
+    assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("stage", ["local", "adapt", "predict"])
+def test_failing_client_is_named(runs_on: Engine, stage: str) -> None:
+    shown = "local" if stage == "local" else "evaluate"
+    with pytest.raises(RunError, match=rf"^counting: client 4, round 2, {shown}: ValueError: boom") as caught:
+        fit(_job(fails=(stage, 2, 4)), runs_on, rounds=3)
+    assert "\n" not in str(caught.value)
+    assert not _children(), "workers go on after an error"
+
+
+@pytest.mark.parametrize("stage", ["local", "predict"])
+def test_diverged_client_is_named(runs_on: Engine, stage: str) -> None:
+    shown = "local" if stage == "local" else "evaluate"
+    with pytest.raises(
+        RunError, match=rf"^counting: client 4, round 2, {shown}: training diverged .*lower the learning"
+    ):
+        fit(_job(diverges=(stage, 2, 4)), runs_on, rounds=3)
+
+
+@pytest.mark.parametrize(("option", "words"), [("fails", "ValueError: boom"), ("diverges", "training diverged")])
+def test_failing_server_is_named(option: str, words: str) -> None:
+    with Sequential() as loop, pytest.raises(RunError, match=rf"^counting: server, round 2, aggregate: {words}"):
+        fit(_job(**{option: ("aggregate", 2, 0)}), loop, rounds=3)
+
+
+def test_worker_that_dies() -> None:
+    def kill(state: State, records: list[Record]) -> None:
+        if state.round == 2:
+            os.kill(min(_children()), 9)
+
+    with Processes(2) as workers:
+        with pytest.raises(RunError, match=r"^a worker process died in round 3 \(local\).*try fewer --workers$"):
+            fit(_job(), workers, rounds=5, on_round=kill)
+        assert not _children()
+
+
+def test_worker_that_dies_in_a_client() -> None:
+    with Processes(2) as workers, pytest.raises(RunError, match=r"a worker process died in round 2 \(local\)"):
+        fit(_job(fails=("exit", 2, 4)), workers, rounds=3)
+
+
+def test_method_that_workers_cannot_import() -> None:
+    build = partial(counting.build)
+    counting.build.__module__ = "gone"
+    try:
+        sys.modules["gone"] = counting
+        with Processes(1) as workers, pytest.raises(RunError, match=r"No module named 'gone'.*--engine sequential$"):
+            fit(Job("gone", build, toy.data(), 0), workers, rounds=1)
+    finally:
+        counting.build.__module__ = "counting"
+        del sys.modules["gone"]
+
+
+def test_no_room_for_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with Processes(1) as workers, pytest.raises(RunError, match=r"No space left on device.*set TMPDIR"):
+        fit(_job(), workers, rounds=1)
+    assert not _children()
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    for make in ENGINES.values():
+        torch.set_num_threads(2)
+        with make():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+# --- choice
+
+
+def test_engine_by_name() -> None:
+    assert isinstance(engine("auto", 1), Sequential)
+    assert isinstance(engine("auto", 2), Processes)
+    assert isinstance(engine("auto"), Processes if cores() > 1 else Sequential)
+    assert engine("processes").workers == cores()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "words"),
+    [
+        ("proceses", None, "did you mean 'processes'"),
+        ("processes", 0, "workers=0"),
+        ("auto", 0, "workers=0"),
+        ("auto", -2, "workers=-2"),
+        ("sequential", 0, "workers=0"),
+        ("sequential", 2, "workers=2"),
+    ],
+)
+def test_engine_that_cannot_be(name: str, workers: int | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        engine(name, workers)
+
+
+def test_worker_imports_no_more_than_it_needs() -> None:
+    code = "import sys, idiolect.engines.worker; print(*{m.partition('.')[0] for m in sys.modules})"
+    found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert "torch" in found
+    assert not found & {"pandas", "datasets", "sklearn", "rich", "typer", "jinja2", "vl_convert"}
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """A worker in the middle of a long client notices, too."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from functools import partial\n"
+        "import counting, toy\n"
+        "from idiolect.engines import Job, Processes, fit\n"
+        "with Processes(2) as workers:\n"
+        "    job = Job('counting', partial(counting.build, wait=60), toy.data(), 0)\n"
+        "    fit(job, workers, rounds=1, on_round=print, stop=lambda: print('busy', flush=True) or False)\n"
+    )
+    marker = f"IDIOLECT_TEST={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *sys.path[:2]],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"IDIOLECT_TEST": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"busy\n"
+        time.sleep(0.3)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while alive := _marked(marker):
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.05)
+
+
+def _marked(marker: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
