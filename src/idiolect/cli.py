@@ -1,4 +1,7 @@
-"""The command line: ``idiolect run``, ``idiolect report``, ``idiolect list``."""
+"""The command line: ``idiolect run``, ``idiolect report``, ``idiolect list``.
+
+What a command needs is imported when it runs, so that help is quick and Ctrl-C during the imports is met by ``main``.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,34 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from idiolect import __version__, data, engines, methods, models, report
+from idiolect import __version__
 from idiolect.errors import IdiolectError, InputError, Interrupted, nearest
-from idiolect.experiments import Study, run, watcher
-from idiolect.experiments.progress import Silent
-from idiolect.spec import Spec, options_of, scalar, split_list
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-                  help="Personalised federated learning: train, compare and understand.")  # fmt: skip
+if TYPE_CHECKING:
+    from idiolect.experiments import Study
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_STOPPED = 128 + signal.SIGINT
 out_console, err_console = Console(), Console(stderr=True)
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer brings along under changing names
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What ``idiolect list`` lists."""
 
     methods = "methods"
@@ -45,179 +55,297 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def idiolect(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Personalised federated learning: train, compare and understand."""
 
 
+def _option(help: str, default: str = "", *names: str, metavar: str | None = None, panel: str | None = None) -> Any:
+    help += rf" [dim]\[{default}][/]" if default else ""
+    return typer.Option(*names, help=help, show_default=False, metavar=metavar, rich_help_panel=panel)
+
+
+_DATA, _TRAINING, _RUN = "What is compared, on what", "Training", "The run"
+
+
 @app.command("run")
 def run_command(
-    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.yaml]", help="A study; options below override it.", show_default=False)] = None,
-    dataset: Annotated[str | None, typer.Option(help="Data set (see: idiolect list datasets).", show_default="digits")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas, with options as fedpac:alignment=0.", show_default="fedavg,fedavg_ft")] = None,
-    partition: Annotated[str | None, typer.Option(help="How rows are split over clients.", show_default="dirichlet:alpha=0.3")] = None,
-    shift: Annotated[list[str] | None, typer.Option(help="A change of some clients' images, as rotation:degrees=90,clients=0-4; repeat to compose.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Network; auto takes the papers' for the data.", show_default="auto")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default="20")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="30")] = None,
-    participation: Annotated[float | None, typer.Option(help="Share of the clients in each round.", show_default="1.0")] = None,
-    local_epochs: Annotated[int | None, typer.Option(help="Epochs per client and round.", show_default="5")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per step.", show_default="50")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.01")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum.", show_default="0.5")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.", show_default="0.0005")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.", show_default="0")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help="An option of a method, as pfedfda.ridge=1.0; repeat.", show_default=False)] = None,
-    engine: Annotated[str, typer.Option(help="auto, sequential or processes; the numbers are the same.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Worker processes.", show_default="one per core")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with DATASET/{train,test}.parquet.", show_default="$IDIOLECT_DATA, else the hub")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON on standard output.")] = False,
-) -> None:  # fmt: skip
+    study: Annotated[
+        Path | None,
+        typer.Argument(metavar="STUDY.yaml", help="A study; options override its settings.", show_default=False),
+    ] = None,
+    dataset: Annotated[str | None, _option("Data set.", "digits", panel=_DATA)] = None,
+    methods: Annotated[
+        str | None,
+        _option("Separated by commas; options as fedpac:alignment=0.", "fedavg,fedavg_ft", panel=_DATA),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        _option(
+            "An option of a method, as pfedfda.ridge=0.5; repeat.",
+            "",
+            "--set",
+            metavar="NAME=VALUE",
+            panel=_DATA,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, _option("How rows are split over clients.", "dirichlet:alpha=0.3", panel=_DATA)
+    ] = None,
+    shift: Annotated[
+        list[str] | None,
+        _option(
+            "How some clients' images differ, as rotation:degrees=90,clients=0-4; repeat.",
+            metavar="<str>",
+            panel=_DATA,
+        ),
+    ] = None,
+    model: Annotated[str | None, _option("Network; auto takes the papers' for the data.", "auto", panel=_DATA)] = None,
+    clients: Annotated[int | None, _option("Number of clients.", "20", panel=_DATA)] = None,
+    seeds: Annotated[str | None, _option("Separated by commas.", "0", panel=_DATA)] = None,
+    rounds: Annotated[int | None, _option("Communication rounds.", "30", panel=_TRAINING)] = None,
+    participation: Annotated[
+        float | None, _option("Share of the clients in each round.", "1.0", panel=_TRAINING)
+    ] = None,
+    local_epochs: Annotated[int | None, _option("Epochs per client and round.", "5", panel=_TRAINING)] = None,
+    batch_size: Annotated[int | None, _option("Rows per step.", "50", panel=_TRAINING)] = None,
+    lr: Annotated[float | None, _option("Learning rate.", "0.01", panel=_TRAINING)] = None,
+    momentum: Annotated[float | None, _option("Momentum.", "0.5", panel=_TRAINING)] = None,
+    weight_decay: Annotated[float | None, _option("Weight decay.", "0.0005", panel=_TRAINING)] = None,
+    engine: Annotated[
+        str, _option("auto, sequential or processes; the numbers are the same.", "auto", panel=_RUN)
+    ] = "auto",
+    workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
+    data_dir: Annotated[
+        Path | None, _option("Holds DATASET/{train,test}.parquet.", "$IDIOLECT_DATA, else the hub", panel=_RUN)
+    ] = None,
+    out: Annotated[Path | None, _option("Folder of the run.", "runs/NAME", panel=_RUN)] = None,
+    resume: Annotated[bool, _option("Continue the run in --out.", "", "--resume", panel=_RUN)] = False,
+    quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
+    as_json: Annotated[bool, _option("Print the table as JSON.", "", "--json", panel=_RUN)] = False,
+) -> None:
     """Train methods on clients that differ, and compare them in a table and a page.
 
-    Example: idiolect run --methods local,fedavg,fedpac --shift rotation:degrees=90,clients=0-4 --rounds 10
+    Example: idiolect run --methods local,fedavg,fedpac --shift rotation:degrees=90,clients=0-4
     """
+    from idiolect.experiments import run, watcher
+    from idiolect.experiments.progress import Silent
+
     given = {
-        "dataset": dataset, "methods": split_list(methods) if methods is not None else None,
-        "partition": partition, "shifts": shift, "model": model, "clients": clients, "rounds": rounds,
-        "participation": participation, "local_epochs": local_epochs, "batch_size": batch_size, "lr": lr,
-        "momentum": momentum, "weight_decay": weight_decay, "seeds": _numbers(seeds), "data_dir": _text(data_dir),
-    }  # fmt: skip
+        "dataset": dataset,
+        "methods": methods,
+        "partition": partition,
+        "shifts": shift,
+        "model": model,
+        "clients": clients,
+        "rounds": rounds,
+        "participation": participation,
+        "local_epochs": local_epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "seeds": seeds,
+        "data_dir": None if data_dir is None else str(data_dir),
+    }
     settings = {k: v for k, v in given.items() if v is not None}
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)
     result = run(whole, out, engine=engine, workers=workers, resume=resume, watcher=show)
     page = result.folder / "report.html"
     if as_json:
-        print(json.dumps({"run": str(result.folder), "report": str(page), "methods": report.as_json(result.rows())}, indent=1))
+        rows = [row._asdict() for row in result.rows()]
+        _print_json({"run": str(result.folder), "report": str(page), "methods": rows})
     else:
+        if not quiet:
+            err_console.print()
         out_console.print(result.table())
-        out_console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+        _say(out_console, f"\nReport: {page}")
 
 
 def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], resumed: Path | None) -> Study:
-    base: dict[str, Any] = {}
-    there = resumed / "study.yaml" if resumed else None
-    if path is None and there is not None and there.exists():
-        path = there
-    if path is not None:
-        base = Study.read(path).model_dump()
-    elif resumed is not None and not settings:
-        raise InputError(f"{resumed} holds no study to resume: give --out the folder of a run, or the study to start")
-    study = Study(**base | settings)
-    return study.model_copy(update={"methods": _with(study, sets)}) if sets else study
+    """The study that a file, options and ``--set`` describe together; a run to be resumed has its own file."""
+    from idiolect.experiments import Study
+
+    if path is None and resumed is not None:
+        if (resumed / "study.yaml").exists():
+            path = resumed / "study.yaml"
+        elif not settings and not sets:
+            raise InputError(f"{resumed} holds no run to resume: give --out the folder of one, or leave out --resume")
+    study = Study(**(Study.read(path).model_dump() if path else {}) | settings)
+    return Study(**study.model_dump() | {"methods": _with(study, sets)})
 
 
-def _with(study: Study, sets: Sequence[str]) -> tuple[Any, ...]:
+def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
+    """The study's methods with the options that ``--set`` gives."""
+    from idiolect import methods
+    from idiolect.spec import scalar
+
     uses = [u.model_dump() for u in study.methods]
     for text in sets:
         target, equals, value = text.partition("=")
-        label, dot, option = target.rpartition(".")
+        label, dot, option = target.strip().rpartition(".")
         if not (equals and dot):
             raise InputError(f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0")
         meant = [u for u in uses if label in (u["name"], u["label"])]
         if not meant:
-            raise InputError(f"--set {text}: method {label!r} is not in this study; {nearest(label, [u['label'] for u in uses])}")
+            hint = nearest(label, [u["label"] for u in uses])
+            raise InputError(f"--set {text}: method {label!r} is not in this study; {hint}")
         for u in meant:
             preset = methods.get(u["name"]).presets.get(value, {}) if option == "preset" else {}
             u["options"] = u["options"] | preset | {option: scalar(value)}
-    return Study(methods=uses).methods
-
-
-def _numbers(text: str | None) -> list[Any] | None:
-    return None if text is None else [scalar(t) for t in text.split(",") if t.strip()]
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+    return uses
 
 
 @app.command("report")
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[Path | None, typer.Option(help="The page.", show_default="report.html in the (first) run's folder")] = None,
+    out: Annotated[Path | None, _option("The page.", "report.html in the first run's folder")] = None,
 ) -> None:
     """Draw the page of one run, or of several side by side."""
-    page = report.write(runs, out or runs[0] / "report.html")
-    out_console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+    from idiolect import report
+
+    _say(out_console, f"Report: {report.write(runs, out or runs[0] / 'report.html')}")
 
 
 @app.command("list")
 def list_command(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False,
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    as_json: Annotated[bool, _option("Print it as JSON.", "", "--json")] = False,
 ) -> None:
     """List what there is, with options and defaults."""
-    entries = _LISTS[kind.value]()
+    entries = _LISTS[kind]()
     if as_json:
-        print(json.dumps(entries, indent=1, default=str))
+        _print_json(entries)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, entry in entries.items():
-        options = ", ".join(f"{k}={v}" for k, v in entry.get("options", {}).items())
-        table.add_row(f"[bold]{name}[/]", entry["summary"] + (f"\n[dim]{options}[/]" if options else ""))
+        lines = [Text(entry["summary"])]
+        if options := entry.get("options"):
+            lines.append(Text(", ".join(f"{k}={_plain(v)}" for k, v in options.items()), style="dim"))
+        lines += [
+            Text(f"preset={preset}: " + ", ".join(f"{k}={_plain(v)}" for k, v in values.items()), style="dim")
+            for preset, values in entry.get("presets", {}).items()
+        ]
+        table.add_row(Text(name, style="bold"), Text("\n").join(lines))
     out_console.print(table)
 
 
-def _functions(known: Any) -> dict[str, dict[str, Any]]:
+def _plain(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _first_line(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "")
+
+
+def _functions(known: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    from idiolect.spec import options_of
+
     return {
         name: {
-            "summary": (f.__doc__ or name).strip().partition("\n")[0],
-            "options": {k: None if p.default is p.empty else p.default for k, p in options_of(f).items()},
+            "summary": _first_line(function),
+            "options": {k: p.default for k, p in options_of(function).items()},
         }
-        for name, f in known.items()
+        for name, function in known.items()
     }
 
 
 def _methods() -> dict[str, dict[str, Any]]:
+    from idiolect import methods
+
     entries = {name: methods.get(name) for name in methods.names()}
     return {
-        n: {"title": e.title, "summary": f"{e.title}: {e.summary}" if e.summary else e.title, "options": e.options, "presets": e.presets}
-        for n, e in entries.items()
+        name: {
+            "title": e.title,
+            "summary": f"{e.title}: {e.summary}",
+            "options": e.options,
+            "presets": e.presets,
+        }
+        for name, e in entries.items()
     }
 
 
 def _datasets() -> dict[str, dict[str, Any]]:
-    return {name: {"summary": _about(data.describe(name))} | data.describe(name) for name in data.names()}
+    from idiolect import data
+
+    def entry(name: str) -> dict[str, Any]:
+        about = data.describe(name)
+        counts = f"{about['train_rows']:,} + {about['test_rows']:,}" if about["test_rows"] else f"{about['rows']:,}"
+        summary = f"{about['title']}; {counts} rows, {about['classes']} classes; {about['source']}"
+        return {"summary": summary} | about
+
+    return {name: entry(name) for name in data.names()}
 
 
-def _about(entry: dict[str, Any]) -> str:
-    return ", ".join(str(v) for v in entry.values() if isinstance(v, str | int))
+def _partitions() -> dict[str, dict[str, Any]]:
+    from idiolect import data
+
+    return _functions(data.PARTITIONS)
+
+
+def _shifts() -> dict[str, dict[str, Any]]:
+    from idiolect import data
+
+    entries = _functions(data.SHIFTS)
+    return {name: entry | {"options": entry["options"] | {"clients": "all"}} for name, entry in entries.items()}
+
+
+def _models() -> dict[str, dict[str, Any]]:
+    from idiolect import models
+
+    auto = {"summary": "The papers' network for the shape of the data, else small_cnn."}
+    return {"auto": auto} | {name: {"summary": _first_line(make)} for name, make in models.NETWORKS.items()}
+
+
+def _engines() -> dict[str, dict[str, Any]]:
+    from idiolect import engines
+
+    auto = {"summary": "Processes where there is more than one core, else sequential."}
+    return {"auto": auto} | {name: {"summary": _first_line(make)} for name, make in engines.ENGINES.items()}
 
 
 _LISTS = {
-    "methods": _methods,
-    "datasets": _datasets,
-    "partitions": lambda: _functions(data.PARTITIONS),
-    "shifts": lambda: _functions(data.SHIFTS),
-    "models": lambda: _functions(models.NETWORKS),
-    "engines": lambda: {n: {"summary": e.__doc__ or n} for n, e in engines.ENGINES.items()},
+    Kind.methods: _methods,
+    Kind.datasets: _datasets,
+    Kind.partitions: _partitions,
+    Kind.shifts: _shifts,
+    Kind.models: _models,
+    Kind.engines: _engines,
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: an error is one sentence on standard error and exit code 2."""
+def _print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: an error is one sentence on standard error and exit code 2, a signal 128 and its number."""
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="idiolect", standalone_mode=False)
     except Interrupted as stop:
-        err_console.print(str(stop), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(128 + signal.SIGINT)
+        _end(str(stop), 128 + stop.signal)
     except IdiolectError as error:
-        _fail(str(error))
-    except click.ClickException as error:
-        _fail(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(128 + signal.SIGINT)
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+        _end(str(error), 2)
+    except UsageError as error:
+        _end(" ".join(error.format_message().replace("Value error, ", "").split()), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _STOPPED  # by Ctrl-C before a run began; some versions of typer return this
+    if code == _STOPPED:
+        _end("stopped", code)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(sentence: str) -> None:
-    err_console.print(f"idiolect: {sentence}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2)
+def _end(sentence: str, code: int) -> NoReturn:
+    if sentence:
+        _say(err_console, f"idiolect: {sentence}")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

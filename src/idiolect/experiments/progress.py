@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class Watcher(Protocol):
@@ -16,7 +17,9 @@ class Watcher(Protocol):
     def __enter__(self) -> Self:
         """Begin to show."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop showing."""
 
     def start(self, label: str, total: int, done: int) -> None:
@@ -32,7 +35,9 @@ class Silent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def start(self, label: str, total: int, done: int) -> None:
@@ -47,16 +52,22 @@ class Bars(Silent):
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
-            TextColumn("{task.fields[accuracy]:>7}"), TimeElapsedColumn(), TimeRemainingColumn(), console=console,
-        )  # fmt: skip
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=28)),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[accuracy]:<14}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+        )
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
     def start(self, label: str, total: int, done: int) -> None:
@@ -67,8 +78,9 @@ class Bars(Silent):
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Move it."""
-        fields = {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
-        self._bars.update(self._tasks[label], advance=1, **fields)
+        self._bars.advance(self._tasks[label])
+        if accuracy is not None:
+            self._bars.update(self._tasks[label], accuracy=f"accuracy {accuracy:.1%}")
 
 
 class Lines(Silent):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from types import FrameType
 
 from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, fit
-from idiolect.errors import IdiolectError, InputError
+from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
@@ -41,8 +41,8 @@ def run(
 
     Raises:
         InputError: a setting, the data or the folder do not allow the run; nothing is written.
-        RunError: a client failed or diverged, or the disk is full; the last whole round is on disk.
-        Interrupted: SIGINT or SIGTERM came; the last whole round is on disk.
+        RunError: a client failed or diverged, a worker died, or the disk is full; whole rounds are on disk.
+        Interrupted: SIGINT or SIGTERM came; whole rounds are on disk.
     """
     worker = engines.engine(engine, workers)
     if resume and out is None:
@@ -51,33 +51,58 @@ def run(
     jobs = study.jobs(federation)
     for _, job in jobs:
         job.build()
-    about = {u.label: {"name": u.name, "title": _title(u.name, u.label), "summary": methods.get(u.name).summary} for u in study.methods}
+    about = {
+        u.label: {"name": u.name, "title": _title(u.name, u.label), "summary": methods.get(u.name).summary}
+        for u in study.methods
+    }
     manifest = data.manifest(federation) | {"methods": about}
-    store = Store(Path(out) if out is not None else _free(study.name), study, manifest, resume=resume)
-    watcher = watcher or Silent()
-    try:
-        with _signals() as stopped, watcher, worker:
-            done = dict.fromkeys(about, 0)
-            for u, job in jobs:
-                cell = store.cell(u.label, job.seed)
-                state = cell.load(begin(job.build(), federation.clients, job.seed))
-                watcher.start(u.label, study.rounds * len(study.seeds), done[u.label] + state.round)
-                if state.round < study.rounds:
-                    _fit(study, job, worker, cell, state, watcher, stopped)
-                done[u.label] += study.rounds
-    except IdiolectError:
-        with suppress(IdiolectError):
+    store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
+    result = Result(store.folder, store.study)
+    where = "before the first round"
+
+    def here(label: str, seed: int, round: int) -> None:
+        nonlocal where
+        where = f"after round {round} of {study.rounds} of {label}, seed {seed}"
+
+    with _signals() as came:
+        try:
+            with watcher or Silent() as show, worker:
+                done = dict.fromkeys(about, 0)
+                for u, job in jobs:
+                    cell = store.cell(u.label, job.seed)
+                    state = cell.load(begin(job.build(), federation.clients, job.seed))
+                    show.start(u.label, study.rounds * len(study.seeds), done[u.label] + state.round)
+                    here(u.label, job.seed, state.round)
+                    if state.round < study.rounds:
+                        _fit(study, job, worker, cell, state, show, here, lambda: bool(came))
+                    done[u.label] += study.rounds
             store.merge()
-        raise
-    store.merge()
-    result = Result(store.folder, study)
-    result.report()
+            result.report()
+        except (IdiolectError, KeyboardInterrupt) as error:
+            with suppress(IdiolectError):
+                store.merge()
+            again = f"continue with: {_command(store.folder, engine, workers)}"
+            if isinstance(error, KeyboardInterrupt):
+                where = "at once"
+            if isinstance(error, Interrupted | KeyboardInterrupt):
+                raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
+            if isinstance(error, RunError):
+                raise RunError(f"{error}; what was done is kept, {again}") from error
+            raise
     return result
 
 
 def _fit(
-    study: Study, job: Job, engine: Engine, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]
+    study: Study,
+    job: Job,
+    engine: Engine,
+    cell: Cell,
+    state: State,
+    watcher: Watcher,
+    here: Callable[[str, int, int], None],
+    stop: Callable[[], bool],
 ) -> None:
+    engine.open(job)  # so that no method's first round is charged with the start of the workers
     clock, latest, saved = time.monotonic(), state, state.round
 
     def on_round(state: State, records: list[Record]) -> None:
@@ -85,6 +110,7 @@ def _fit(
         now = time.monotonic()
         cell.add(records, now - clock)
         clock, latest = now, state
+        here(job.name, job.seed, state.round)
         if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
             cell.save(state)
             saved = state.round
@@ -103,29 +129,31 @@ def _fit(
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has come; a second SIGINT stops at once."""
-    came = threading.Event()
+def _signals() -> Iterator[list[int]]:
+    """The SIGINT and SIGTERM that have come; a second one stops at once."""
+    came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if came.is_set():
+        came.append(number)
+        if len(came) > 1:
             raise KeyboardInterrupt
-        came.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
+        yield came
         return
     old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came.is_set
+        yield came
     finally:
         for s, handler in old.items():
             signal.signal(s, handler)
 
 
-def _free(name: str) -> Path:
-    folders = (Path("runs", name if k == 1 else f"{name}-{k}") for k in count(1))
-    return next(f for f in folders if not f.exists())
+def _command(folder: Path, engine: str, workers: int | None) -> str:
+    command = ["idiolect", "run", "--resume", "--out", str(folder)]
+    command += ["--engine", engine] if engine != "auto" else []
+    command += ["--workers", str(workers)] if workers is not None else []
+    return shlex.join(command)
 
 
 def _title(name: str, label: str) -> str:

@@ -5,54 +5,67 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from idiolect import files
 from idiolect.engines import Record, State
 from idiolect.engines.checkpoint import load, save
-from idiolect.errors import InputError
+from idiolect.errors import InputError, RunError
 from idiolect.experiments.study import Study
+from idiolect.spec import Spec
 
 RECORDS = pa.schema(
-    [
-        ("study", pa.string()), ("method", pa.string()), ("seed", pa.int64()), ("round", pa.int64()), ("client", pa.int64()),
-        ("moment", pa.string()), ("metric", pa.string()), ("value", pa.float64()),
-    ]  # fmt: skip
+    {
+        "study": pa.string(),
+        "method": pa.string(),
+        "seed": pa.int64(),
+        "round": pa.int64(),
+        "client": pa.int64(),
+        "moment": pa.string(),
+        "metric": pa.string(),
+        "value": pa.float64(),
+    }
 )
-TIMINGS = pa.schema([("method", pa.string()), ("seed", pa.int64()), ("round", pa.int64()), ("seconds", pa.float64())])
+TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
 
 
 class Cell:
     """One method with one seed: what it has recorded, and how far it has come on disk."""
 
     def __init__(self, folder: Path, study: str, label: str, seed: int) -> None:
-        self.folder = folder / "cells" / f"{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}-seed{seed}"
+        self.folder = folder
         self._about = {"study": study, "method": label, "seed": seed}
-        self._records: list[Record] = []
+        self._records, self._timings = RECORDS.empty_table(), TIMINGS.empty_table()
+        self._new: list[Record] = []
         self._seconds: list[float] = []
 
     def add(self, records: list[Record], seconds: float) -> None:
         """Take one round's records and its wall time."""
-        self._records += records
+        self._new += records
         self._seconds.append(seconds)
 
     def save(self, state: State) -> None:
         """Put everything so far on disk. The checkpoint comes last: what is ahead of it is dropped by ``load``."""
-        columns = dict(zip(Record._fields, zip(*self._records, strict=True), strict=True)) if self._records else {}
-        self._write("records.parquet", RECORDS, columns, len(self._records))
-        rounds = {"round": range(1, len(self._seconds) + 1), "seconds": self._seconds}
-        self._write("timings.parquet", TIMINGS, rounds, len(self._seconds))
+        values = zip(*self._new, strict=True) if self._new else ([] for _ in Record._fields)
+        self._records = self._joined(self._records, dict(zip(Record._fields, values, strict=True)))
+        rounds = range(state.round - len(self._seconds) + 1, state.round + 1)
+        self._timings = self._joined(self._timings, {"round": rounds, "seconds": self._seconds})
+        self._new, self._seconds = [], []
+        _write(self.folder / "records.parquet", self._records)
+        _write(self.folder / "timings.parquet", self._timings)
         save(state, self.folder / "checkpoint.safetensors")
 
-    def _write(self, name: str, schema: pa.Schema, columns: dict[str, Any], count: int) -> None:
-        about = {k: [v] * count for k, v in self._about.items() if k in schema.names}
-        empty: dict[str, Any] = {name: [] for name in schema.names}
-        table = pa.table({name: (empty | about | columns)[name] for name in schema.names}, schema=schema)
-        files.write(self.folder / name, _bytes(table))
+    def _joined(self, old: pa.Table, columns: dict[str, Any]) -> pa.Table:
+        count = len(columns["round"])
+        about = {k: [v] * count for k, v in self._about.items() if k in old.schema.names}
+        return pa.concat_tables([old, pa.table({**about, **columns}, schema=old.schema)])
 
     def load(self, start: State) -> State:
         """The state last saved, or ``start``; records and times ahead of it are forgotten."""
@@ -60,57 +73,115 @@ class Cell:
         if not path.exists():
             return start
         state = load(path, start)
-        records = _read(self.folder / "records.parquet").to_pylist()
-        self._records = [Record(*(r[f] for f in Record._fields)) for r in records if r["round"] <= state.round]
-        self._seconds = [r["seconds"] for r in _read(self.folder / "timings.parquet").to_pylist()][: state.round]
+        done = pc.field("round") <= state.round
+        self._records = _read(self.folder / "records.parquet").filter(done)
+        self._timings = _read(self.folder / "timings.parquet").filter(done)
         return state
 
 
 class Store:
-    """The folder of one run.
+    """The folder of one run, started or taken up again; ``folder`` None takes a new one in ``runs``.
 
     Raises:
-        InputError: the folder exists and is not to be resumed, or holds another study or other data.
+        InputError: the folder exists and is not to be resumed, or holds another study, other data or no run.
+        RunError: the disk is full or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, study: Study, manifest: dict[str, Any], *, resume: bool) -> None:
-        self.folder, self.study = folder, study
-        started = (folder / "study.yaml").exists()
-        if started and resume:
-            self._same(manifest)
-        elif folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())) and not resume:
-            raise InputError(f"{folder} exists: choose another --out, or continue the run in it with --resume")
-        else:
-            files.write(folder / "manifest.json", json.dumps(manifest, indent=1))
-            files.write(folder / "study.yaml", study.to_yaml())
+    def __init__(self, folder: Path | None, study: Study, manifest: dict[str, Any], *, resume: bool) -> None:
+        self.folder, self.study = folder or _new(study.name), study
+        if resume and (self.folder / "study.yaml").exists():
+            self.study = study.model_copy(update={"name": self._same(manifest)})
+            for draft in [*self.folder.rglob(".*.tmp"), *self.folder.glob(".report.html.*")]:  # of a killed writer
+                draft.unlink()
+            return
+        if _holds_something(self.folder):
+            mend = "choose another --out" if resume else "choose another --out, or continue the run in it with --resume"
+            raise InputError(f"{self.folder} {'holds no run' if resume else 'exists'}: {mend}")
+        try:
+            files.write(self.folder / "manifest.json", json.dumps(manifest, indent=1))
+            files.write(self.folder / "study.yaml", study.to_yaml())
+        except RunError:
+            with suppress(OSError):
+                (self.folder / "manifest.json").unlink(missing_ok=True)
+                self.folder.rmdir()
+            raise
 
-    def _same(self, manifest: dict[str, Any]) -> None:
+    def _same(self, manifest: dict[str, Any]) -> str:
+        """The name of the study in the folder, which must compute what this one does."""
         there = Study.read(self.folder / "study.yaml")
-        old, new = there.model_dump(exclude={"name", "data_dir"}), self.study.model_dump(exclude={"name", "data_dir"})
-        if (differs := next((k for k in new if old[k] != new[k]), None)) is not None:
+        if differs := _difference(_computed(there), _computed(self.study)):
             raise InputError(
-                f"{self.folder} holds another study ({differs}: {_brief(old[differs])} there, {_brief(new[differs])} here): "
-                "choose another --out, or resume it without other settings"
+                f"{self.folder} holds another study ({differs}): choose another --out, or resume it as it was"
             )
-        if json.loads((self.folder / "manifest.json").read_text())["hash"] != manifest["hash"]:
-            raise InputError(f"the data have changed since the run in {self.folder} was started: choose another --out")
+        path = self.folder / "manifest.json"
+        try:
+            same = json.loads(path.read_text(encoding="utf-8"))["hash"] == manifest["hash"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{path} is missing or broken: restore it, or run the study into another --out") from None
+        if not same:
+            raise InputError(f"the data have changed since the run in {self.folder} began: choose another --out")
+        return there.name
 
     def cell(self, label: str, seed: int) -> Cell:
         """The cell of a method and a seed."""
-        return Cell(self.folder, self.study.name, label, seed)
+        number = [u.label for u in self.study.methods].index(label) + 1
+        name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
+        return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study."""
         cells = [self.cell(u.label, seed).folder for u in self.study.methods for seed in self.study.seeds]
         for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
             tables = [_read(c / name) for c in cells if (c / name).exists()]
-            files.write(self.folder / name, _bytes(pa.concat_tables([schema.empty_table(), *tables])))
+            _write(self.folder / name, pa.concat_tables([schema.empty_table(), *tables]))
 
 
-def _bytes(table: pa.Table) -> bytes:
+def _new(name: str) -> Path:
+    """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
+    number, folder = 1, Path("runs", name)
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = Path("runs", f"{name}-{number}")
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder} ({error.strerror}): choose one with --out") from error
+
+
+def _holds_something(folder: Path) -> bool:
+    """Whether there is more than what a run killed at its very start leaves."""
+    try:
+        return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): choose another --out") from None
+
+
+def _computed(study: Study) -> dict[str, Any]:
+    """What decides the numbers, flat: setting -> value."""
+    settings = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
+    uses = settings.pop("methods")
+    settings["methods"] = [u["label"] for u in uses]
+    return settings | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    key = next((k for k in new | old if old.get(k) != new.get(k)), None)
+    return key and f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} here"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Mapping) and "name" in value:
+        value = Spec.model_validate(value)
+    text = ", ".join(map(_brief, value)) or "none" if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _write(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    return buffer.getvalue()
+    pq.write_table(table.combine_chunks(), buffer)  # whole chunks: the same bytes however often it was saved
+    files.write(path, buffer.getvalue())
 
 
 def _read(path: Path) -> pa.Table:
@@ -118,8 +189,3 @@ def _read(path: Path) -> pa.Table:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path} is not readable ({error}): delete its folder to run this part again") from error
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,20 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import pydantic
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.data import PARTITIONS, SHIFTS, FederatedData
 from idiolect.engines import Job
 from idiolect.errors import InputError, nearest
 from idiolect.method import SGD, Task, Training
-from idiolect.spec import Spec, check, lower
+from idiolect.spec import Spec, check, lower, options_of, split_list
 
 if TYPE_CHECKING:
     from idiolect.experiments.result import Result
 
 T = TypeVar("T")
-Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Use(BaseModel):
@@ -51,10 +52,17 @@ class Use(BaseModel):
 def use(name: str, *, label: str | None = None, **options: Any) -> Use:
     """A method with options, for ``Study(methods=[...])``.
 
+    Raises:
+        InputError: unknown method or option, or a value out of range.
+
     >>> use("fedpac", alignment=0.5).options["alignment"]
     0.5
     """
-    return Use.model_validate({"label": label or str(Spec(name=name, options=options)), "name": name, "options": options})
+    named = str(Spec(name=name, options=options)) if label is None else label
+    try:
+        return Use.model_validate({"label": named, "name": name, "options": options})
+    except pydantic.ValidationError as error:
+        raise InputError(_sentence(error, Use)) from None
 
 
 class Study(BaseModel):
@@ -68,20 +76,20 @@ class Study(BaseModel):
     name: Name = "study"
     dataset: str = "digits"
     data_dir: str | None = None
-    partition: Spec = Spec(name="dirichlet", options={"alpha": 0.3})
+    partition: Spec = Field(default=Spec(name="dirichlet", options={"alpha": 0.3}), validate_default=True)
     shifts: tuple[Spec, ...] = ()
     model: str = "auto"
-    methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)  # type: ignore[assignment]
+    methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)
     clients: PositiveInt = 20
     rounds: PositiveInt = 30
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     local_epochs: PositiveInt = 5
     batch_size: PositiveInt = 50
-    lr: PositiveFloat = 0.01
+    lr: Rate = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    weight_decay: NonNegativeFloat = 5e-4
-    seeds: tuple[NonNegativeInt, ...] = Field(default=(0,), min_length=1)
-    data_seed: NonNegativeInt = 0
+    weight_decay: Decay = 5e-4
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
+    data_seed: Seed = 0
     evaluate_every: PositiveInt | None = None
     checkpoint_every: PositiveInt = 5
 
@@ -89,7 +97,14 @@ class Study(BaseModel):
         try:
             super().__init__(**settings)
         except pydantic.ValidationError as error:
-            raise InputError(_sentence(error)) from None
+            raise InputError(_sentence(error, Study)) from None
+
+    @pydantic.field_validator("methods", "shifts", "seeds", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        if isinstance(value, str):
+            return split_list(value)
+        return [value] if isinstance(value, int | Spec | Use | Mapping) else value
 
     @pydantic.field_validator("dataset")
     @classmethod
@@ -133,7 +148,7 @@ class Study(BaseModel):
         except OSError as error:
             raise InputError(f"cannot read study {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+            raise InputError(f"{path} is not YAML ({' '.join(str(error).split())}): mend it") from None
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
             raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
         try:
@@ -146,12 +161,6 @@ class Study(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     @property
-    def hash(self) -> str:
-        """Twelve digits that name what is computed: all settings but the study's name and where the data lie."""
-        settings = self.model_dump(mode="json", exclude={"name", "data_dir", "checkpoint_every"})
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-    @property
     def evaluation(self) -> int:
         """Rounds between evaluations: ``evaluate_every``, or about ten of them in a run."""
         return self.evaluate_every or max(1, self.rounds // 10)
@@ -162,7 +171,12 @@ class Study(BaseModel):
         Raises:
             InputError: data that are missing or broken, or a partition that they do not allow.
         """
-        source = data.load(self.dataset, Path(self.data_dir) if self.data_dir else None)
+        folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
+        if folder and not folder.is_dir():
+            raise InputError(
+                f"data_dir={self.data_dir}: there is no such folder; leave it out to fetch {self.dataset} by name"
+            )
+        source = data.load(self.dataset, folder)
         return data.build(source, self.partition, self.shifts, self.clients, self.data_seed)
 
     def task(self, federation: FederatedData) -> Task:
@@ -197,7 +211,8 @@ def _checked(what: str, spec: Spec, known: Mapping[str, Any], common: frozenset[
     _known(what, spec.name, list(known))
     apart = {k: v for k, v in spec.options.items() if k in common}
     own = {k: v for k, v in spec.options.items() if k not in common}
-    return Spec(name=spec.name, options=check(known[spec.name], own, f"{what} {spec.name}") | apart)
+    defaults = {k: p.default for k, p in options_of(known[spec.name]).items() if p.default is not None}
+    return Spec(name=spec.name, options=defaults | check(known[spec.name], own, f"{what} {spec.name}") | apart)
 
 
 def _different(what: str, values: T, names: Sequence[Any]) -> T:
@@ -207,11 +222,15 @@ def _different(what: str, values: T, names: Sequence[Any]) -> T:
     return values
 
 
-def _sentence(error: pydantic.ValidationError) -> str:
+def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     first = error.errors()[0]
-    where = ".".join(str(p) for p in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown setting {where!r}; {nearest(where, Study.model_fields)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
+    setting, *inner = first["loc"]
+    if first["type"] == "extra_forbidden" and not inner:
+        return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
+    named = inner[-1:] == ["label"] and first["type"] != "missing"
+    if setting in ("partition", "shifts", "methods") and not named:
+        return f"{setting}: cannot read {first['input']!r}; write name:option=value, for example dirichlet:alpha=0.3"
+    where = ".".join(str(step) for step in first["loc"])
     return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"

@@ -1,0 +1,287 @@
+"""A run that is killed, stopped or loses a worker goes on from its last checkpoint, and ends with the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+
+from idiolect.errors import Interrupted, RunError
+from idiolect.experiments import Study
+from idiolect.experiments.progress import Silent
+
+STUDY = Study(
+    methods="fedavg,fedpac,local", clients=5, rounds=6, participation=0.6, local_epochs=1, model="mlp", lr=0.05,
+    evaluate_every=1, checkpoint_every=2,
+)  # fmt: skip
+
+# A process that has imported everything and forks a run for each line it reads: real runs, without seconds of imports.
+SERVER = """
+import os, shlex, sys
+import sklearn.datasets
+import idiolect.experiments
+from idiolect.cli import main
+for line in sys.stdin:
+    if line == "wait\\n":
+        print("code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        continue
+    out, err, *arguments = shlex.split(line)
+    pid = os.fork()
+    if pid == 0:
+        for number, name in enumerate((os.devnull, out, err)):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        main(arguments)
+    os.setpgid(pid, pid)  # a signal goes to the whole group, as from a terminal
+    print("pid", pid, flush=True)
+"""
+
+
+class Run:
+    """A run under way."""
+
+    def __init__(self, server: subprocess.Popen[str], line: str, err: Path) -> None:
+        self._server, self._err = server, err
+        self.pid = self._ask(line, "pid")
+        self.code: int | None = None
+
+    def _ask(self, line: str, what: str) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{line}\n")
+        self._server.stdin.flush()
+        kind, number = self._server.stdout.readline().split()
+        assert kind == what
+        return int(number)
+
+    def kill(self, number: int) -> None:
+        """Send it a signal; until ``wait`` its number is not given to another process."""
+        assert self.pid > 1
+        assert self.code is None
+        os.killpg(self.pid, number)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+    def wait(self) -> int:
+        """Its exit code; minus the signal that ended it."""
+        if self.code is None:
+            self.code = self._ask("wait", "code")
+        return self.code
+
+    @property
+    def said(self) -> str:
+        """What it has written on standard error."""
+        return self._err.read_text() if self._err.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def marker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("marker"))
+
+
+@pytest.fixture(scope="module")
+def server(marker: str) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"IDIOLECT_TEST": marker, "TMPDIR": marker}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def start(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    begun: list[Run] = []
+
+    def start(line: str) -> Run:
+        begun.append(Run(server, f"{tmp_path / 'out'} {tmp_path / 'err'} {line}", tmp_path / "err"))
+        return begun[-1]
+
+    yield start
+    for run in begun:
+        if run.code is None:
+            run.kill(signal.SIGKILL)
+            run.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The records of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    STUDY.run(out, engine="sequential")
+    return (out / "records.parquet").read_bytes()
+
+
+def _workers(marker: str) -> list[int]:
+    """The worker processes that carry the mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"IDIOLECT_TEST={marker}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if marked and b"idiolect.engines.worker" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _checkpoints(out: Path) -> dict[str, int]:
+    """Rounds on disk, per cell; every file must be whole."""
+    rounds = {}
+    for cell in sorted(out.glob("cells/*")):
+        for table in cell.glob("*.parquet"):
+            pq.read_table(table)
+        if (cell / "checkpoint.safetensors").exists():
+            with safe_open(cell / "checkpoint.safetensors", "pt") as file:
+                rounds[cell.name] = int(file.metadata()["round"])
+    return rounds
+
+
+# what a run has said when a kill becomes due, and how many seconds may pass until it comes
+MOMENTS = [("", 0.3), ("round 1,", 0.3), ("round ", 0.5), ("local: seed 0, round 6|local: 6 of 6", 0.6)]
+
+
+def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path) -> None:
+    """SIGKILL at random moments, four times into each folder: at the start, in the rounds, while it ends."""
+    (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
+    draw, kills, number, seen = random.Random(0), 0, 0, set[str]()
+    while kills < 20:
+        number += 1
+        out = tmp_path / str(number)
+        line = f"run {tmp_path / 'study.yaml'} --resume --out {out} --engine processes --workers {1 + number % 2}"
+        for said, seconds in MOMENTS:
+            before = _checkpoints(out)
+            run = start(line)
+            while not re.search(said, run.said) and run.alive:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0, seconds))
+            run.kill(signal.SIGKILL)
+            if run.wait() == 0:
+                continue  # it was quicker
+            kills += 1
+            after = _checkpoints(out)
+            seen.add("start" if not after else "rounds" if sum(after.values()) < 3 * STUDY.rounds else "end")
+            assert all(after[cell] >= before[cell] for cell in before), "a checkpoint was lost"
+            for label, round in re.findall(r"^(\w+): seed 0, round (\d+)", run.said, re.MULTILINE):
+                saved = next((n for cell, n in after.items() if f"-{label}-" in cell), 0)
+                assert int(round) - saved < STUDY.checkpoint_every, "more rounds were lost than since the checkpoint"
+            deadline = time.monotonic() + 10
+            while left := _workers(marker):
+                assert time.monotonic() < deadline, f"workers outlive the run: {left}"
+                time.sleep(0.02)
+        run = start(line)
+        assert run.wait() == 0, run.said
+        assert (out / "records.parquet").read_bytes() == whole
+        assert (out / "report.html").exists()
+        assert not list(out.rglob(".*")), "drafts of killed writers are left"
+    assert not list(Path(marker).iterdir()), "temporary files of killed runs are left"
+    assert seen == {"start", "rounds", "end"}, "the kills were not spread"
+
+
+@pytest.mark.parametrize(
+    ("number", "engine"), [(signal.SIGINT, "processes --workers 2"), (signal.SIGTERM, "sequential")]
+)
+def test_stopped(
+    start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path, number: int, engine: str
+) -> None:
+    """The message says where the run stopped and holds the command that goes on from there."""
+    (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
+    out = tmp_path / "a run's folder"
+    run = start(f"run {tmp_path / 'study.yaml'} --out {shlex.quote(str(out))} --engine {engine}")
+    while "fedpac: seed 0, round 1" not in run.said:
+        time.sleep(0.005)
+    run.kill(number)
+    assert run.wait() == 128 + number
+    last = run.said.splitlines()[-1]
+    found = re.fullmatch(r"idiolect: stopped after round (\d) of 6 of fedpac, seed 0; continue with: (.*)", last)
+    assert found, run.said
+    assert "Traceback" not in run.said
+    assert not _workers(marker)
+    rounds = int(found[1])
+    assert _checkpoints(out) == {"01-fedavg-seed0": 6, "02-fedpac-seed0": rounds}
+    records = pq.read_table(out / "records.parquet").to_pandas()
+    assert records.groupby("method")["round"].max().to_dict() == {"fedavg": 6, "fedpac": rounds}, "not merged"
+
+    program, *arguments = shlex.split(found[2])
+    assert program == "idiolect"
+    assert arguments == ["run", "--resume", "--out", str(out), *shlex.split(f"--engine {engine}")]
+    again = start(shlex.join(arguments))
+    assert again.wait() == 0
+    assert f"fedpac: {rounds} of 6 rounds done" in again.said
+    assert (out / "records.parquet").read_bytes() == whole
+
+
+class Disturbs(Silent):
+    """Does something after a round of a method."""
+
+    def __init__(self, label: str, round: int, do: Callable[[], object]) -> None:
+        self._when, self._do = (label, round), do
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        if (label, round) == self._when:
+            self._do()
+
+
+def test_worker_dies(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDIOLECT_TEST", str(tmp_path))
+    kill = Disturbs("fedpac", 3, lambda: os.kill(_workers(str(tmp_path))[0], signal.SIGKILL))
+    with pytest.raises(RunError) as caught:
+        STUDY.run(tmp_path / "r", engine="processes", workers=2, watcher=kill)
+    assert re.fullmatch(
+        r"a worker process died in round 4 \(local\), perhaps for want of memory: try fewer --workers; what was done "
+        rf"is kept, continue with: idiolect run --resume --out {tmp_path / 'r'} --engine processes --workers 2",
+        str(caught.value),
+    )
+    assert not _workers(str(tmp_path))
+    assert _checkpoints(tmp_path / "r") == {"01-fedavg-seed0": 6, "02-fedpac-seed0": 3}
+    STUDY.run(tmp_path / "r", resume=True, engine="processes", workers=1)
+    assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
+
+
+def test_stopped_from_python(whole: bytes, tmp_path: Path) -> None:
+    """A second Ctrl-C stops at once; the handlers of the caller are back afterwards."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"^stopped after round 2 of 6 of fedpac, seed 0; continue") as once:
+        STUDY.run(
+            tmp_path / "r",
+            engine="sequential",
+            watcher=Disturbs("fedpac", 2, lambda: signal.raise_signal(signal.SIGTERM)),
+        )
+    assert once.value.signal == signal.SIGTERM
+    with pytest.raises(Interrupted, match=r"^stopped at once; continue") as again:
+        STUDY.run(tmp_path / "r", resume=True, engine="sequential", watcher=Disturbs("local", 3, twice))
+    assert again.value.signal == signal.SIGINT
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert _checkpoints(tmp_path / "r")["03-local-seed0"] == 2
+    STUDY.run(tmp_path / "r", resume=True, engine="sequential")
+    assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
+
+
+def test_stop_before_the_first_round(tmp_path: Path) -> None:
+    class Early(Silent):
+        def start(self, label: str, total: int, done: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(
+        Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: idiolect run"
+    ):
+        STUDY.run(tmp_path / "r", engine="sequential", watcher=Early())
