@@ -130,6 +130,25 @@ def test_preset_by_set(idiolect: Command) -> None:
     assert written["methods"][0]["options"]["ridge"] == 1e-4
 
 
+def test_a_preset_by_set_begins_anew(idiolect: Command) -> None:
+    """Another preset in the study leaves nothing behind, and an option beside the new one wins, in any order."""
+    line = "--methods pfedfda:preset=paper --set pfedfda.ridge=0.5 --set pfedfda.preset=official --quiet"
+    assert idiolect(f"{SMALL} --rounds 1 {line}").code == 0
+    options = yaml.safe_load(Path("runs/study/study.yaml").read_text())["methods"][0]["options"]
+    assert options["ridge"] == 0.5
+    assert options["ridge_everywhere"] == 1e-4
+    assert options["clip_correlation"] is False
+    assert options["initial_means"] == "uniform"
+
+
+def test_titles_follow_the_labels(idiolect: Command) -> None:
+    methods = "[{name: pfedfda, label: mine}, {name: fedavg}, {name: fedpac, label: 'fedpac:alignment=0'}]"
+    Path("s.yaml").write_text(f"methods: {methods}\n")
+    assert idiolect(f"{SMALL} s.yaml --rounds 1 --quiet").code == 0
+    about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
+    assert [m["title"] for m in about.values()] == ["mine", "FedAvg", "FedPAC, alignment=0"]
+
+
 def test_resume_of_a_finished_run(idiolect: Command) -> None:
     assert idiolect(f"{SMALL} --out r").code == 0
     before = Path("r/records.parquet").read_bytes()
@@ -478,7 +497,13 @@ def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_divergence(idiolect: Command) -> None:
     said = idiolect(f"{SMALL} --methods local,fedavg --lr 1e6 --out r --quiet")
-    refused(said, "local: client 0, round 1", "not a finite number", "lower the learning rate", "--resume --out r")
+    refused(
+        said,
+        "local: client 0, round 1",
+        "not a finite number",
+        "lower the learning rate",
+        "is in r, a new try needs another --out",
+    )
 
 
 def test_divergence_later_leaves_a_checkpoint(idiolect: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,7 +521,9 @@ def test_divergence_later_leaves_a_checkpoint(idiolect: Command, monkeypatch: py
     line = f"{SMALL} --methods local,fedavg --rounds 4 --quiet"
     with monkeypatch.context() as patched:
         patched.setattr(site.Site, "run", run)
-        refused(idiolect(f"{line} --out r"), "fedavg: client 1, round 3, local: training diverged", "--resume --out r")
+        refused(
+            idiolect(f"{line} --out r"), "fedavg: client 1, round 3, local: training diverged", "what was done is in r"
+        )
         del rounds[:]
         patched.setattr(site.Site, "run", lambda *a: (rounds.append(a[2]), real(*a))[1])
         assert idiolect("run --resume --out r --quiet --engine sequential").code == 0

@@ -41,7 +41,6 @@ def test_arithmetic() -> None:
     assert stacked.body["w"].shape == (2, 2)
     assert tree.rows(stacked, 1).body["w"].tolist() == [10, 20]
     assert tree.rows(stacked, slice(0, 1)).n.tolist() == [3]
-    assert tree.total(stacked).body["w"].tolist() == [11, 22]
     weighted = tree.mean(stacked, torch.tensor([3.0, 1.0]))  # 3/4 and 1/4
     assert weighted.body["w"].tolist() == [3.25, 6.5]
     assert weighted.n == 9.75

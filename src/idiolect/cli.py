@@ -20,6 +20,7 @@ from rich.text import Text
 
 from idiolect import __version__
 from idiolect.errors import IdiolectError, InputError, Interrupted, nearest
+from idiolect.spec import plain
 
 if TYPE_CHECKING:
     from idiolect.experiments import Study
@@ -180,22 +181,23 @@ def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], res
 
 def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
     """The study's methods with the options that ``--set`` gives."""
-    from idiolect import methods
     from idiolect.spec import scalar
 
     uses = [u.model_dump() for u in study.methods]
+    given: list[dict[str, Any]] = [{} for _ in uses]
     for text in sets:
         target, equals, value = text.partition("=")
         label, dot, option = target.strip().rpartition(".")
         if not (equals and dot):
             raise InputError(f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0")
-        meant = [u for u in uses if label in (u["name"], u["label"])]
+        meant = [mine for u, mine in zip(uses, given, strict=True) if label in (u["name"], u["label"])]
         if not meant:
             hint = nearest(label, [u["label"] for u in uses])
             raise InputError(f"--set {text}: method {label!r} is not in this study; {hint}")
-        for u in meant:
-            preset = methods.get(u["name"]).presets.get(value, {}) if option == "preset" else {}
-            u["options"] = u["options"] | preset | {option: scalar(value)}
+        for mine in meant:
+            mine[option] = scalar(value)
+    for u, mine in zip(uses, given, strict=True):
+        u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset begins anew
     return uses
 
 
@@ -224,17 +226,13 @@ def list_command(
     for name, entry in entries.items():
         lines = [Text(entry["summary"])]
         if options := entry.get("options"):
-            lines.append(Text(", ".join(f"{k}={_plain(v)}" for k, v in options.items()), style="dim"))
+            lines.append(Text(", ".join(f"{k}={plain(v)}" for k, v in options.items()), style="dim"))
         lines += [
-            Text(f"preset={preset}: " + ", ".join(f"{k}={_plain(v)}" for k, v in values.items()), style="dim")
+            Text(f"preset={preset}: " + ", ".join(f"{k}={plain(v)}" for k, v in values.items()), style="dim")
             for preset, values in entry.get("presets", {}).items()
         ]
         table.add_row(Text(name, style="bold"), Text("\n").join(lines))
     out_console.print(table)
-
-
-def _plain(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _first_line(documented: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class IdiolectError(Exception):
@@ -18,12 +19,27 @@ class RunError(IdiolectError, RuntimeError):
     """A run stopped: a client failed or diverged, or the disk is full. The message says who, when and where."""
 
 
+class Diverged(RunError):
+    """A client or the server computed a number that is not finite. Going on would give the same again."""
+
+
 class Interrupted(IdiolectError):
     """The run was asked to stop. Everything up to the last whole round is on disk. Exit code 128 + ``signal``."""
 
     def __init__(self, message: str = "stopped", signal: int = 2) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+@contextmanager
+def blame(where: str) -> Iterator[None]:
+    """Turn whatever a method raises inside the block into a RunError that says where it happened."""
+    try:
+        yield
+    except IdiolectError:
+        raise
+    except Exception as error:
+        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -55,11 +55,12 @@ class Spec(BaseModel):
         return {"name": name.strip(), "options": options}
 
     def __str__(self) -> str:
-        options = ",".join(f"{k}={_plain(v)}" for k, v in self.options.items())
+        options = ",".join(f"{k}={plain(v)}" for k, v in self.options.items())
         return f"{self.name}:{options}" if options else self.name
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A value as it is written in a spec."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -114,7 +115,8 @@ def check(function: Callable[..., Any], options: Mapping[str, Any], what: str) -
         if key not in known:
             raise InputError(f"{what} has no option {key!r}; {nearest(key, known)}")
     fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in options}
-    model = pydantic.create_model("Options", __config__=ConfigDict(arbitrary_types_allowed=True), **fields)
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    model = pydantic.create_model("Options", __config__=config, **fields)
     try:
         checked = model(**options)
     except pydantic.ValidationError as error:

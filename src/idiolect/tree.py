@@ -61,11 +61,6 @@ def sub(a: Tree, b: Tree) -> Tree:
     return map(torch.sub, a, b)
 
 
-def total(tree: Tree) -> Tree:
-    """The sum over the leading axis of each leaf."""
-    return map(lambda a: a.sum(0), tree)
-
-
 def mean(tree: Tree, weight_K: Tensor) -> Tree:
     """The weighted mean over the leading axis of each leaf; the weights need not sum to one."""
     share_K = weight_K / weight_K.sum()

@@ -130,6 +130,14 @@ def test_shards_are_read_in_order_and_batches_join_up(tmp_path):
     assert source.train_rows == 2090
 
 
+def test_a_whole_file_beside_the_hubs_shards_is_not_read_twice(tmp_path):
+    make(tmp_path, "mnist")
+    for which in ("train", "test"):
+        (tmp_path / f"mnist/{which}-00000-of-00001.parquet").symlink_to(tmp_path / f"mnist/{which}.parquet")
+    (tmp_path / "mnist/train-00001-of-00002.parquet").symlink_to(tmp_path / "nowhere")
+    assert len(data.load("mnist", tmp_path).y_R) == 10
+
+
 def test_the_folder_is_the_argument_then_the_environment(tmp_path, monkeypatch):
     make(tmp_path / "a", "mnist", rows=(2, 1))
     make(tmp_path / "b", "mnist", rows=(4, 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,12 @@ def test_every_file_is_a_method() -> None:
         entry = methods.get(name)
         assert entry.title.lower().replace("-", "_") == name
         assert entry.summary
+
+
+@pytest.mark.parametrize("options", [[1], "ridge=1", {1: 2}, {"preset": ["official"]}, {"ridge": math.inf}])
+def test_options_of_the_wrong_kind_are_one_sentence(options: Any) -> None:
+    with pytest.raises(InputError, match="method pfedfda"):
+        methods.settle("pfedfda", options)
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from idiolect import report
-from idiolect.errors import InputError
+from idiolect.errors import InputError, RunError
 
 NASTY = "</script><script>alert(1)</script>&<b>\"'"
 
@@ -136,7 +136,7 @@ def test_the_file_appears_whole_or_not_at_all(make, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError, match=r"report\.html cannot be written \(No space left on device\): choose another"):
+    with pytest.raises(RunError, match=r"cannot write .*report\.html \(No space left on device\): make room"):
         report.write([run], out)
     assert out.read_bytes() == before
     assert [f.name for f in out.parent.iterdir()] == ["report.html"]
@@ -146,7 +146,7 @@ def test_bad_places(make, tmp_path):
     run = make().save(tmp_path / "run")
     with pytest.raises(InputError, match="is a folder: name a file"):
         report.write([run], tmp_path)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(RunError, match="cannot write"):
         report.write([run], run / "study.yaml" / "report.html")
     with pytest.raises(InputError, match="at least one run folder"):
         report.write([], tmp_path / "report.html")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -112,7 +111,7 @@ def test_nothing_on_record_yet(make, tmp_path):
     made = make()
     made.records, made.timings = [], []
     rows = check(made, tmp_path / "run")
-    for text in (report.as_json(rows), report.as_markdown(rows), shown(rows)):
+    for text in (report.as_markdown(rows), shown(rows)):
         assert "nan" not in text.lower()
 
 
@@ -158,10 +157,6 @@ def test_render_aligns_right_and_marks_the_best():
 
 def test_a_title_is_no_markup():
     assert "[red]x[/]" in shown([ROW._replace(title="[red]x[/]")])
-
-
-def test_as_json_keeps_every_field():
-    assert json.loads(report.as_json([ROW])) == [ROW._asdict()]
 
 
 def test_as_markdown():

@@ -12,7 +12,6 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy import ndimage
 
 # N rows of one client
 
@@ -30,6 +29,8 @@ def rotation(x_N: Images, rng: np.random.Generator, *, degrees: Degrees = 90) ->
     square = x_N.shape[2] == x_N.shape[3]
     if degrees % (90 if square else 180) == 0:
         return np.rot90(x_N, int(degrees // 90) % 4, axes=(2, 3))
+    from scipy import ndimage  # slow to import, and every worker would
+
     return np.asarray(ndimage.rotate(x_N, degrees, axes=(2, 3), reshape=False, order=1, mode="constant", cval=0))
 
 

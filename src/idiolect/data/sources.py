@@ -195,7 +195,8 @@ def _parquet_parts(name: str, card: Card, folder: Path) -> tuple[list[_Part], li
         raise InputError(f"data set {name}: there is no folder {here}; {mend}")
 
     def split(which: str) -> list[_Part]:
-        files = sorted(here.glob(f"{which}*.parquet"))
+        whole = here / f"{which}.parquet"
+        files = [whole] if whole.exists() else sorted(f for f in here.glob(f"{which}-*.parquet") if f.is_file())
         if not files:
             raise InputError(f"data set {name}: {here} has no {which}.parquet; {mend}")
         return [_Part(str(f), [f], lambda f=f: _open_parquet(f)) for f in files]  # type: ignore[misc]

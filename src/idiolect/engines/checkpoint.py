@@ -42,5 +42,5 @@ def load(path: Path, like: State) -> State:
     if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in found.items()}:
         raise InputError(f"{path} was written by another method, model or version: {_MEND}")
     _, rebuild = tree.flatten(trees)
-    new = rebuild([found[name] for name in wanted])
+    new = tree.copy(rebuild([found[name] for name in wanted]))
     return State(new["server"], new["clients"], number)

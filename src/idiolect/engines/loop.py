@@ -10,7 +10,7 @@ import torch
 
 from idiolect import keys, tree
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
-from idiolect.errors import RunError
+from idiolect.errors import Diverged, blame
 from idiolect.method import Down, Info, Method
 from idiolect.tree import Tree
 
@@ -106,10 +106,11 @@ def fit(
     everyone = list(range(job.data.clients))
     for number in range(state.round + 1, rounds + 1):
         ids = participants(job.seed, number, len(everyone), participation)
-        down = method.send(state.server, torch.tensor(ids))
+        down = _send(job, method, state.server, ids, number)
         results = engine.map("local", number, ids, down, [state.clients[i] for i in ids], stop)
         trained = [r for r in results if isinstance(r, Trained)]
-        up = tree.stack([t.up for t in trained])
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            up = tree.stack([t.up for t in trained])
         server, info = _aggregate(job, method, state.server, up, ids, number)
         clients = list(state.clients)
         for i, t in zip(ids, trained, strict=True):
@@ -117,11 +118,12 @@ def fit(
         state = State(server, clients, number)
 
         evaluating = number % evaluate_every == 0 or number == rounds
-        records = _reported(number, ids, [t.info for t in trained])
-        records += _wired(number, ids, down, up)
+        with blame(f"{job.name}: round {number}, info"):
+            records = _reported(number, ids, [t.info for t in trained])
+            records += _wired(number, ids, down, up)
+            records += _from_server(number, ids, info) if evaluating else []
         if evaluating:
-            records += _from_server(number, ids, info)
-            down = method.send(server, torch.tensor(everyone))
+            down = _send(job, method, server, everyone, number)
             for i, m in zip(everyone, engine.map("evaluate", number, everyone, down, clients, stop), strict=True):
                 assert isinstance(m, Measured)
                 records += [Record(number, i, "adapted", metric, value) for metric, value in m._asdict().items()]
@@ -129,14 +131,17 @@ def fit(
     return state
 
 
+def _send(job: Job, method: Method, server: Tree, ids: Sequence[int], number: int) -> Down:
+    with blame(f"{job.name}: server, round {number}, send"):
+        return method.send(server, torch.tensor(ids))
+
+
 def _aggregate(job: Job, method: Method, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
     where = f"{job.name}: server, round {number}, aggregate"
-    try:
+    with blame(where):
         server, info = method.aggregate(server, up, torch.tensor(ids))
-    except Exception as error:  # whatever a method raises, the message says whose it was
-        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
     if (path := tree.not_finite(server)) is not None:
-        raise RunError(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
+        raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
     return tree.copy(server), info
 
 

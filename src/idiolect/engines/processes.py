@@ -101,9 +101,9 @@ class Processes:
         descriptors = [theirs.fileno(), rows]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", *map(str, descriptors)],
+                [sys.executable, "-P", "-m", f"{__package__}.worker", *map(str, descriptors)],
                 pass_fds=descriptors,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the engine alone
             )
@@ -163,8 +163,8 @@ class Processes:
         assert self._data is not None
         when = f"in round {round} ({stage})"
         self._tell(when, "down", down.shared)
-        rows = self._data.train if stage == "local" else self._data.test
-        todo = sorted(range(len(ids)), key=lambda k: len(rows[ids[k]]))
+        train = self._data.train
+        todo = sorted(range(len(ids)), key=lambda k: len(train[ids[k]]))
         results: dict[int, Any] = {}
 
         def give(connection: Connection) -> None:

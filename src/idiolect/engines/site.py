@@ -11,7 +11,7 @@ from torch.nn.functional import nll_loss
 
 from idiolect import keys, tree
 from idiolect.data import FederatedData
-from idiolect.errors import IdiolectError, RunError
+from idiolect.errors import Diverged, blame
 from idiolect.method import Data, Down, Info, Method, Up
 from idiolect.tree import Tree
 
@@ -56,20 +56,17 @@ class Site:
         """One stage of one client.
 
         Raises:
-            RunError: the method raised, or something it computed is not finite.
+            RunError: the method raised.
+            Diverged: something it computed is not finite.
         """
         where = f"{self.job.name}: client {id}, round {round}, {stage}"
-        try:
+        with blame(where):
             key = keys.key(self.job.seed, round, id, stage)
             do = self._local if stage == "local" else self._evaluate
             result, checked = do(id, tree.copy(down), tree.copy(client), key)
-        except IdiolectError:
-            raise
-        except Exception as error:  # whatever a method raises, the message says whose it was
-            raise RunError(f"{where}: {type(error).__name__}: {error}") from error
         if (path := tree.not_finite(checked)) is not None:
             what = f"training diverged ({path} is not a finite number)"
-            raise RunError(f"{where}: {what}; lower the learning rate or strengthen the method's repair")
+            raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")
         return result
 
     def _data(self, rows: Tensor) -> Data:

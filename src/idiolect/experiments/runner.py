@@ -13,7 +13,7 @@ from types import FrameType
 
 from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, fit
-from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
+from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
@@ -75,6 +75,7 @@ def run(
                     here(u.label, job.seed, state.round)
                     if state.round < study.rounds:
                         _fit(study, job, worker, cell, state, show, here, lambda: bool(came))
+                        store.merge()
                     done[u.label] += study.rounds
             store.merge()
             result.report()
@@ -86,6 +87,8 @@ def run(
                 where = "at once"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
+            if isinstance(error, Diverged):
+                raise Diverged(f"{error}; what was done is in {store.folder}, a new try needs another --out") from error
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
@@ -109,20 +112,21 @@ def _fit(
         nonlocal clock, latest, saved
         now = time.monotonic()
         cell.add(records, now - clock)
-        clock, latest = now, state
+        latest = state
         here(job.name, job.seed, state.round)
         if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
             cell.save(state)
             saved = state.round
         right = [r.value for r in records if (r.moment, r.metric) == ("adapted", "accuracy")]
         watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
+        clock = time.monotonic()
 
     try:
         fit(
             job, engine, rounds=study.rounds, participation=study.participation, evaluate_every=study.evaluation,
             state=state, on_round=on_round, stop=stop,
         )  # fmt: skip
-    except IdiolectError:
+    except Exception:
         if latest.round > saved:
             cell.save(latest)
         raise
@@ -158,4 +162,6 @@ def _command(folder: Path, engine: str, workers: int | None) -> str:
 
 def _title(name: str, label: str) -> str:
     title = methods.get(name).title
-    return title if label == name else title + label.removeprefix(name).replace(":", ", ", 1)
+    if label == name:
+        return title
+    return f"{title}, {label.removeprefix(name + ':')}" if label.startswith(name + ":") else label

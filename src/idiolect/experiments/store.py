@@ -91,7 +91,7 @@ class Store:
         self.folder, self.study = folder or _new(study.name), study
         if resume and (self.folder / "study.yaml").exists():
             self.study = study.model_copy(update={"name": self._same(manifest)})
-            for draft in [*self.folder.rglob(".*.tmp"), *self.folder.glob(".report.html.*")]:  # of a killed writer
+            for draft in self.folder.rglob(".*.tmp"):  # of a killed writer
                 draft.unlink()
             return
         if _holds_something(self.folder):

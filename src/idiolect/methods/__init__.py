@@ -43,7 +43,9 @@ def get(name: str) -> Entry:
     if name not in names():
         raise InputError(f"unknown method {name!r}; {nearest(name, names())}")
     module = importlib.import_module(f"{__name__}.{name}")
-    build = getattr(module, name)
+    build = getattr(module, name, None)
+    if build is None:
+        raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
     title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
     options = {k: p.default for k, p in spec.options_of(build).items()}
     return Entry(name, title, summary, build, options, getattr(module, "PRESETS", {}))
@@ -56,9 +58,12 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: unknown method, preset or option, or a value out of range.
     """
-    entry, options = get(name), dict(options)
+    entry = get(name)
+    if not isinstance(options, Mapping) or not all(isinstance(k, str) for k in options):
+        raise InputError(f"method {name}: options={options!r} is not valid: write a mapping, such as ridge: 1.0")
+    options = dict(options)
     preset = options.pop("preset", None)
-    if preset is not None and preset not in entry.presets:
+    if preset is not None and (not isinstance(preset, str) or preset not in entry.presets):
         raise InputError(f"method {name} has no preset {preset!r}; {nearest(str(preset), entry.presets)}")
     return entry.options | entry.presets.get(preset or "", {}) | spec.check(entry.build, options, f"method {name}")
 

@@ -14,7 +14,7 @@ from idiolect import keys, tree
 from idiolect.method import SGD, Data, Down, Method, Task, Up
 from idiolect.network import Weights
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
-from idiolect.training import Batch, batches, mean, rows, sgd, trained_loss
+from idiolect.training import Batch, batches, features, mean, rows, sgd, trained_loss
 from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -128,7 +128,10 @@ def fedcr(
         return Client(layer(key, latent, task.classes), () if share_encoder else encoder_of(key))
 
     def encode(encoder: Encoder, x_B: Tensor) -> tuple[Tensor, Tensor]:
-        out_B2V = linear(network.features(encoder.body, task.inputs(x_B)), **encoder.code)
+        return code_of(encoder, network.features(encoder.body, task.inputs(x_B)))
+
+    def code_of(encoder: Encoder, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
+        out_B2V = linear(z_Bd, **encoder.code)
         return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)
 
     def log_probability(head: Weights, mean_BV: Tensor, std_BV: Tensor, noise_BSV: Tensor) -> Tensor:
@@ -178,9 +181,8 @@ def fedcr(
 
     def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
-        x_N, y_N = rows(data, torch.arange(data.row_N.shape[0]))
-        with torch.no_grad():
-            mean_NV, std_NV = encode(encoder, x_N)
+        z_Nd, y_N = features(task, encoder.body, data)
+        mean_NV, std_NV = code_of(encoder, z_Nd)
         noise = keys.fold(key, "noise")
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:

@@ -67,8 +67,8 @@ def fedlda(
         decorrelate: the batch covariance within classes, or about the batch mean (the paper says "batch covariance"
             only).
         ridge: added to the local covariance's diagonal. The paper has none, and without it training diverged within 10
-            rounds on Fashion-MNIST, with 0.01 in round 15 of examples/digits.yaml: the loss does not see the scale of
-            the features, and only an absolute floor holds it.
+            rounds on Fashion-MNIST, with 0.01 in round 15 on digits (docs/fidelity.md): the loss does not see the
+            scale of the features, and only an absolute floor holds it.
         centre: the local scatter about the local means, or about the interpolated ones (the paper's formula).
         tune_body: personal model with the body after local training in ``adapt``; the paper does not say.
 

@@ -15,7 +15,7 @@ from idiolect.tree import Tree
 def local(task: Task) -> Method:
     """Local: every client trains by itself, and nothing is sent.
 
-    w_i <- SGD(w_i), from a start of the client's own. The floor that every method should beat for every client.
+    w_i <- SGD(w_i), from a start common to all. The floor that every method should beat for every client.
 
     Up: nothing. Down: nothing. At the client: the model. A client trains in the rounds it is drawn for: at a
     participation below one it has had less training than elsewhere, where "local" often trains every round.

@@ -113,7 +113,6 @@ def build(name: str, shape: Shape, classes: int) -> Network:
         name = _AUTO.get(shape, "small_cnn" if len(shape) == 3 and min(shape[1:]) >= 4 else "mlp")
     if name not in NETWORKS:
         raise InputError(f"unknown model {name!r}; {nearest(name, ['auto', *NETWORKS])}")
-    NETWORKS[name](shape, classes)
     return Network(partial(NETWORKS[name], shape, classes), shape)
 
 

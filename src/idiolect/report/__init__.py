@@ -2,6 +2,6 @@
 
 from idiolect.report.page import write
 from idiolect.report.reader import Run, read
-from idiolect.report.tables import Row, as_json, as_markdown, render, summary
+from idiolect.report.tables import Row, as_markdown, render, summary
 
-__all__ = ["Row", "Run", "as_json", "as_markdown", "read", "render", "summary", "write"]
+__all__ = ["Row", "Run", "as_markdown", "read", "render", "summary", "write"]

@@ -6,8 +6,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from functools import cache
 from importlib import resources
@@ -18,6 +16,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from idiolect import files
 from idiolect.errors import InputError
 from idiolect.report.figures import figures, palette, plain
 from idiolect.report.reader import Run, read
@@ -35,7 +34,8 @@ def write(runs: list[Path], out: Path) -> Path:
     """Write one page about one or several runs; the file appears whole or not at all.
 
     Raises:
-        InputError: no run is given, a run folder cannot be read, or the file cannot be written.
+        InputError: no run is given, or a run folder cannot be read.
+        RunError: the file cannot be written.
     """
     if not runs:
         raise InputError("a report needs at least one run folder: name one")
@@ -43,26 +43,8 @@ def write(runs: list[Path], out: Path) -> Path:
     out = Path(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _replace(out, page)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({error.strerror}): choose another place for the report") from None
+    files.write(out, page)
     return out
-
-
-def _replace(out: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, out)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _distinct(paths: list[Path]) -> list[Run]:

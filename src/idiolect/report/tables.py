@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -203,11 +202,6 @@ def render(rows: Sequence[Row]) -> Table:
         cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
         table.add_row(Text(row.title, bold), *cells)
     return table
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """The rows as a JSON list, with the fields of ``Row``; null where nothing is on record."""
-    return json.dumps([row._asdict() for row in rows], indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
