@@ -290,17 +290,16 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         "    fit(job, workers, rounds=1, on_round=print, stop=lambda: print('busy', flush=True) or False)\n"
     )
     marker = f"IDIOLECT_TEST={tmp_path}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *sys.path[:2]],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"IDIOLECT_TEST": str(tmp_path)},
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == b"busy\n"
-        time.sleep(0.3)
-        process.kill()
-        process.wait()
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", code, str(here), str(here.parent / "contract")]
+    environment = os.environ | {"IDIOLECT_TEST": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"busy\n"
+            time.sleep(0.3)
+        finally:
+            process.kill()
     deadline = time.monotonic() + 10
     while alive := _marked(marker):
         assert time.monotonic() < deadline, f"still alive: {alive}"
