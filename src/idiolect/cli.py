@@ -1,16 +1,19 @@
 """The command line: ``idiolect run``, ``idiolect report``, ``idiolect list``.
 
-What a command needs is imported when it runs, so that help is quick and Ctrl-C during the imports is met by ``main``.
+What a command needs is imported when it runs, so that help is quick.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -325,6 +328,16 @@ def _say(console: Console, text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: an error is one sentence on standard error and exit code 2, a signal 128 and its number."""
+    if threading.current_thread() is not threading.main_thread():
+        _main(arguments)
+    before = signal.signal(signal.SIGINT, _stop)
+    try:
+        _main(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _main(arguments: Sequence[str] | None) -> NoReturn:
     try:
         code = app(arguments, prog_name="idiolect", standalone_mode=False)
     except Interrupted as stop:
@@ -338,6 +351,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if code == _STOPPED:
         _end("stopped", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C outside a run, where nothing is to be saved; a KeyboardInterrupt can be lost in somebody's import."""
+    os.write(2, b"idiolect: stopped\n")
+    os._exit(_STOPPED)
 
 
 def _end(sentence: str, code: int) -> NoReturn:
