@@ -34,7 +34,7 @@ def generator(seed: int, *path: int | str) -> np.random.Generator:
     return np.random.default_rng(number(seed, *path))
 
 
-def fold(key: Tensor, purpose: str | int) -> Tensor:
+def fold(key: Tensor, purpose: str | int | Tensor) -> Tensor:
     """A new key for a purpose or a step, independent of its parent; maps over clients."""
     return _mix(key ^ (number(0, purpose) if isinstance(purpose, str) else purpose * 2 + 1))
 

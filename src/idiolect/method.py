@@ -76,12 +76,16 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent as torch.optim.SGD defines it; ``clip`` bounds the global gradient norm."""
+    """Stochastic gradient descent as torch.optim.SGD defines it.
+
+    ``clip`` bounds the global gradient norm. ``decay_biases=False`` exempts the weights of one dimension from decay.
+    """
 
     lr: float = 0.01
     momentum: float = 0.5
     weight_decay: float = 5e-4
     clip: float | None = None
+    decay_biases: bool = True
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,26 @@ def sub(a: Tree, b: Tree) -> Tree:
     return map(torch.sub, a, b)
 
 
+def zeros(tree: Tree) -> Tree:
+    """Zeros in the shape of a tree."""
+    return map(torch.zeros_like, tree)
+
+
+def square_distance(a: Tree, b: Tree) -> Tensor:
+    """|a - b|^2 over all leaves, a scalar."""
+    return torch.stack([(u - v).square().sum() for u, v in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
+def when(flag: Tensor, then: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
+    """``then()`` where a scalar is positive, else ``otherwise()``: like trees.
+
+    For a single client only the one is computed; mapped over clients both are, and each takes its own.
+    """
+    if not mapped(flag):
+        return then() if bool(flag > 0) else otherwise()
+    return map(lambda a, b: torch.where(flag > 0, a, b), then(), otherwise())
+
+
 def mean(tree: Tree, weight_K: Tensor) -> Tree:
     """The weighted mean over the leading axis of each leaf; the weights need not sum to one."""
     share_K = weight_K / weight_K.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import toy
+from torch.nn.functional import nll_loss
 
 from idiolect import tree
 from idiolect.engines import Job, Processes, Sequential, State, begin, fit
@@ -200,9 +202,11 @@ def one_participant(build: toy.Build) -> None:
 
 
 def newcomers_join(build: toy.Build) -> None:
-    """A client that the server has never seen gets a message, adapts and predicts."""
-    method, state = _states(build)
+    """A client that the server has never seen gets a message, adapts, and knows its own rows better than chance."""
+    method = build(toy.task())
+    state, _ = _run(build, Sequential(), 3)
     federation = toy.data()
+    rows = federation.train[0]
     try:
         down = _received(method, state.server, 1000)
         client = method.adapt(down, method.enrol(toy.key("new")), toy.rows(federation, 0), toy.key())
@@ -210,6 +214,8 @@ def newcomers_join(build: toy.Build) -> None:
     except (IndexError, RunError) as error:
         raise AssertionError(f"an unknown client is refused: {error}") from error
     assert torch.isfinite(logp).all(), "an unknown client predicts NaN"
+    loss = nll_loss(logp[rows], federation.y_R[rows])
+    assert loss < 0.97 * math.log(toy.CLASSES), f"an unknown client's model is no better than chance: {loss:.3f} nats"
 
 
 def predicts_probabilities(build: toy.Build) -> None:

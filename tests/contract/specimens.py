@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from idiolect import methods, tree
-from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.method import Data, Down, Method, Task, Up, unchanged
 
 
 def _fedavg(task: Task) -> Method:
@@ -126,6 +126,12 @@ def looks_ids_up(task: Task) -> Method:
     return good._replace(send=lambda server, ids: Down(server, known[ids]))
 
 
+def joins_untrained(task: Task) -> Method:
+    """Leaves a new client with the weights it was enrolled with."""
+    good = methods.build("local", {}, task)
+    return good._replace(adapt=unchanged)
+
+
 def raw_logits(task: Task) -> Method:
     """Forgets the softmax, so that mixtures and likelihoods go wrong."""
     good = _fedavg(task)
@@ -152,6 +158,6 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "maps_over_clients": [branches_on_data],
     "hard_clients": [divides_by_class_count, skips_small_clients],
     "one_participant": [unbiased_variance],
-    "newcomers_join": [looks_ids_up],
+    "newcomers_join": [looks_ids_up, joins_untrained],
     "predicts_probabilities": [raw_logits, batch_statistics],
 }

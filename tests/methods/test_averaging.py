@@ -11,6 +11,7 @@ import torch
 from oracle import close
 
 from idiolect import keys, methods, tree
+from idiolect.training import untrained
 
 ROWS = o.federation()
 START = o.weights(1)
@@ -38,11 +39,11 @@ def same(model: Any, p: o.Params) -> None:
 
 def test_local_trains_its_own_model_and_sends_nothing() -> None:
     method = methods.build("local", {}, o.task())
-    server, clients, up, _ = o.round_of(method, (), {k: o.model_of(o.weights(k)) for k in o.IDS}, ROWS)
+    server, clients, up, _ = o.round_of(method, (), {k: untrained(o.model_of(o.weights(k))) for k in o.IDS}, ROWS)
     assert not tree.leaves((server, up))
     for k in o.IDS:
         want = alone(o.weights(k), k)
-        same(clients[k], want)
+        same(clients[k].value, want)
         down = o.one(method, server, k)
         client = method.adapt(down, clients[k], o.data(*ROWS[k]), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(want, TEST))

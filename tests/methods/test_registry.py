@@ -17,7 +17,7 @@ def test_every_file_is_a_method() -> None:
     assert set(methods.names()) == files
     for name in files:
         entry = methods.get(name)
-        assert entry.title.lower().replace("-", "_") == name
+        assert entry.title.lower().replace("-", "") == name.replace("_", "")
         assert entry.summary
 
 
@@ -32,6 +32,8 @@ def test_presets_and_defaults_are_valid_options(name: str) -> None:
     entry = methods.get(name)
     assert methods.settle(name, {}) == entry.options
     assert spec.check(entry.build, entry.options, name) == entry.options
+    for title, values in entry.variants.items():
+        assert methods.settle(name, values) == entry.options | values, title
     for preset, values in entry.presets.items():
         assert spec.check(entry.build, values, name) == values
         assert methods.settle(name, {"preset": preset}) == entry.options | values

@@ -1,17 +1,20 @@
 """One file per published method. A method is found by listing this folder: nothing central knows its name.
 
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
-with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options. To add a method, copy
-``_skeleton.py``.
+with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, and ``VARIANTS``, the options of
+systems that the literature gives a name of their own. To add a method, copy ``_skeleton.py``; a package of your own
+names its functions under the entry point group ``idiolect.methods``.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from idiolect import spec
 from idiolect.errors import InputError, nearest
@@ -27,11 +30,21 @@ class Entry(NamedTuple):
     build: Callable[..., Method]
     options: dict[str, Any]
     presets: dict[str, dict[str, Any]]
+    variants: dict[str, dict[str, Any]]
+    """Title of a variant: its options."""
+
+
+def _ours() -> set[str]:
+    return {m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")}
+
+
+def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+    return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
 
 
 def names() -> list[str]:
-    """The methods of this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    """The methods of this folder, and those that installed packages bring; ours outdo another of the same name."""
+    return sorted(_ours() | set(_installed()))
 
 
 def get(name: str) -> Entry:
@@ -42,13 +55,29 @@ def get(name: str) -> Entry:
     """
     if name not in names():
         raise InputError(f"unknown method {name!r}; {nearest(name, names())}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    build = getattr(module, name, None)
-    if build is None:
-        raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
+    build = _find(name)
+    module = sys.modules[build.__module__]
     title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
     options = {k: p.default for k, p in spec.options_of(build).items()}
-    return Entry(name, title, summary, build, options, getattr(module, "PRESETS", {}))
+    presets, variants = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS"))
+    return Entry(name, title, summary, build, options, presets, variants)
+
+
+def _find(name: str) -> Callable[..., Method]:
+    if name in _ours():
+        build = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
+        if build is None:
+            raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
+    else:
+        entry = _installed()[name]
+        where = f"method {name} of {entry.dist.name if entry.dist else 'an installed package'}"
+        try:
+            build = entry.load()
+        except Exception as error:
+            raise InputError(f"{where} cannot be loaded ({entry.value}: {error})") from error
+        if not inspect.isfunction(build):
+            raise InputError(f"{where}: {entry.value} is no function; name a function (task, *, options) -> Method")
+    return cast(Callable[..., Method], build)
 
 
 def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A method to copy: federated averaging of the body, with a head of its own for every client (FedPer's shape).
 
-Copy this file to ``<name>.py``, give the function that name, and write the equations of the paper into the docstring;
-the command line, the contract tests and the lists find it. ``tests/methods/test_<name>.py`` holds one round of it
-against numpy.
+Copy this file to ``<name>.py``, give the function that name, and write the equations of the paper into the docstring,
+each with a number; the same number marks the statements that implement it, and the documentation shows the two side by
+side. The command line, the contract tests and the lists find the file. ``tests/methods/test_<name>.py`` holds one round
+of it against numpy. In a package of your own, name the function under the entry point group ``idiolect.methods``.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Model, Weights
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 
 def skeleton(task: Task) -> Method:
     """Title: what it is, in one line (authors, venue and year).
 
-    Client:  (theta_i, phi_i) <- SGD(CE) from (theta, phi_i)                  (Eq. number)
-    Server:  theta <- sum_i n_i theta_i / sum_i n_i                           (Eq. number)
+    Client:  (theta_i, phi_i) <- SGD(CE) from (theta, phi_i)                  (Eq. number)  [1]
+    Server:  theta <- sum_i n_i theta_i / sum_i n_i                           (Eq. number)  [2]
 
-    Up: increment of theta, weighted by n rows. Down: theta. At the client: phi_i.
+    Up: increment of theta, weighted by n rows. Down: theta. At the client: phi_i. A new client does one round's local
+    work and keeps phi_i.
 
     Args:
         task: the problem. Options follow as keywords: the signature is the schema, its annotations the ranges.
@@ -33,20 +35,20 @@ def skeleton(task: Task) -> Method:
     def init(key: Tensor) -> Weights:
         return task.network.init(key).body
 
-    def enrol(key: Tensor) -> Weights:
-        return task.network.init(key).head
+    def enrol(key: Tensor) -> Personal:
+        return untrained(task.network.init(key).head)
 
     def send(server: Weights, ids: Tensor) -> Down:
         return Down(shared=server)
 
-    def local(down: Down, client: Weights, data: Data, key: Tensor) -> tuple[Weights, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, Model(down.shared, client), data, key)
-        return model.head, Up(tree.sub(model.body, down.shared), data.real_N.sum()), {"train_loss": loss}
+    def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, Model(down.shared, client.value), data, key)  # [1]
+        return trained(model.head), Up(tree.sub(model.body, down.shared), data.real_N.sum()), {"train_loss": loss}
 
     def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
 
-    def predict(down: Down, client: Weights, x_B: Tensor) -> Tensor:
-        return log_softmax_of(task, Model(down.shared, client), x_B)
+    def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, Model(down.shared, client.value), x_B)
 
-    return Method(init, enrol, send, local, aggregate, unchanged, predict)
+    return Method(init, enrol, send, local, aggregate, joins_by_training(local), predict)

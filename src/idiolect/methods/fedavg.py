@@ -15,7 +15,8 @@ from idiolect.training import log_softmax_of, train_model
 def fedavg(task: Task) -> Method:
     """FedAvg: federated averaging of one model for all (McMahan et al., AISTATS 2017).
 
-    w_i = SGD(w);  w <- w + sum_i n_i (w_i - w) / sum_i n_i
+    Client:  w_i <- SGD(CE) from w                                    [1]
+    Server:  w <- w + sum_i n_i (w_i - w) / sum_i n_i                 [2]
 
     over the round's participants i. Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing.
 
@@ -26,11 +27,11 @@ def fedavg(task: Task) -> Method:
         return Down(shared=server)
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, down.shared, data, key)
+        model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)

@@ -1,18 +1,26 @@
 """Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
 
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.sgd import cross_entropy_mean, mean, sgd
-from idiolect.training.whole import features, log_softmax_of, train_model, trained_loss
+from idiolect.training.personal import Personal, joins_by_training, trained, untrained
+from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
+from idiolect.training.whole import Part, features, log_softmax_of, row_losses, train_model, trained_loss
 
 __all__ = [
     "Batch",
+    "Part",
+    "Personal",
     "batches",
     "cross_entropy_mean",
     "features",
+    "joins_by_training",
     "log_softmax_of",
     "mean",
+    "row_losses",
     "rows",
     "sgd",
+    "sgd_from",
     "train_model",
+    "trained",
     "trained_loss",
+    "untrained",
 ]

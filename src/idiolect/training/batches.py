@@ -20,13 +20,19 @@ class Batch(NamedTuple):
     """Positions among the client's rows."""
     used_B: Tensor
     """1 for a row, 0 for padding."""
-    step: int
+    step: int | Tensor
 
 
 def batches(
-    data: Data, training: Training, key: Tensor, *, epochs: int | None = None, drop_last: bool = False
+    data: Data,
+    training: Training,
+    key: Tensor,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    drop_last: bool = False,
 ) -> list[Batch]:
-    """The batches of all epochs, reshuffled in each.
+    """The batches of all epochs, reshuffled in each; with ``steps`` that many, over as many epochs as it takes.
 
     A client smaller than one batch trains on the one batch it has, whatever ``drop_last`` says. For a single client
     the last batch is as short as it is; mapped over clients, all batches are full and masked.
@@ -34,8 +40,12 @@ def batches(
     many = tree.mapped(data.row_N)
     real_N = data.real_N if many else data.real_N[: int(data.real_N.sum())]
     n, size = real_N.shape[0], training.batch_size
-    plan = []
-    for epoch in range(training.epochs if epochs is None else epochs):
+    if steps is not None and many:
+        return _mapped_steps(real_N, training, key, steps, drop_last)
+    plan: list[Batch] = []
+    for epoch in range((training.epochs if epochs is None else epochs) if steps is None else steps):
+        if steps is not None and len(plan) >= steps:
+            break
         order_N = keys.order(keys.fold(key, epoch), real_N) if training.shuffle else torch.arange(n)
         for batch, start in enumerate(range(0, n, size)):
             at_B = order_N[start : start + size]
@@ -46,6 +56,24 @@ def batches(
                 elif start > 0 and len(at_B) < size:
                     continue
             plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch))
+    return plan[:steps]
+
+
+def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool) -> list[Batch]:
+    """Each client walks through its own epochs, which are shorter or longer than another's."""
+    n, size = real_N.shape[0], training.batch_size
+    total = real_N.sum().long()
+    per_epoch = (total // size if drop_last else (total + size - 1) // size).clamp(min=1)
+    order_EN = torch.stack(
+        [keys.order(keys.fold(key, e), real_N) if training.shuffle else torch.arange(n) for e in range(steps)]
+    )
+    plan = []
+    for step in range(steps):
+        epoch, batch = step // per_epoch, step % per_epoch
+        place_B = batch * size + torch.arange(size)
+        order_N = order_EN.index_select(0, epoch.view(1))[0]
+        used_B = (place_B < total).to(real_N.dtype)
+        plan.append(Batch(order_N[place_B.clamp(max=n - 1)], used_B, epoch * _EPOCH + batch))
     return plan
 
 

@@ -32,11 +32,18 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> tuple
     Returns:
         The trained weights, and what the loss saw in each step.
     """
+    weights, _, seen = sgd_from(loss, weights, tree.zeros(weights), batches, rule)
+    return weights, seen
+
+
+def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
+    """``sgd`` with an optimiser that goes on: takes the momentum buffers m, and returns (weights, m, seen)."""
     if any(tree.mapped(b.used_B) for b in batches):
-        return _mapped(loss, weights, batches, rule)
+        return _mapped(loss, weights, momentum, batches, rule)
     flat, build = tree.flatten(weights)
     flat = [_leaf(w) for w in flat]
-    buffers = [torch.zeros_like(w) for w in flat] if rule.momentum else []
+    buffers = [_laid_as(m, w).clone() for m, w in zip(tree.leaves(momentum), flat, strict=True)]
+    groups = [(d, [i for i, w in enumerate(flat) if _decay(w, rule) == d]) for d in {_decay(w, rule) for w in flat}]
     seen = []
     for batch in batches:
         value, extra = loss(build(flat), batch)
@@ -44,20 +51,19 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> tuple
         with torch.no_grad():
             if rule.clip is not None:
                 torch._foreach_mul_(grads, _shrink(grads, rule.clip))
-            # the fused step walks memory, so a gradient must lie as its weight does
-            pairs = zip(grads, flat, strict=True)
-            grads = [g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for g, w in pairs]
-            torch._fused_sgd_(
-                flat, grads, buffers, weight_decay=rule.weight_decay, momentum=rule.momentum, lr=rule.lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
+            grads = [_laid_as(g, w) for g, w in zip(grads, flat, strict=True)]
+            for decay, group in groups:
+                torch._fused_sgd_(
+                    [flat[i] for i in group], [grads[i] for i in group], [buffers[i] for i in group if rule.momentum],
+                    weight_decay=decay, momentum=rule.momentum, lr=rule.lr,
+                    dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+                )  # fmt: skip
         seen.append(tree.detach(extra))
-    return build([w.detach() for w in flat]), seen
+    return build([w.detach() for w in flat]), build(buffers), seen
 
 
-def _mapped(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, list[Tree]]:
+def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
     gradient = torch.func.grad(loss, has_aux=True)
-    momentum = tree.map(torch.zeros_like, weights)
     seen = []
     for batch in batches:
         g, extra = gradient(weights, batch)
@@ -65,11 +71,20 @@ def _mapped(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> t
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)
         live = batch.used_B.sum() > 0
-        new = tree.map(lambda m, a, w: rule.momentum * m + a + rule.weight_decay * w, momentum, g, weights)
+        new = tree.map(lambda m, a, w: rule.momentum * m + a + _decay(w, rule) * w, momentum, g, weights)
         weights = tree.map(lambda w, m, live=live: torch.where(live, w - rule.lr * m, w), weights, new)
         momentum = tree.map(lambda a, b, live=live: torch.where(live, a, b), new, momentum)
         seen.append(extra)
-    return weights, seen
+    return weights, momentum, seen
+
+
+def _decay(w: Tensor, rule: SGD) -> float:
+    return rule.weight_decay if rule.decay_biases or w.ndim > 1 else 0.0
+
+
+def _laid_as(a: Tensor, w: Tensor) -> Tensor:
+    """The same values, lying in memory as w does: the fused step walks memory."""
+    return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)
 
 
 def _leaf(w: Tensor) -> Tensor:

@@ -3,31 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, log_softmax
 
-from idiolect.method import Data, Task
+from idiolect import tree
+from idiolect.method import SGD, Data, Task
 from idiolect.network import Model, Weights
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.sgd import cross_entropy_mean, sgd
+from idiolect.tree import Tree
 
+Part = Literal["model", "body", "head"]
 _CHUNK = 256  # rows per forward pass: larger ones leave the processor's cache
 
 
 def train_model(
-    task: Task, model: Model, data: Data, key: Tensor, *, epochs: int | None = None
+    task: Task,
+    model: Model,
+    data: Data,
+    key: Tensor,
+    *,
+    part: Part = "model",
+    epochs: int | None = None,
+    steps: int | None = None,
+    rule: SGD | None = None,
+    pull: tuple[float, Model] | None = None,
 ) -> tuple[Model, Tensor]:
-    """Cross-entropy training of body and head together; also the mean loss over the rows seen."""
+    """Cross-entropy training of a model or of one part of it; also the mean loss over the rows seen, in nats.
 
-    def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        x_B, y_B = rows(data, batch.at_B)
-        value = cross_entropy_mean(task.network(model, task.inputs(x_B)), y_B, batch.used_B)
-        return value, (value, batch.used_B.sum())
+    A part that does not train is no part of the optimiser: neither momentum nor decay moves it. A head trains on
+    features that are computed once.
 
-    model, seen = sgd(loss, model, batches(data, task.training, key, epochs=epochs), task.training.sgd)
-    return model, trained_loss(seen)
+    Args:
+        task: the problem; its training rule holds where none is given.
+        model: where to start.
+        data: the client's rows.
+        key: of the order of the rows.
+        part: what moves.
+        epochs: of training; None takes the local epochs.
+        steps: a number of batches in place of epochs.
+        rule: the rates.
+        pull: (mu, anchor) adds mu / 2 |w - anchor|^2 over the weights that move.
+    """
+    plan = batches(data, task.training, key, epochs=epochs, steps=steps)
+    if not plan:
+        return model, torch.zeros(())
+    z_Nd, y_N = features(task, model.body, data) if part == "head" else (data.x_R, data.y_R)
+    start, anchor = ((m if part == "model" else getattr(m, part)) if m else () for m in (model, pull and pull[1]))
+
+    def whole(weights: Tree) -> Model:
+        return Model(*weights) if part == "model" else model._replace(**{part: weights})
+
+    def loss(weights: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if part == "head":
+            logit_BC, y_B = task.network.logits(weights, z_Nd[batch.at_B]), y_N[batch.at_B]
+        else:
+            x_B, y_B = rows(data, batch.at_B)
+            logit_BC = task.network(whole(weights), task.inputs(x_B))
+        value = cross_entropy_mean(logit_BC, y_B, batch.used_B)
+        total = value + pull[0] / 2 * tree.square_distance(weights, anchor) if pull else value
+        return total, (value, batch.used_B.sum())
+
+    weights, seen = sgd(loss, start, plan, rule or task.training.sgd)
+    return whole(weights), trained_loss(seen)
 
 
 def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -42,6 +83,13 @@ def features(task: Task, body: Weights, data: Data) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         z_Nd = torch.cat([task.network.features(body, task.inputs(x)) for x in torch.split(x_N, _CHUNK)])
     return z_Nd, y_N
+
+
+def row_losses(task: Task, model: Model, data: Data) -> Tensor:
+    """Cross-entropy (N,) of each of a client's rows in nats, without a graph."""
+    z_Nd, y_N = features(task, model.body, data)
+    with torch.no_grad():
+        return cross_entropy(task.network.logits(model.head, z_Nd), y_N, reduction="none")
 
 
 def log_softmax_of(task: Task, model: Model, x_B: Tensor) -> Tensor:
