@@ -218,11 +218,22 @@ def report_command(
 @app.command("list")
 def list_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
-    as_json: Annotated[bool, _option("Print it as JSON.", "", "--json")] = False,
+    as_json: Annotated[
+        bool, _option("Print it as JSON; for methods with what they send, keep and need.", "", "--json")
+    ] = False,
+    model: Annotated[str | None, _option("Count a method's bytes for this network.", "auto")] = None,
+    dataset: Annotated[str | None, _option("... on this data set.", "digits")] = None,
 ) -> None:
-    """List what there is, with options and defaults."""
+    """List what there is, with options and defaults.
+
+    Example: idiolect list methods --json --dataset cifar10
+    """
+    if (model or dataset) and not (kind is Kind.methods and as_json):
+        raise InputError("--model and --dataset go with idiolect list methods --json: leave them out")
     entries = _LISTS[kind]()
     if as_json:
+        if kind is Kind.methods:
+            entries = _with_anatomy(entries, model or "auto", dataset or "digits")
         _print_json(entries)
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -233,6 +244,14 @@ def list_command(
         lines += [
             Text(f"preset={preset}: " + ", ".join(f"{k}={plain(v)}" for k, v in values.items()), style="dim")
             for preset, values in entry.get("presets", {}).items()
+        ]
+        lines += [
+            Text(
+                f"{title} is {name}"
+                + "".join(f"{',' if i else ':'}{k}={plain(v)}" for i, (k, v) in enumerate(values.items())),
+                style="dim",
+            )
+            for title, values in entry.get("variants", {}).items()
         ]
         table.add_row(Text(name, style="bold"), Text("\n").join(lines))
     out_console.print(table)
@@ -264,9 +283,32 @@ def _methods() -> dict[str, dict[str, Any]]:
             "summary": f"{e.title}: {e.summary}",
             "options": e.options,
             "presets": e.presets,
+            "variants": e.variants,
         }
         for name, e in entries.items()
     }
+
+
+def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) -> dict[str, dict[str, Any]]:
+    """What each method sends, keeps and needs: with its defaults, and where a variant differs."""
+    from idiolect import anatomy, data, models, tree
+    from idiolect.keys import key
+
+    about = data.describe(dataset)
+    shape, classes, clients = tuple(about["shape"]), about["classes"], 20
+    model = models.choose(model, shape)
+    network = models.build(model, shape, classes)
+    counted = {"dataset": dataset, "model": model, "weights": sum(w.numel() for w in tree.leaves(network.init(key(0))))}
+
+    def of(name: str, options: dict[str, Any]) -> dict[str, Any]:
+        return anatomy.of(name, options, network, classes, clients).as_json()
+
+    def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:
+        variants = {t: {"options": o, "anatomy": of(name, o)} for t, o in known["variants"].items()}
+        mine = of(name, {}) | {"counted_for": counted | {"clients": clients}}
+        return known | {"variants": variants, "anatomy": mine}
+
+    return {name: entry(name, known) for name, known in entries.items()}
 
 
 def _datasets() -> dict[str, dict[str, Any]]:

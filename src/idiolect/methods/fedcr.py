@@ -74,12 +74,16 @@ def fedcr(
     """FedCR: a common Gaussian code per class, by products of experts across clients (Zhang et al., ICML 2023).
 
     Client, with the received encoder x -> (mu(x), sigma(x)) and per class c the global N(mu_c, sigma_c^2):
-        z = mu(x) + sigma(x) e,  e ~ N(0, I)
-        (encoder, head) <- SGD(CE(head(z), y) + beta KL(N(mu_y, sigma_y^2) || N(mu(x), sigma(x)^2)))  (Eq. 7)
+        z = mu(x) + sigma(x) e,  e ~ N(0, I)                                                               [1]
+        (encoder, head) <- SGD(CE(head(z), y) + beta KL(N(mu_y, sigma_y^2) || N(mu(x), sigma(x)^2)))  (Eq. 7)  [2]
         L_ic = sum_x sigma(x)^-2,   m_ic = sum_x mu(x) sigma(x)^-2      over its rows of class c, as last seen in
-        training                                                                                      (Eq. 8)
+        training                                                                                      (Eq. 8)  [3]
     Server:
-        encoder <- uniform mean;   sigma_c^2 = 1 / (1 + sum_i L_ic),   mu_c = sigma_c^2 sum_i m_ic    (Eq. 9)
+        encoder <- uniform mean                                                                                [4]
+        sigma_c^2 = 1 / (1 + sum_i L_ic),   mu_c = sigma_c^2 sum_i m_ic                               (Eq. 9)  [5]
+    Personal:
+        head <- SGD(CE(head(z), y)), the encoder frozen                                                        [6]
+
     A class that no participant holds keeps its old Gaussian; all start at N(0, I). sigma is a standard deviation.
 
     Up: increment of the encoder, weighted 1; L and m (C, V), plain sums. Down: encoder, mu and sigma (C, V). At the
@@ -135,7 +139,7 @@ def fedcr(
         return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)
 
     def log_probability(head: Weights, mean_BV: Tensor, std_BV: Tensor, noise_BSV: Tensor) -> Tensor:
-        z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_BSV
+        z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_BSV  # [1]
         return log_softmax(linear(z_BSV, **head), -1)
 
     def error(head: Weights, mean_BV: Tensor, std_BV: Tensor, y_B: Tensor, key: Tensor) -> Tensor:
@@ -157,26 +161,27 @@ def fedcr(
             error_B = error(model[1], mean_BV, std_BV, y_B, keys.fold(noise, batch.step))
             apart_B = kl_diagonal(mean_CV[y_B], std_CV[y_B], mean_BV, std_BV)
             ce = mean(error_B, batch.used_B)
-            return ce + beta * mean(apart_B, batch.used_B), (mean_BV, std_BV, y_B, batch.used_B, ce)
+            return ce + beta * mean(apart_B, batch.used_B), (mean_BV, std_BV, y_B, batch.used_B, ce)  # [2]
 
         plan = batches(data, task.training, keys.fold(key, "both"))
-        (encoder, head), seen = sgd(loss, (received or client.encoder, client.head), plan, rule)
+        (encoder, head), seen = sgd(loss, (received or client.encoder, client.head), plan, rule)  # [2]
         last = seen[-(len(seen) // task.training.epochs) :]
         mean_NV, std_NV, y_N, used_N = (torch.cat([s[part] for s in last]) for part in range(4))
-        experts = tree.map(lambda a: a.to(mean_NV.dtype), class_products(mean_NV, std_NV, y_N, used_N, task.classes))
+        products = class_products(mean_NV, std_NV, y_N, used_N, task.classes)  # [3]
+        experts = tree.map(lambda a: a.to(mean_NV.dtype), products)
         info = {"train_loss": trained_loss([(s[4], s[3].sum()) for s in seen])}
         if not share_encoder:
             return Client(head, encoder), Up(Report((), experts), torch.ones(())), info
         return Client(head, ()), Up(Report(tree.sub(encoder, received), experts), torch.ones(())), info
 
     def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        experts = tree.map(lambda a: a.double().sum(0), up.value.experts)
+        experts = tree.map(lambda a: a.double().sum(0), up.value.experts)  # [5]
         seen_CV = experts.precision_CV > 0
         new = [
             torch.where(seen_CV, a.to(old.dtype), old) for a, old in zip(posterior(experts), server[1:], strict=True)
-        ]
+        ]  # [5]
         mean_CV, std_CV = (old + server_rate * (a - old) for a, old in zip(new, server[1:], strict=True))
-        encoder = tree.add(server.encoder, tree.mean(up.value.encoder, up.weight)) if share_encoder else ()
+        encoder = tree.add(server.encoder, tree.mean(up.value.encoder, up.weight)) if share_encoder else ()  # [4]
         return Server(encoder, mean_CV, std_CV), {}
 
     def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
@@ -190,7 +195,7 @@ def fedcr(
             return mean(error(head, mean_NV[at_B], std_NV[at_B], y_N[at_B], draw), batch.used_B), ()
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
-        return Client(sgd(loss, client.head, plan, rule)[0], client.encoder)
+        return Client(sgd(loss, client.head, plan, rule)[0], client.encoder)  # [6]
 
     def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
         mean_BV, std_BV = encode(down.shared.encoder or client.encoder, x_B)

@@ -49,11 +49,14 @@ def fedlda(
     """FedLDA: collaborative linear discriminant analysis on shared features (McLaughlin & Su, FL@FM-NeurIPS 2023).
 
     Client, with the received body theta, means mu (C, d) and covariance S (d, d), and its log-prior log pi:
-        head: w_c = S^-1 mu_c,  b_c = -1/2 mu_c' w_c + log pi_c, frozen      (Eq. 4)
-        theta_i <- SGD(CE + decorrelation / d sum_{a != b} |S_batch[a, b]|)  (Eq. 5)
-        mu^, S^ = class means, and tied covariance (over n - 1) + ridge I, of all rows under theta_i
-        mu_i = beta mu + (1 - beta) mu^,   S_i = beta S + (1 - beta) S^      (section 4)
-    Server: theta, mu, S <- means of the clients', weighted by n_i.
+        head: w_c = S^-1 mu_c,  b_c = -1/2 mu_c' w_c + log pi_c, frozen      (Eq. 4)     [1]
+        theta_i <- SGD(CE + decorrelation / d sum_{a != b} |S_batch[a, b]|)  (Eq. 5)     [2]
+        mu^, S^ = class means, and tied covariance (over n - 1) + ridge I, of all rows under theta_i  [3]
+        mu_i = beta mu + (1 - beta) mu^,   S_i = beta S + (1 - beta) S^      (section 4)  [4]
+    Server:
+        theta, mu, S <- means of the clients', weighted by n_i                           [5]
+    Personal:
+        the head of the global statistics with the client's own prior, as in [1]         [6]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu, S. At the client: nothing
     until ``adapt``, which forms the head of the global statistics with the client's own class prior: only the bias is
@@ -101,19 +104,19 @@ def fedlda(
         else:
             centred_Bd = (z_Bd - (z_Bd * used_B[:, None]).sum(0) / count.clamp(min=1)) * used_B[:, None]
         cov_dd = centred_Bd.T @ centred_Bd / (count - 1).clamp(min=1)
-        return (cov_dd.abs().sum() - cov_dd.diagonal().abs().sum()) / width
+        return (cov_dd.abs().sum() - cov_dd.diagonal().abs().sum()) / width  # [2]
 
     def train(shared: Shared, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
-        head = head_for(everyone(shared), data)
+        head = head_for(everyone(shared), data)  # [1]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(z_Bd @ head.weight_Cd.T + head.bias_C, y_B, batch.used_B)
             extra = decorrelation * penalty(z_Bd, y_B, batch.used_B) if decorrelation else 0.0
-            return error + extra, (error, batch.used_B.sum())
+            return error + extra, (error, batch.used_B.sum())  # [2]
 
-        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.sgd)
+        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.sgd)  # [2]
         return new, trained_loss(seen)
 
     def send(server: Shared, ids: Tensor) -> Down:
@@ -124,11 +127,11 @@ def fedlda(
         new, loss = train(down.shared, data, key)
         z_Nd, y_N = features(task, new, data)
         sums = moments(z_Nd, y_N, data.real_N, classes)
-        own = estimate(sums, g.mean_Cd)
+        own = estimate(sums, g.mean_Cd)  # [3]
         if centre == "interpolated":
             about_Cd = interpolate(own, g, 1 - global_weight).mean_Cd
             own = Gaussian(own.mean_Cd, estimate(sums, about_Cd, min_count=len(y_N) + 1).cov_dd)
-        mixed = interpolate(Gaussian(own.mean_Cd, covariance.ridge(own.cov_dd, ridge)), g, 1 - global_weight)
+        mixed = interpolate(Gaussian(own.mean_Cd, covariance.ridge(own.cov_dd, ridge)), g, 1 - global_weight)  # [4]
         up = Shared(
             tree.sub(new, down.shared.body),
             (mixed.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
@@ -137,11 +140,11 @@ def fedlda(
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
 
     def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [5]
 
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         body = train(down.shared, data, key)[0] if tune_body else {}
-        return Personal(head_for(everyone(down.shared), data), body)
+        return Personal(head_for(everyone(down.shared), data), body)  # [6]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         even = Data(x_B, torch.arange(classes), torch.arange(classes), torch.ones(classes))

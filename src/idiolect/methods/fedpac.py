@@ -36,6 +36,14 @@ class Server(NamedTuple):
     """1 for a class whose centroid has been seen."""
 
 
+class Shared(NamedTuple):
+    """What the server sends to all."""
+
+    body: Weights
+    centroid_Cd: Tensor
+    known_C: Tensor
+
+
 class Report(NamedTuple):
     """What a client sends."""
 
@@ -71,14 +79,14 @@ def fedpac(
     """FedPAC: feature alignment and classifier collaboration (Xu, Tong & Huang, ICLR 2023).
 
     Client, with the received body theta, its own combined head phi_i and the global centroids c:
-        h_i = (p_c mu_c)_c,  V_i = E|z|^2 - |h_i|^2        p_c = n_ic / n_i; under theta     (Eqs. 34, 44)
-        phi_i <- SGD(CE), theta frozen                     ``head_epochs`` at ``head_lr``    (Eq. 15)
-        theta_i <- SGD(CE + alignment |z - c_y|^2 / d), phi_i frozen                         (Eqs. 3, 16)
-        s_i = sum of z per class under theta_i             n_ic times the client's centroid  (Eq. 17)
+        h_i = (p_c mu_c)_c,  V_i = E|z|^2 - |h_i|^2        p_c = n_ic / n_i; under theta     (Eqs. 34, 44)  [1]
+        phi_i <- SGD(CE), theta frozen                     ``head_epochs`` at ``head_lr``    (Eq. 15)       [2]
+        theta_i <- SGD(CE + alignment |z - c_y|^2 / d), phi_i frozen                         (Eqs. 3, 16)   [3]
+        s_i = sum of z per class under theta_i             n_ic times the client's centroid  (Eq. 17)       [4]
     Server:
-        theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic               (Eqs. 18, 19)
-        phi_i <- sum_j a_ij phi_j                                                            (Eq. 4)
-        a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram of (h_i - h_j)_j) a      (Eqs. 11, 46)
+        theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic               (Eqs. 18, 19)  [5]
+        phi_i <- sum_j a_ij phi_j                                                            (Eq. 4)        [6]
+        a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram of (h_i - h_j)_j) a      (Eqs. 11, 46)  [7]
 
     Up: increment of theta, phi, s (C, d), h (C, d), V / n; weighted by n and n_c. Down: theta, c (C, d) and which
     classes have one; per client its head. At the client: nothing. The personal model is the global body with the
@@ -116,7 +124,7 @@ def fedpac(
         own = tree.map(
             lambda a, new: torch.where(old.view(-1, *[1] * new.ndim), a[at], new), server.heads, server.newcomer
         )
-        return Down((server.body, server.centroid_Cd, server.known_C), own)
+        return Down(Shared(server.body, server.centroid_Cd, server.known_C), own)
 
     def train_head(head: Weights, z_Nd: Tensor, y_N: Tensor, plan: list[Batch]) -> Weights:
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
@@ -130,12 +138,12 @@ def fedpac(
         z_Nd, y_N = features(task, body, data)
         n_C, sum_Cd = class_sums(z_Nd, y_N, data.real_N)
         n = n_C.sum()
-        h_Cd = sum_Cd / n
+        h_Cd = sum_Cd / n  # [1]
         square_N = z_Nd.double().square().sum(1) * data.real_N
-        variance = (square_N.sum() / n - h_Cd.double().square().sum()) / n
+        variance = (square_N.sum() / n - h_Cd.double().square().sum()) / n  # [1]
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
-        head = train_head(down.own, z_Nd, y_N, plan)
+        head = train_head(down.own, z_Nd, y_N, plan)  # [2]
 
         own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
         target_Cd = torch.where(known_C[:, None] > 0, centroid_Cd, own_Cd)
@@ -146,10 +154,10 @@ def fedpac(
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(network.logits(head, z_Bd), y_B, batch.used_B)
             distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)
-            return error + pull * distance, (error, batch.used_B.sum())
+            return error + pull * distance, (error, batch.used_B.sum())  # [3]
 
-        new, seen = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)
-        _, new_sum_Cd = class_sums(features(task, new, data)[0], y_N, data.real_N)
+        new, seen = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)  # [3]
+        _, new_sum_Cd = class_sums(features(task, new, data)[0], y_N, data.real_N)  # [4]
         report = Report(tree.sub(new, body), head, new_sum_Cd, h_Cd, variance.to(h_Cd.dtype))
         return client, Up(report, Counts(n, n_C)), {"train_loss": trained_loss(seen)}
 
@@ -159,13 +167,13 @@ def fedpac(
 
     def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report, counts = up.value, up.weight
-        body = tree.add(server.body, tree.mean(report.body, counts.n))
+        body = tree.add(server.body, tree.mean(report.body, counts.n))  # [5]
         n_C = counts.n_C.sum(0)
         seen_C = n_C > 0
-        mean_Cd = report.sum_Cd.sum(0) / n_C.clamp(min=1)[:, None]
+        mean_Cd = report.sum_Cd.sum(0) / n_C.clamp(min=1)[:, None]  # [5]
         centroid_Cd = torch.where(seen_C[:, None], mean_Cd, server.centroid_Cd)
         share_mm = combination(report) if collaboration else torch.eye(len(ids)).to(n_C)
-        combined = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)
+        combined = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)  # [6]
         heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, combined)
         known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
         server = Server(body, heads, tree.mean(report.head, counts.n), centroid_Cd, known_C)
@@ -174,18 +182,18 @@ def fedpac(
     def combination(report: Report) -> Tensor:
         weight_mm, _ = combination_weights(
             report.h_Cd.double().numpy(), report.variance.double().numpy(), threshold=threshold
-        )
+        )  # [7]
         share_mm = torch.from_numpy(weight_mm)
         return (share_mm / share_mm.sum(1, keepdim=True)).to(report.h_Cd.dtype)
 
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         if not tuning_epochs:
             return client
-        z_Nd, y_N = features(task, down.shared[0], data)
+        z_Nd, y_N = features(task, down.shared.body, data)
         return train_head(down.own, z_Nd, y_N, batches(data, task.training, key, epochs=tuning_epochs))
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
-        z_Bd = network.features(down.shared[0], task.inputs(x_B))
+        z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(network.logits(client or down.own, z_Bd), -1)
 
     return Method(init, lambda key: (), send, local, aggregate, adapt, predict)

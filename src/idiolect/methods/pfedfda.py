@@ -66,12 +66,15 @@ def pfedfda(
     """pFedFDA: local and global Gaussians of the features, mixed by cross-validation (McLaughlin & Su, NeurIPS 2024).
 
     Client, with the received body theta, means mu_g (C, d) and covariance S_g (d, d), and its log-prior log pi:
-        head: w_c = S_g^-1 mu_gc,  b_c = -1/2 mu_gc' w_c + log pi_c, frozen                         (Eq. 4)
-        theta_i <- SGD(CE)                                                                          (Eq. 5)
-        mu^, S^ = class means and tied covariance of the features seen while training, repaired     (Eqs. 6 to 8)
-        beta = argmin over [0, 1] of the 2-fold cross-entropy under beta local + (1 - beta) global  (Eq. 9)
-        mu_i = beta mu^ + (1 - beta) mu_g,  S_i = beta S^ + (1 - beta) S_g                         (section 4.3)
-    Server: theta, mu_g, S_g <- means of the clients', weighted by n_i.
+        head: w_c = S_g^-1 mu_gc,  b_c = -1/2 mu_gc' w_c + log pi_c, frozen                         (Eq. 4)         [1]
+        theta_i <- SGD(CE)                                                                          (Eq. 5)         [2]
+        mu^, S^ = class means and tied covariance of the features seen while training, repaired     (Eqs. 6 to 8)   [3]
+        beta = argmin over [0, 1] of the 2-fold cross-entropy under beta local + (1 - beta) global  (Eq. 9)         [4]
+        mu_i = beta mu^ + (1 - beta) mu_g,  S_i = beta S^ + (1 - beta) S_g                         (section 4.3)   [5]
+    Server:
+        theta, mu_g, S_g <- means of the clients', weighted by n_i                                                  [6]
+    Personal:
+        the head of (mu_i, S_i), estimated under the body received                                                  [7]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client:
     nothing until ``adapt``, which estimates, searches beta again and forms the head by forward passes only; so a new
@@ -131,13 +134,13 @@ def pfedfda(
                  count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
         sums = moments(z_Nd, y_N, used_N, classes)
         mean_Cd = estimate(sums, g.mean_Cd, min_count=count).mean_Cd
-        own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))
+        own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))  # [3]
         if beta == "local":
             weight = torch.ones((), dtype=torch.float64)
         else:
             fold_N = stratified_folds(y_N, used_N, key, sample_N=at_N if folds_of == "samples" else None)
-            weight = search(z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=beta == "separate")
-        return interpolate(own, g, weight), weight
+            weight = search(z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=beta == "separate")  # [4]
+        return interpolate(own, g, weight), weight  # [5]
 
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -146,7 +149,7 @@ def pfedfda(
         body, g = down.shared.body, everyone(down.shared)
         y_N = data.y_R[data.row_N]
         logprior_C = prior(y_N, data.real_N)
-        head = cast(lda_head(g, logprior_C))
+        head = cast(lda_head(g, logprior_C))  # [1]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
             x_B, y_B = rows(data, batch.at_B)
@@ -155,7 +158,7 @@ def pfedfda(
             return value, (z_Bd, batch.at_B, batch.used_B, value)
 
         plan = batches(data, task.training, keys.fold(key, "body"), drop_last=drop_last)
-        new, seen = sgd(loss, body, plan, task.training.sgd)
+        new, seen = sgd(loss, body, plan, task.training.sgd)  # [2]
         if statistics == "training":
             z_Nd, at_N, used_N = (torch.cat([s[part] for s in seen]) for part in range(3))
         else:
@@ -178,7 +181,7 @@ def pfedfda(
         if class_weighted_means:
             share_mC = up.weight.n_C / up.weight.n_C.sum(0).clamp(min=1)
             step = step._replace(mean_Cd=(share_mC[:, :, None] * up.value.mean_Cd).sum(0))
-        return tree.add(server, step), {}
+        return tree.add(server, step), {}  # [6]
 
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         g = everyone(down.shared)
@@ -191,7 +194,7 @@ def pfedfda(
         mixed, weight = personal(
             z_Nd[at_N], at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count_adapt
         )
-        return Personal(cast(lda_head(mixed, logprior_C)), weight)
+        return Personal(cast(lda_head(mixed, logprior_C)), weight)  # [7]
 
     def cast(head: LinearHead) -> LinearHead:
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in head))

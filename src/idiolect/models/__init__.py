@@ -103,16 +103,26 @@ def names() -> list[str]:
     return list(NETWORKS)
 
 
+def choose(name: str, shape: Shape) -> str:
+    """The network that a name stands for.
+
+    Raises:
+        InputError: unknown name.
+    """
+    if name == "auto":
+        return _AUTO.get(shape, "small_cnn" if len(shape) == 3 and min(shape[1:]) >= 4 else "mlp")
+    if name not in NETWORKS:
+        raise InputError(f"unknown model {name!r}; {nearest(name, ['auto', *NETWORKS])}")
+    return name
+
+
 def build(name: str, shape: Shape, classes: int) -> Network:
     """A network by name; ``auto`` takes the papers' network for the shape.
 
     Raises:
         InputError: unknown name, or a network that does not take images of this shape.
     """
-    if name == "auto":
-        name = _AUTO.get(shape, "small_cnn" if len(shape) == 3 and min(shape[1:]) >= 4 else "mlp")
-    if name not in NETWORKS:
-        raise InputError(f"unknown model {name!r}; {nearest(name, ['auto', *NETWORKS])}")
+    name = choose(name, shape)
     return Network(partial(NETWORKS[name], shape, classes), shape)
 
 

@@ -1,0 +1,263 @@
+"""Write docs/methods: an overview of all methods, and a page for each with its equations beside the code.
+
+Everything is read from the methods' own files and from a run on made-up rows; the cost of a round comes from
+docs/results/cost.json, which benchmarks/methods.py measures.
+
+    python docs/build.py [--check]      # --check writes nothing, and fails where a page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import html
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect import anatomy, methods, models
+from idiolect.anatomy import Anatomy, Message
+from idiolect.spec import plain
+
+HERE = Path(__file__).parent
+PAGES, COST = HERE / "methods", HERE / "results" / "cost.json"
+SOURCE = "../../src/idiolect/methods"
+COLUMNS = 64  # of code beside an equation
+NETWORK, SHAPE, CLASSES, CLIENTS = "cifar_cnn", (3, 32, 32), 10, 20
+LABEL = re.compile(r"\s*\[(\d+)\]")
+
+
+class Equation(NamedTuple):
+    """A line of the docstring that ends in [number], with the lines that lead up to it."""
+
+    place: str
+    text: str
+    number: str
+
+
+class Docstring(NamedTuple):
+    """A method's docstring, taken apart."""
+
+    summary: str
+    equations: list[Equation]
+    prose: list[str]
+    options: dict[str, str]
+
+
+def read(build: Any) -> Docstring:
+    """Take a method's docstring apart."""
+    summary, _, rest = (inspect.getdoc(build) or "").partition("\n")
+    out = Docstring(summary, [], [], {})
+    for paragraph in re.split(r"\n\s*\n", rest.strip("\n")):
+        if paragraph.startswith("Args:"):
+            out.options.update(_options(paragraph))
+            continue
+        place, begun = "", list[str]()
+        for line in paragraph.splitlines():
+            if head := re.match(r"([A-Z][^:\[<=]*):(.*)", line):
+                if begun:
+                    out.prose.append("\n".join(begun))
+                place, line, begun = head[1], head[2], []
+            if number := re.search(LABEL.pattern + "$", line):
+                begun.append(line[: number.start()])
+                out.equations.append(Equation(place, textwrap.dedent("\n".join(begun)).strip(), number[1]))
+                begun = []
+            elif place and not begun and not out.equations and not line.strip():
+                continue
+            else:
+                begun.append(f"{place}: {line.strip()}" if head and line.strip() else line)
+        if text := "\n".join(begun).strip():
+            out.prose.append(text)
+    return out
+
+
+def _options(paragraph: str) -> Iterator[tuple[str, str]]:
+    for entry in re.split(r"\n(?=    \w)", paragraph)[1:]:
+        name, _, text = entry.strip().partition(":")
+        yield name, " ".join(text.split())
+
+
+def statements(source: str) -> dict[str, list[tuple[int, int]]]:
+    """First and last line of the statements that carry each number in a comment: # [1]."""
+    spans = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt)
+    ]
+    found: dict[str, list[tuple[int, int]]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and (numbers := LABEL.findall(token.string)):
+            line = token.start[0]
+            touching = [s for s in spans if line in s]
+            if not touching:
+                raise ValueError(f"line {line} carries {token.string} and ends no statement")
+            for number in numbers:
+                found.setdefault(number, []).append(min(touching, key=lambda s: s[1] - s[0]))
+    return found
+
+
+def page(name: str, known: Anatomy) -> str:
+    """The page of one method."""
+    entry = methods.get(name)
+    doc = read(entry.build)
+    path = Path(inspect.getsourcefile(entry.build) or "")
+    source = path.read_text()
+    lines, marked = source.splitlines(), statements(source)
+    numbers = {e.number for e in doc.equations}
+    if numbers != set(marked):
+        raise ValueError(f"{path.name}: equations {sorted(numbers)} in the docstring, {sorted(marked)} in the code")
+    out = [f"# {entry.title}", "", f"{_upper(entry.summary)}", ""]
+    out += [f"One file: [{path.name}]({SOURCE}/{path.name}). On the command line: `--methods {name}`.", ""]
+    if doc.equations:
+        out += ["## Equations and code", "", "<table>"]
+        places = [""] + [e.place for e in doc.equations]
+        for before, equation in zip(places, doc.equations, strict=False):
+            if equation.place != before:
+                out += [f'<tr><td colspan="2"><b>{html.escape(equation.place)}</b></td></tr>']
+            parts = re.split(r"\s{2,}|\n", equation.text.replace("``", ""))
+            out += ["<tr>", f"<td>{'<br>'.join(f'<code>{html.escape(p)}</code>' for p in parts if p)}</td>", "<td>", ""]
+            for span in marked[equation.number]:
+                out += _code(lines, path.name, *span)
+            out += ["</td>", "</tr>"]
+        out += ["</table>", ""]
+    out += ["## What travels and what stays", "", "| | what | bytes |", "| :-- | :-- | --: |"]
+    rows = {
+        "down, for all": known.down_shared,
+        "down, for one client": known.down_own,
+        "up": known.up_value,
+        "up, as weights": known.up_weight,
+        "at the client": known.client,
+        "at the server": known.server,
+    }
+    out += [f"| {what} | {_listed(message)} | {message.bytes:,} |" for what, message in rows.items()]
+    out += ["", f"Uploads are {'plain sums' if known.uploads_are_sums else 'not plain sums'}; {_joins(known)}."]
+    out += [
+        f"Bytes are for the {NETWORK} network, 10 classes, 20 clients. C classes, d features, K clients,",
+        "N rows.",
+    ]
+    out += ["", "## Notes", ""]
+    for paragraph in doc.prose:
+        out += [_prose(paragraph), ""]
+    if entry.options:
+        out += ["## Options", "", "| option | default | |", "| :-- | :-- | :-- |"]
+        out += [f"| `{k}` | `{plain(v)}` | {_cell(doc.options.get(k, ''))} |" for k, v in entry.options.items()]
+        out += [""]
+    named = {f"preset={k}": v for k, v in entry.presets.items()} | entry.variants
+    if named:
+        out += ["| named | options |", "| :-- | :-- |"]
+        out += [f"| {k} | {', '.join(f'`{o}={plain(v)}`' for o, v in v.items())} |" for k, v in named.items()]
+        out += [""]
+    return "\n".join(out)
+
+
+def _code(lines: list[str], file: str, first: int, last: int) -> list[str]:
+    text = textwrap.dedent("\n".join(re.sub(r"\s*#(\s*\[\d+\])+\s*$", "", line) for line in lines[first - 1 : last]))
+    narrow = [sys.executable, "-m", "ruff", "format", "--line-length", str(COLUMNS), "--isolated", "-"]
+    done = subprocess.run(narrow, input=text, capture_output=True, text=True, check=True)
+    where = f"#L{first}" if first == last else f"#L{first}-L{last}"
+    return ["```python", *done.stdout.splitlines(), "```", "", f"[{file}:{first}]({SOURCE}/{file}{where})", ""]
+
+
+def _listed(message: Message) -> str:
+    """Parts of the network by their names, other tensors by name and shape; one number is not worth a word."""
+    network = ("model", "body", "head")
+    parts = {n: w for n, w in message.parts.items() if w != "()"}
+    return ", ".join(w if w.split()[-1] in network else f"{n} {w}" for n, w in parts.items()) or "nothing"
+
+
+def _joins(known: Anatomy) -> str:
+    if known.joins_by == "what it receives":
+        return "a new client uses what it receives as it is"
+    return f"a new client joins by {known.joins_by}" + (" only" if known.joins_by == "forward passes" else "")
+
+
+def _prose(paragraph: str) -> str:
+    return "\n".join(line.strip() for line in paragraph.replace("``", "`").splitlines())
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]]) -> str:
+    """The page that lists all methods."""
+    cost = json.loads(COST.read_text()) if COST.exists() else {"methods": {}}
+    one = known["fedavg"]
+    unit = one.down_shared.bytes
+    out = ["# All methods", "", _ABOUT.format(unit=unit, **cost.get("about", {"rounds": "?", "setting": "?"})), ""]
+    out += ["| method | shared | personal | down | up | sums | a new client | cost | source |"]
+    out += ["| :-- | :-- | :-- | --: | --: | :-- | :-- | --: | :-- |"]
+    for name, a in known.items():
+        entry = methods.get(name)
+        source = entry.summary.rpartition("(")[2]
+        for title, form in {f"[{entry.title}]({name}.md)": a, **variants[name]}.items():
+            own = _listed(form.down_own)
+            kept = _listed(form.client)
+            personal = ", ".join(p for p in dict.fromkeys((own, kept)) if p != "nothing") or "nothing"
+            down = (form.down_shared.bytes + form.down_own.bytes) / unit
+            up = (form.up_value.bytes + form.up_weight.bytes) / unit
+            spent = cost["methods"].get(title.strip("[").split("]")[0])
+            shared = _listed(form.down_shared)
+            sums = "yes" if form.uploads_are_sums else "no"
+            cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", sums, form.joins_by]
+            cells += [f"{spent:.2f}" if spent else "", source.rstrip(").")]
+            out.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*out, ""])
+
+
+_ABOUT = """\
+This page and the pages behind it are made from the code by `docs/build.py`: what travels and what stays is read off the
+messages of a round on made-up rows.
+
+- **shared**: what all clients receive alike; **personal**: what one client receives, or keeps from round to round.
+- **down**, **up**: bytes per client and round, FedAvg = 1 ({unit:,} bytes: CIFAR-CNN, 10 classes).
+- **sums**: whether the server needs no more than sums over clients, so that it need not see a single upload.
+- **a new client**: how it comes by its model without taking part in a round.
+- **cost**: seconds per round relative to FedAvg with the same local epochs, evaluation left out: the median of {rounds}
+  rounds in turns with FedAvg ({setting}).
+
+C classes, d features, K clients, N rows of the client."""
+
+
+def pages() -> dict[Path, str]:
+    """Every page by its path."""
+    network = models.build(NETWORK, SHAPE, CLASSES)
+    known = {n: anatomy.of(n, {}, network, CLASSES, CLIENTS) for n in methods.names()}
+    variants = {
+        n: {t: anatomy.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).variants.items()} for n in known
+    }
+    out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
+    return out | {PAGES / "index.md": overview(known, variants)}
+
+
+def main() -> None:
+    """Write or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
+    check = parser.parse_args().check
+    made = pages()
+    stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
+    stale += sorted(set(PAGES.glob("*.md")) - set(made))
+    if check and stale:
+        sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/build.py")
+    if not check:
+        PAGES.mkdir(exist_ok=True)
+        for path in stale:
+            path.write_text(made[path]) if path in made else path.unlink()
+        print(f"{len(made)} pages, {len(stale)} changed")
+
+
+if __name__ == "__main__":
+    main()
