@@ -73,8 +73,7 @@ def main() -> None:
     data = federation()
     kept = json.loads(OUT.read_text())["methods"] if OUT.exists() and arguments.methods else {}
     for name in arguments.methods.split(",") if arguments.methods else methods.names():
-        entry = methods.get(name)
-        for title, options in {entry.title: {}, **entry.variants}.items():
+        for title, options in methods.get(name).forms.items():
             mine, fedavg = (Rounds(n, methods.settle(n, o), data) for n, o in ((name, options), ("fedavg", {})))
             mine.one(), fedavg.one()
             ratios = [mine.one() / fedavg.one() for _ in range(arguments.turns)]

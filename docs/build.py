@@ -236,7 +236,7 @@ def pages() -> dict[Path, str]:
     network = models.build(NETWORK, SHAPE, CLASSES)
     known = {n: anatomy.of(n, {}, network, CLASSES, CLIENTS) for n in methods.names()}
     variants = {
-        n: {t: anatomy.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).variants.items()} for n in known
+        n: {t: anatomy.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }
     out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
     return out | {PAGES / "index.md": overview(known, variants)}

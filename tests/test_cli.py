@@ -142,11 +142,11 @@ def test_a_preset_by_set_begins_anew(idiolect: Command) -> None:
 
 
 def test_titles_follow_the_labels(idiolect: Command) -> None:
-    methods = "[{name: pfedfda, label: mine}, {name: fedavg}, {name: fedpac, label: 'fedpac:alignment=0'}]"
-    Path("s.yaml").write_text(f"methods: {methods}\n")
+    methods = "[{name: pfedfda, label: mine}, {name: fedavg}, {name: fedpac, label: 'fedpac:alignment=0'},"
+    Path("s.yaml").write_text(f"methods: {methods} 'hypcluster:clusters=5', 'hypcluster:clusters=3']\n")
     assert idiolect(f"{SMALL} s.yaml --rounds 1 --quiet").code == 0
     about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
-    assert [m["title"] for m in about.values()] == ["mine", "FedAvg", "FedPAC, alignment=0"]
+    assert [m["title"] for m in about.values()] == ["mine", "FedAvg", "FedPAC, alignment=0", "HypCluster (k=5)", "HypCluster, clusters=3"]
 
 
 def test_resume_of_a_finished_run(idiolect: Command) -> None:

@@ -304,8 +304,12 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
         return anatomy.of(name, options, network, classes, clients).as_json()
 
     def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:
-        variants = {t: {"options": o, "anatomy": of(name, o)} for t, o in known["variants"].items()}
-        mine = of(name, {}) | {"counted_for": counted | {"clients": clients}}
+        mine = of(name, {})
+        variants = {
+            t: {"options": o, "anatomy": mine if known["options"] | o == known["options"] else of(name, o)}
+            for t, o in known["variants"].items()
+        }
+        mine = mine | {"counted_for": counted | {"clients": clients}}
         return known | {"variants": variants, "anatomy": mine}
 
     return {name: entry(name, known) for name, known in entries.items()}

@@ -17,7 +17,7 @@ from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, Ru
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
-from idiolect.experiments.study import Study
+from idiolect.experiments.study import Study, Use
 
 
 def run(
@@ -52,7 +52,7 @@ def run(
     for _, job in jobs:
         job.build()
     about = {
-        u.label: {"name": u.name, "title": _title(u.name, u.label), "summary": methods.get(u.name).summary}
+        u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary}
         for u in study.methods
     }
     manifest = data.manifest(federation) | {"methods": about}
@@ -160,8 +160,12 @@ def _command(folder: Path, engine: str, workers: int | None) -> str:
     return shlex.join(command)
 
 
-def _title(name: str, label: str) -> str:
-    title = methods.get(name).title
-    if label == name:
-        return title
-    return f"{title}, {label.removeprefix(name + ':')}" if label.startswith(name + ":") else label
+def _title(use: Use) -> str:
+    """A label of one's own, or the method's title with its options, or what the literature calls it with these."""
+    entry = methods.get(use.name)
+    if use.label != use.name and not use.label.startswith(f"{use.name}:"):
+        return use.label
+    for title, options in entry.variants.items():
+        if use.options == entry.options | options != entry.options:
+            return title
+    return entry.title + use.label.removeprefix(use.name).replace(":", ", ", 1)

@@ -33,6 +33,12 @@ class Entry(NamedTuple):
     variants: dict[str, dict[str, Any]]
     """Title of a variant: its options."""
 
+    @property
+    def forms(self) -> dict[str, dict[str, Any]]:
+        """The method and its variants by title, each once: what differs from the defaults."""
+        others = {t: o for t, o in self.variants.items() if self.options | o != self.options}
+        return {self.title: {}, **others}
+
 
 def _ours() -> set[str]:
     return {m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")}

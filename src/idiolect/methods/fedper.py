@@ -1,0 +1,94 @@
+"""A shared body under a head of one's own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import NonNegativeInt
+from torch import Tensor
+
+from idiolect import keys, tree
+from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.network import Model, Weights
+from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "fedrep": {"weighting": "uniform", "newcomer_head": "average", "tuning_epochs": 10},
+}
+
+
+def fedper(
+    task: Task,
+    *,
+    weighting: Literal["rows", "uniform"] = "rows",
+    newcomer_head: Literal["own", "average"] = "own",
+    tuning_epochs: NonNegativeInt = 0,
+) -> Method:
+    """FedPer: a body averaged over the clients, a head of its own for each (Arivazhagan et al., 2019).
+
+    Client:    (theta_i, phi_i) <- SGD(CE) from (theta, phi_i), both at once                    [1]
+    Server:    theta <- theta + sum_i n_i (theta_i - theta) / sum_i n_i                         [2]
+    Personal:  phi_i <- SGD(CE), theta frozen; ``tuning_epochs``, which the paper has none of   [3]
+
+    over the round's participants i. The personal part is the network's head.
+
+    Up: the increment of theta, weighted by n_i rows. Down: theta. At the client: phi_i. A new client, and one that was
+    never drawn, does one round's local work and keeps phi_i.
+
+    Args:
+        task: the problem.
+        weighting: of the average, by rows (the paper), or uniform (FedRep's repository on its image sets).
+        newcomer_head: what a client that has not trained yet starts from and is tested with. "own": the initial head.
+            "average": the mean of the heads of the last round's participants, which then travels up and down beside
+            the body; such a client is tested with it as it is, without a round of its own.
+        tuning_epochs: of the head alone in ``adapt``, on the received body.
+
+    Source: the paper's algorithm. Its authors released no code; ``preset="fedrep"`` is the FedPer of FedRep's
+    repository (lgcollins/FedRep), which averages heads because the stores of clients that have not trained yet refer
+    to the server's own tensors, and tunes for ten epochs after the last round. It also exempts biases from decay, which
+    is the task's rule.
+    Differs from source: the paper's personal part may be deeper than the last layer; here it is what the network calls
+    its head.
+    """
+
+    def shared(model: Model) -> Model:
+        return model if newcomer_head == "average" else model._replace(head={})
+
+    def init(key: Tensor) -> Model:
+        return shared(task.network.init(key))
+
+    def enrol(key: Tensor) -> Personal:
+        return untrained(task.network.init(key).head)
+
+    def send(server: Model, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def start(down: Down, client: Personal) -> Weights:
+        if newcomer_head == "own":
+            own: Weights = client.value
+            return own
+        head: Weights = tree.when(client.trained, lambda: client.value, lambda: down.shared.head)
+        return head
+
+    def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, Model(down.shared.body, start(down, client)), data, key)  # [1]
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), {"train_loss": loss}
+
+    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
+
+    join = joins_by_training(local)
+
+    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+        if newcomer_head == "own":
+            client = join(down, client, data, key)
+        model = Model(down.shared.body, start(down, client))
+        tuned, _ = train_model(task, model, data, keys.fold(key, "tuning"), part="head", epochs=tuning_epochs)  # [3]
+        return client._replace(value=tuned.head)
+
+    def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
+
+    return Method(init, enrol, send, local, aggregate, adapt, predict)

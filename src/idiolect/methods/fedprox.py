@@ -1,0 +1,54 @@
+"""Federated averaging with a proximal term."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.network import Model
+from idiolect.training import log_softmax_of, train_model
+
+
+def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
+    """FedProx: federated averaging with a pull of each client towards the received model (Li et al., MLSys 2020).
+
+    Client:  w_i <- SGD(CE + mu / 2 |w_i - w|^2) from w               [1]
+    Server:  w <- w + sum_i n_i (w_i - w) / sum_i n_i                 [2]
+
+    over the round's participants i. w stays where it was received while a client trains; mu = 0 is FedAvg.
+
+    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing. A new client takes the global
+    model as it is.
+
+    Args:
+        task: the problem.
+        mu: weight of the pull. The authors name no value for all data and tune in {0.001, 0.01, 0.1, 0.5, 1}; FedPAC's
+            paper gives none. 0.1 is the middle of that grid, and FedRep's repository has it as default: over sixty
+            steps at rate 0.01 and momentum 0.5 it shortens a straight walk by 5 %, 0.01 by 0.6 % and 1 by 40 %.
+
+    Source: the paper's algorithm; released code (litian96/FedProx), whose own default of mu is 0.
+    Differs from source: the released code descends without momentum or decay, here the task's rule holds; the pull is
+    part of the gradient, so that momentum sees it. Stragglers, who run fewer epochs in the paper, are left out. Left
+    out of the released code: sparse updates of embeddings, which overwrite the anchor, and a reshuffle with the same
+    seed in each epoch.
+    """
+
+    def send(server: Model, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, down.shared, data, key, pull=(mu, down.shared))  # [1]
+        drift = tree.square_distance(model, down.shared).sqrt()
+        return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss, "drift": drift}
+
+    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, down.shared, x_B)
+
+    return Method(task.network.init, lambda key: (), send, local, aggregate, unchanged, predict)

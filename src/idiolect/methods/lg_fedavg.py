@@ -1,0 +1,62 @@
+"""A shared head on a body of one's own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.network import Model, Weights
+from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+
+PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
+
+
+def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> Method:
+    """LG-FedAvg: a head averaged over the clients, a body of its own for each (Liang et al., 2020).
+
+    Client:  (theta_i, phi_i) <- SGD(CE) from (theta_i, phi), both at once                    [1]
+    Server:  phi <- phi + sum_i n_i (phi_i - phi) / sum_i n_i                                 [2]
+
+    over the round's participants i. The personal model is theta_i with the newest phi, for absent clients too.
+
+    Up: the increment of phi, weighted by n_i rows. Down: phi. At the client: theta_i. A new client, and one that was
+    never drawn, does one round's local work and keeps theta_i.
+
+    Args:
+        task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's shares
+            the last two fully connected ones, which is a network whose head has both.
+        weighting: of the average, by rows, or uniform (released code).
+
+    Source: the paper's algorithm; released code (pliang279/LG-FedAvg).
+    Differs from source: the released code starts from a FedAvg model, here all start from the common random one. It
+    keeps of each client the model that was best on its test rows, and reports the best round of these: left out, since
+    test rows choose no model here. It tests a client that was never drawn with the body it started from. On CIFAR-10 it
+    shares the convolutions and keeps the fully connected layers local, and its small network ends in a softmax below
+    that of the loss: neither is done here.
+    """
+
+    def init(key: Tensor) -> Weights:
+        return task.network.init(key).head
+
+    def enrol(key: Tensor) -> Personal:
+        return untrained(task.network.init(key).body)
+
+    def send(server: Weights, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, Model(client.value, down.shared), data, key)  # [1]
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        return trained(model.body), Up(tree.sub(model.head, down.shared), weight), {"train_loss": loss}
+
+    def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
+
+    def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, Model(client.value, down.shared), x_B)
+
+    return Method(init, enrol, send, local, aggregate, joins_by_training(local), predict)

@@ -1,0 +1,96 @@
+"""Recorded rounds of five clients with a relu network: reading them, and what is common to their replays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from oracle import close, data, key, one
+from torch import Tensor, nn
+
+from idiolect.method import SGD, Data, Method, Task, Training
+from idiolect.network import Model, Network
+
+CLIENTS = 5
+TEST_ROWS = 47
+ROUNDS = ((0, 1, 2), (1, 3, 4), (0, 2, 4))  # who takes part
+EXACT = {"rtol": 0, "atol": 1e-5}
+Files = dict[str, np.ndarray]
+
+
+def read(name: str) -> Files:
+    with np.load(Path(__file__).parent / "parity" / f"{name}.npz") as file:
+        return {k: file[k].astype(np.float64) if file[k].dtype == np.float32 else file[k] for k in file}
+
+
+def make() -> tuple[nn.Module, nn.Module]:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 4)
+
+
+def task(rule: SGD, epochs: int) -> Task:
+    return Task(Network(make, (6,)), 4, CLIENTS, Training(epochs, 7, rule, shuffle=False))
+
+
+def rows(f: Files, client: int, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+    return f[f"data/{client}/x{part}"], f[f"data/{client}/y{part}"].astype(np.int64)
+
+
+def training(f: Files, client: int) -> Data:
+    return data(*rows(f, client))
+
+
+def body(f: Files, path: str, row: Any = ...) -> dict[str, Tensor]:
+    return {f"0.{p}": torch.tensor(f[f"{path}.{p}"][row]) for p in ("weight", "bias")}
+
+
+def head(f: Files, path: str, row: Any = ...) -> dict[str, Tensor]:
+    return {p: torch.tensor(f[f"{path}{p}"][row]) for p in ("weight", "bias")}
+
+
+def model(f: Files, at: str, row: Any = ...) -> Model:
+    """fc1 and fc2 below a path; ``row`` picks one of stacked clients."""
+    return Model(body(f, f"{at}/fc1", row), head(f, f"{at}/fc2.", row))
+
+
+def same(got: Any, want: Any, **tolerance: float) -> None:
+    """Equal trees of a body, a head or both, to the precision of the record."""
+    for a, b in zip(_leaves(got), _leaves(want), strict=True):
+        close(a, b, **(tolerance or EXACT))
+
+
+def apart(a: Any, b: Any) -> float:
+    """The largest difference."""
+    return max(float((u - v).abs().max()) for u, v in zip(_leaves(a), _leaves(b), strict=True))
+
+
+def _leaves(parts: Any) -> list[Tensor]:
+    if isinstance(parts, Model):
+        return _leaves(parts.body) + _leaves(parts.head)
+    return [parts[name] for name in sorted(parts)]
+
+
+def right(f: Files, client: int, m: Model) -> int:
+    """Test rows of a client that a model has right, in numpy."""
+    x, y = rows(f, client, "_test")
+    z = np.maximum(x @ m.body["0.weight"].numpy().T + m.body["0.bias"].numpy(), 0)
+    logit = z @ m.head["weight"].numpy().T + m.head["bias"].numpy()
+    return int((logit.argmax(1) == y).sum())
+
+
+def by_rows(f: Files, models: Sequence[Model]) -> float:
+    """Percent of all test rows that each client's model has right."""
+    return 100 * sum(right(f, k, m) for k, m in enumerate(models)) / TEST_ROWS
+
+
+def hits(method: Method, server: Any, f: Files, clients: Sequence[Any], *, adapt: bool = True) -> int:
+    """Test rows that the method's models have right; without ``adapt`` the clients are as they stand."""
+    count = 0
+    for k, client in enumerate(clients):
+        x, y = rows(f, k, "_test")
+        down = one(method, server, k)
+        mine = method.adapt(down, client, training(f, k), key(k)) if adapt else client
+        count += int((method.predict(down, mine, torch.tensor(x)).argmax(1).numpy() == y).sum())
+    return count

@@ -1,0 +1,93 @@
+"""The pages of the methods are what docs/build.py makes of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idiolect import anatomy, methods, models
+from idiolect.methods import Entry
+
+ROOT = Path(__file__).parents[1]
+NETWORK = models.build("mlp", (1, 8, 8), 10)
+
+
+@pytest.fixture(scope="module")
+def build() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["docs_build"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_page_is_up_to_date(build: Any, name: str) -> None:
+    """But for the bytes, which another test counts."""
+    made = build.page(name, anatomy.of(name, {}, NETWORK, 10, 20))
+    written = (build.PAGES / f"{name}.md").read_text()
+    bytes_left_out = [re.sub(r"\| [\d,]+ \|$", "|", text, flags=re.M) for text in (made, written)]
+    assert bytes_left_out[0] == bytes_left_out[1], "run python docs/build.py"
+
+
+def test_overview_lists_every_method_and_variant(build: Any) -> None:
+    text = (build.PAGES / "index.md").read_text()
+    for name in methods.names():
+        entry = methods.get(name)
+        for title, options in entry.forms.items():
+            [line] = [w for w in text.splitlines() if w.startswith(f"| {title} |" if options else f"| [{title}](")]
+            assert line.split(" | ")[-2], f"{title} has no measured cost"
+    assert {p.stem for p in build.PAGES.glob("*.md")} == {*methods.names(), "index"}
+
+
+def example(task: Any, *, rate: float = 1.0) -> None:
+    """Example: an equation over two lines (Nobody, 1900).
+
+    Client, with x:
+        y <- x +
+            rate                     [1]
+        z <- y                       [2]
+    Server:  x <- z                  [1]
+
+    over all. ``rate`` is new.
+
+    Args:
+        task: the problem.
+        rate: of it,
+            in two lines.
+
+    Source: none.
+    """
+
+
+def test_a_docstring_is_taken_apart(build: Any) -> None:
+    doc = build.read(example)
+    assert doc.summary == "Example: an equation over two lines (Nobody, 1900)."
+    places = [(e.place, " ".join(e.text.split()), e.number) for e in doc.equations]
+    assert places == [
+        ("Client, with x", "y <- x + rate", "1"), ("Client, with x", "z <- y", "2"), ("Server", "x <- z", "1"),
+    ]  # fmt: skip
+    assert doc.prose == ["over all. ``rate`` is new.", "Source: none."]
+    assert doc.options == {"task": "the problem.", "rate": "of it, in two lines."}
+
+
+def test_a_marked_statement_is_the_innermost(build: Any) -> None:
+    source = "def f():  # [1]\n    a = (\n        1\n    )  # [2] [3]\n    return a  # why\nb = 2  # [1]\n"
+    assert build.statements(source) == {"1": [(1, 5), (6, 6)], "2": [(2, 4)], "3": [(2, 4)]}
+    with pytest.raises(ValueError, match="line 1"):
+        build.statements("# [1]\nb = 2\n")
+
+
+def test_an_equation_without_code_is_an_error(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("example", "Example", "none", example, {}, {}, {})  # type: ignore[arg-type]
+    known = anatomy.of("fedavg", {}, NETWORK, 10, 20)
+    monkeypatch.setattr(build.methods, "get", lambda name: entry)
+    with pytest.raises(ValueError, match="in the docstring"):
+        build.page("example", known)
