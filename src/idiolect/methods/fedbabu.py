@@ -1,0 +1,77 @@
+"""FedBABU: the body alone is trained and averaged, under one random head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.network import Model
+from idiolect.training import log_softmax_of, train_model
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "official": {"tuning_part": "model", "tuning_lr": 1e-3, "weighting": "uniform"},
+}
+
+
+def fedbabu(
+    task: Task,
+    *,
+    tuning_epochs: NonNegativeInt = 5,
+    tuning_part: Literal["head", "model"] = "head",
+    tuning_lr: PositiveFloat | None = None,
+    weighting: Literal["rows", "uniform"] = "rows",
+) -> Method:
+    """FedBABU: body averaged under one frozen random head, then fine-tuned (Oh, Kim & Yun, ICLR 2022).
+
+    Client, with the received body theta and the head phi, random and the same for all:
+        theta_i <- SGD(CE) from theta, phi frozen                                                   [1]
+    Server, over the round's participants i:
+        theta <- theta + sum_i w_i (theta_i - theta) / sum_i w_i,   w_i = n_i rows (or 1)           [2]
+    Personal:
+        phi_i <- SGD(CE) from phi, theta frozen (or theta and phi together)   ``tuning_epochs``     [3]
+
+    Up: the increment theta_i - theta, weighted by w_i. Down: theta, and phi as it was drawn. At the client: nothing.
+    The head is no part of the optimiser: neither momentum nor decay moves it. A new client tunes as every client does;
+    with ``tuning_epochs=0`` it takes theta and phi as they are.
+
+    Args:
+        task: the problem.
+        tuning_epochs: in ``adapt``, when the personal model is wanted (pFedFDA and released code: 5; FedCR tunes heads
+            for 10; FedPAC does not say); 0 measures the un-tuned model, as the released code does every round.
+        tuning_part: the head on the frozen body (pFedFDA, FedCR), or the whole model (released code); pFedFDA gives new
+            clients the better of the two.
+        tuning_lr: learning rate of the tuning; None takes the task's (released code: 1e-3, the rate at which its
+            training ends).
+        weighting: of the mean over bodies: rows, or uniform (released code, whose clients are of equal size).
+
+    Source: the algorithm FedBABU of the paper; released code jhoon-oh/FedBABU.
+    Differs from source: the released code tunes from the round that was best on test rows; here the last round's model
+    is tuned. It freezes the head by a learning rate of 0, which comes to the same. Its classification without a head,
+    by the nearest class mean, is left out.
+    """
+    rule = task.training.sgd if tuning_lr is None else replace(task.training.sgd, lr=tuning_lr)
+
+    def send(server: Model, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
+        model, loss = train_model(task, down.shared, data, key, part="body")  # [1]
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        return client, Up(tree.sub(model.body, down.shared.body), weight), {"train_loss": loss}
+
+    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        return server._replace(body=tree.add(server.body, tree.mean(up.value, up.weight))), {}  # [2]
+
+    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Model:
+        return train_model(task, down.shared, data, key, part=tuning_part, epochs=tuning_epochs, rule=rule)[0]  # [3]
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, client or down.shared, x_B)
+
+    return Method(task.network.init, lambda key: (), send, local, aggregate, adapt, predict)
