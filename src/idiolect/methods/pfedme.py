@@ -1,0 +1,130 @@
+"""pFedMe: personal models as Moreau envelopes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.errors import InputError
+from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.network import Model
+from idiolect.training import (
+    Batch,
+    Personal,
+    batches,
+    cross_entropy_mean,
+    joins_by_training,
+    log_softmax_of,
+    rows,
+    sgd,
+    trained,
+    trained_loss,
+    untrained,
+)
+
+PRESETS: dict[str, dict[str, Any]] = {"official": {"decay": 1e-3, "weighting": "rows", "personal": "fresh"}}
+
+
+def pfedme(
+    task: Task,
+    *,
+    pull: PositiveFloat = 10.0,
+    inner_steps: PositiveInt = 5,
+    inner_lr: PositiveFloat = 0.09,
+    decay: NonNegativeFloat = 0.0,
+    warm_start: bool = True,
+    steps: PositiveInt | None = None,
+    beta: PositiveFloat = 1.0,
+    weighting: Literal["rows", "uniform"] = "uniform",
+    personal: Literal["kept", "fresh"] = "kept",
+) -> Method:
+    """pFedMe: personal models as Moreau envelopes (Dinh, Tran & Nguyen, NeurIPS 2020).
+
+    Client, from the received model w_i = theta_i = w, for each mini-batch B in turn:
+        theta_i <- theta_i - inner_lr (grad CE(theta_i; B) + pull (theta_i - w_i) + decay theta_i)   K times  [1]
+        w_i <- w_i - lr pull (w_i - theta_i)                                                                  [2]
+    Server, over the participants i of a round:
+        w <- w + beta sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i rows                          [3]
+    Personal: theta_i after the last mini-batch                                                               [4]
+
+    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: theta_i; who is absent keeps it. A new
+    client does one round's local work and keeps theta_i.
+
+    Args:
+        task: the problem; of its rule the learning rate and the bound on the gradient hold, momentum and decay do not.
+        pull: lambda (FedPAC: 10; pFedFDA: 5; the authors' runs: 15 to 30). lr times pull must be below 1.
+        inner_steps: K, steps of theta_i on each mini-batch (FedPAC: 5; released code: 5).
+        inner_lr: the rate of these steps (the authors' for MNIST: 0.09 and 0.1); times pull + decay below 2.
+        decay: of theta_i, towards 0 (released code: 0.001, fixed).
+        warm_start: theta_i goes on from mini-batch to mini-batch (released code); False: each time it starts at w_i.
+        steps: R, mini-batches per round (the authors' runs: 20); None: the task's local epochs.
+        beta: the server's step; 1 takes the mean, above 1 goes past it (the authors' runs: 1 and 2).
+        weighting: of the mean, all alike or by rows (released code).
+        personal: whose theta_i is measured: that of the client's last round, or, with "fresh", that of a round's work
+            from the current w, whenever it is wanted (the released code has every client train in every round and
+            averages those who were drawn).
+
+    Raises:
+        InputError: the rates make a step of w_i or theta_i overshoot.
+
+    Source: the paper's algorithm; released code (CharlieDinh/pFedMe).
+    Differs from source: the released code means to test theta_i and tests w_i, which it copies into the same tensors
+    after the last step. It continues a client's batches from round to round; here each round begins anew.
+    """
+    rule = task.training.sgd
+    if not rule.lr * pull < 1:
+        raise InputError(
+            f"method pfedme: pull={pull:g} times lr={rule.lr:g} is {rule.lr * pull:g}, so that a local step would "
+            f"reach or pass theta: choose a pull below {1 / rule.lr:g} or a lower lr"
+        )
+    if not inner_lr * (pull + decay) < 2:
+        raise InputError(
+            f"method pfedme: inner_lr={inner_lr:g} times pull + decay={pull + decay:g} is 2 or more, so that the inner "
+            f"steps would diverge: choose an inner_lr below {2 / (pull + decay):g}"
+        )
+    inner = replace(rule, lr=inner_lr, momentum=0.0, weight_decay=decay)
+
+    def enrol(key: Tensor) -> Personal:
+        return untrained(task.network.init(key))
+
+    def send(server: Model, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        w: Model = down.shared
+        theta, seen = w, []
+        for batch in batches(data, task.training, key, steps=steps):
+            theta, w, first = local_step(theta, w, data, batch)
+            seen.append(first)
+        up = Up(tree.sub(w, down.shared), data.real_N.sum())
+        info = {"train_loss": trained_loss(seen), "distance": tree.square_distance(theta, w).sqrt()}
+        return trained(theta), up, info
+
+    def local_step(theta: Model, w: Model, data: Data, batch: Batch) -> tuple[Model, Model, tuple[Tensor, Tensor]]:
+        def loss(theta: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            x_B, y_B = rows(data, batch.at_B)
+            error = cross_entropy_mean(task.network(theta, task.inputs(x_B)), y_B, batch.used_B)
+            return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())
+
+        new, seen = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]
+        moved = tree.map(lambda w, t: w - rule.lr * pull * (w - t), w, new)  # [2]
+        theta, w = tree.when(batch.used_B.sum(), lambda: (new, moved), lambda: (theta, w))
+        return theta, w, seen[0]
+
+    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)
+        return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, weight)), {}  # [3]
+
+    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+        return local(down, client, data, key)[0]
+
+    def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
+        return log_softmax_of(task, client.value, x_B)  # [4]
+
+    personalise = joins_by_training(local) if personal == "kept" else adapt
+    return Method(task.network.init, enrol, send, local, aggregate, personalise, predict)
