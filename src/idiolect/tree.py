@@ -66,6 +66,11 @@ def zeros(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 
 
+def dot(a: Tree, b: Tree) -> Tensor:
+    """<a, b> over all leaves, a scalar."""
+    return torch.stack([(u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
 def square_distance(a: Tree, b: Tree) -> Tensor:
     """|a - b|^2 over all leaves, a scalar."""
     return torch.stack([(u - v).square().sum() for u, v in zip(leaves(a), leaves(b), strict=True)]).sum()

@@ -126,7 +126,7 @@ def apfl(
                 return derivative
             by_v, by_w = torch.func.grad(mixed_error, argnums=(0, 1))(before, w, share, batch)
             both = tree.map(lambda a, b: share * a + (1 - share) * b, by_v, by_w)
-            return inner(tree.sub(v, w), both) + 0.02 * share  # [6]
+            return tree.dot(tree.sub(v, w), both) + 0.02 * share  # [6]
 
         w, own = down.shared, client.value
         v, share = tree.when(client.trained, lambda: own.v, lambda: w), own.alpha
@@ -142,9 +142,6 @@ def apfl(
         distance = tree.square_distance(v, w).sqrt()
         info = {"train_loss": trained_loss(seen), "alpha": share, "distance": distance}
         return trained(Own(v, share, w if evaluate_with == "own" else ())), up, info
-
-    def inner(a: Model, b: Model) -> Tensor:
-        return torch.stack([(u * v).sum() for u, v in zip(tree.leaves(a), tree.leaves(b), strict=True)]).sum()
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
         weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)

@@ -82,7 +82,7 @@ def scaffold(
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
             error = cross_entropy_mean(task.network(model, task.inputs(x_B)), y_B, batch.used_B)
-            return error + inner(shift, model), (error, batch.used_B.sum())  # [1]
+            return error + tree.dot(shift, model), (error, batch.used_B.sum())  # [1]
 
         plan = batches(data, task.training, key, steps=steps)
         model, seen = sgd(loss, received, plan, rule)  # [1]
@@ -90,9 +90,6 @@ def scaffold(
         new = tree.map(lambda c_i, c, d: c_i - c - d / length, client, control, moved)  # [2]
         info = {"train_loss": trained_loss(seen), "correction": tree.square_distance(control, client).sqrt()}
         return new, Up(Server(moved, tree.sub(new, client)), torch.ones(())), info
-
-    def inner(a: Model, b: Model) -> Tensor:
-        return torch.stack([(u * v).sum() for u, v in zip(tree.leaves(a), tree.leaves(b), strict=True)]).sum()
 
     def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         mean = tree.mean(up.value.model, up.weight)
