@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from idiolect import tree
@@ -31,6 +33,32 @@ def test_flattened_and_back() -> None:
     assert type(back) is Pair
     assert back.body["w"].tolist() == [2, 4]
     assert back.n == 6
+
+
+def test_gathered_as_stacked_and_the_list_is_emptied() -> None:
+    trees = [pair(k, 2 * k, 3 * k) for k in range(3)]
+    whole = tree.gather(trees)
+    assert type(whole) is Pair
+    assert whole.body["w"].tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert whole.n.tolist() == [0, 3, 6]
+    assert trees == []
+    with pytest.raises(ValueError, match="not alike"):
+        tree.gather([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
+    with pytest.raises(RuntimeError):
+        tree.gather([torch.zeros(1), torch.zeros(2)])
+
+
+def test_when_takes_one_branch_or_both() -> None:
+    taken = tree.when(torch.tensor(1.0), lambda: pair(1, 2, 3), lambda: pair(4, 5, 6))
+    assert taken.n == 3
+    assert tree.when(torch.tensor(0.0), lambda: 1 / 0, lambda: pair(4, 5, 6)).n == 6
+    mapped = torch.func.vmap(lambda flag, n: tree.when(flag, lambda: n, lambda: -n))
+    assert mapped(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 7.0])).tolist() == [5, -7]
+
+
+def test_distance_and_inner_product() -> None:
+    assert tree.square_distance(pair(1, 2, 3), pair(1, 4, 0)) == 4 + 9
+    assert tree.dot(pair(1, 2, 3), pair(4, 5, 6)) == 4 + 10 + 18
 
 
 def test_arithmetic() -> None:
@@ -84,3 +112,37 @@ def test_mapped() -> None:
     torch.func.vmap(look)(torch.zeros(2))
     look(torch.zeros(2))
     assert seen == [True, False]
+
+
+def test_square_distance() -> None:
+    assert tree.square_distance(pair(1, 2, 3), pair(4, 2, 5)) == 9 + 4
+    assert tree.square_distance(pair(1, 2, 3), pair(1, 2, 3)) == 0
+    gradient = torch.func.grad(tree.square_distance)(pair(1, 2, 3), pair(4, 2, 5))
+    assert gradient.body["w"].tolist() == [-6, 0]
+    assert gradient.n == -4
+
+
+def test_when_computes_only_what_one_client_needs() -> None:
+    asked = []
+
+    def give(name: str, value: Pair) -> Callable[[], Pair]:
+        return lambda: (asked.append(name), value)[1]
+
+    then, otherwise = give("then", pair(1, 2, 3)), give("otherwise", pair(4, 5, 6))
+    assert tree.when(torch.ones(()), then, otherwise).n == 3
+    assert tree.when(torch.zeros(()), then, otherwise).n == 6
+    assert tree.when(-torch.ones(()), then, otherwise).n == 6
+    assert tree.when(torch.tensor(True), then, otherwise).n == 3
+    assert asked == ["then", "otherwise", "otherwise", "then"]
+
+
+def test_when_mapped_gives_each_its_own() -> None:
+    flag = torch.tensor([1.0, 0.0, 0.5, -1.0])
+    left, right = Pair({"w": torch.rand(4, 2)}, torch.arange(4.0)), Pair({"w": torch.rand(4, 2)}, -torch.arange(4.0))
+
+    def choose(flag: torch.Tensor, a: Pair, b: Pair) -> Pair:
+        return tree.when(flag, lambda: a, lambda: b)
+
+    got = torch.func.vmap(choose)(flag, left, right)
+    assert got.n.tolist() == [0, -1, 2, -3]
+    assert torch.equal(got.body["w"], torch.where(flag[:, None] > 0, left.body["w"], right.body["w"]))

@@ -46,6 +46,25 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return map(lambda *parts: torch.stack(parts), *trees)
 
 
+def gather(trees: list[Tree]) -> Tree:
+    """``stack`` that empties the list as it goes, so that no more than one leaf stands twice in memory.
+
+    Raises:
+        ValueError: the trees are not alike.
+    """
+    if len({tuple(named(t)) for t in trees}) > 1:
+        raise ValueError("the trees are not alike")
+    parts = [leaves(t) for t in trees]
+    _, build = flatten(trees[0])
+    trees.clear()
+    out = []
+    for leaf in range(len(parts[0])):
+        out.append(torch.stack([p[leaf] for p in parts]))
+        for p in parts:
+            p[leaf] = p[leaf].new_empty(0)
+    return build(out)
+
+
 def rows(tree: Tree, index: Any) -> Tree:
     """The given rows of each leaf's leading axis."""
     return map(lambda a: a[index], tree)

@@ -11,7 +11,7 @@ import torch
 from idiolect import keys, tree
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import Diverged, blame
-from idiolect.method import Down, Info, Method
+from idiolect.method import Down, Info, Method, Up
 from idiolect.tree import Tree
 
 
@@ -107,21 +107,24 @@ def fit(
     for number in range(state.round + 1, rounds + 1):
         ids = participants(job.seed, number, len(everyone), participation)
         down = _send(job, method, state.server, ids, number)
-        results = engine.map("local", number, ids, down, [state.clients[i] for i in ids], stop)
-        trained = [r for r in results if isinstance(r, Trained)]
-        with blame(f"{job.name}: server, round {number}, uploads"):
-            up = tree.stack([t.up for t in trained])
-        server, info = _aggregate(job, method, state.server, up, ids, number)
-        clients = list(state.clients)
-        for i, t in zip(ids, trained, strict=True):
+        clients, ups, reports = list(state.clients), list[Up](), list[Info]()
+        for i, t in zip(ids, engine.map("local", number, ids, down, [clients[i] for i in ids], stop), strict=True):
+            assert isinstance(t, Trained)
             clients[i] = t.client
+            ups.append(t.up)
+            reports.append(t.info)
+        del t  # with it the only other hold on an upload
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            up = tree.gather(ups)
+        server, info = _aggregate(job, method, state.server, up, ids, number)
         state = State(server, clients, number)
 
         evaluating = number % evaluate_every == 0 or number == rounds
         with blame(f"{job.name}: round {number}, info"):
-            records = _reported(number, ids, [t.info for t in trained])
+            records = _reported(number, ids, reports)
             records += _wired(number, ids, down, up)
             records += _from_server(number, ids, info) if evaluating else []
+        del up, down
         if evaluating:
             down = _send(job, method, server, everyone, number)
             for i, m in zip(everyone, engine.map("evaluate", number, everyone, down, clients, stop), strict=True):
