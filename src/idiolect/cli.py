@@ -276,7 +276,9 @@ def _functions(known: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _methods() -> dict[str, dict[str, Any]]:
     from idiolect import methods
 
-    entries = {name: methods.get(name) for name in methods.names()}
+    entries, broken = methods.working()
+    for sentence in broken:
+        _say(err_console, f"idiolect: {sentence}")
     return {
         name: {
             "title": e.title,

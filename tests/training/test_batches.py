@@ -93,3 +93,62 @@ def test_rows_are_read_by_number() -> None:
     x, y = rows(client(5), torch.tensor([4, 0]))
     assert x.tolist() == [14, 10]
     assert y.tolist() == [14, 10]
+
+
+def steps_of(n: int, size: int, steps: int, *, shuffle: bool = True, padding: int = 0, **how: bool) -> list[Batch]:
+    return batches(client(n, padding), Training(2, size, shuffle=shuffle), KEY, steps=steps, **how)
+
+
+@few
+@given(n=st.integers(1, 30), size=st.integers(1, 12), steps=st.integers(0, 20), drop_last=st.booleans())
+def test_steps_are_the_first_of_as_many_epochs_as_it_takes(n: int, size: int, steps: int, drop_last: bool) -> None:
+    """Through whole epochs, reshuffled in each, with the short last batch where there is one."""
+    got = steps_of(n, size, steps, drop_last=drop_last)
+    want = batches(client(n), Training(2, size), KEY, epochs=steps, drop_last=drop_last)[:steps]
+    assert len(got) == len(want) == steps
+    assert all(torch.equal(a.at_B, b.at_B) and a.step == b.step for a, b in zip(got, want, strict=True))
+    assert len({b.step for b in got}) == steps
+
+
+def test_steps_walk_on_and_reshuffle() -> None:
+    at = [b.at_B.tolist() for b in steps_of(10, 4, 7)]
+    assert [len(a) for a in at] == [4, 4, 2, 4, 4, 2, 4]
+    first, second = ([row for a in at[i : i + 3] for row in a] for i in (0, 3))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert [b.at_B.tolist() for b in steps_of(10, 4, 4, shuffle=False)] == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3],
+    ]  # fmt: skip
+
+
+def test_steps_of_a_client_smaller_than_a_batch() -> None:
+    for drop_last in (False, True):
+        steps = steps_of(3, 8, 4, drop_last=drop_last, padding=2)
+        assert [sorted(b.at_B.tolist()) for b in steps] == [[0, 1, 2]] * 4
+        assert len({tuple(b.at_B.tolist()) for b in steps}) > 1, "each is an epoch of its own order"
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_mapped_steps_are_those_of_each_client(drop_last: bool, shuffle: bool) -> None:
+    """Each at its own place in its own epoch: rows and names of the steps."""
+    sizes, most, steps = [3, 8, 9, 12, 1], 14, 7
+    row = torch.arange(most).expand(len(sizes), most)
+    real = torch.stack([(torch.arange(most) < n).float() for n in sizes])
+    key = torch.stack([keys.key(0, k) for k in range(len(sizes))])
+    training = Training(2, 4, shuffle=shuffle)
+
+    def seen(row_N: torch.Tensor, real_N: torch.Tensor, key: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        data = Data(torch.zeros(1), torch.zeros(1), row_N, real_N)
+        return [
+            (b.at_B, b.used_B, torch.as_tensor(b.step))
+            for b in batches(data, training, key, steps=steps, drop_last=drop_last)
+        ]
+
+    many = torch.func.vmap(seen)(row, real, key)
+    assert len(many) == steps
+    for k, n in enumerate(sizes):
+        data = Data(torch.zeros(1), torch.zeros(1), row[k, :n], real[k, :n])
+        alone = batches(data, training, key[k], steps=steps, drop_last=drop_last)
+        assert [at[k][used[k] > 0].tolist() for at, used, _ in many] == [b.at_B.tolist() for b in alone]
+        assert [int(step[k]) for _, _, step in many] == [b.step for b in alone]

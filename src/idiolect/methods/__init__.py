@@ -14,6 +14,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from idiolect import spec
@@ -45,6 +46,12 @@ def _ours() -> set[str]:
 
 
 def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+    return _entry_points(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPoint]:
+    """By name. Reading the metadata of all on the path takes milliseconds, and names are asked for often."""
     return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
 
 
@@ -53,11 +60,24 @@ def names() -> list[str]:
     return sorted(_ours() | set(_installed()))
 
 
+def working() -> tuple[dict[str, Entry], list[str]]:
+    """All methods by name, but for those of installed packages that cannot be had; of these, a sentence each."""
+    entries, broken = {}, []
+    for name in names():
+        try:
+            entries[name] = get(name)
+        except InputError as error:
+            if name in _ours():
+                raise
+            broken.append(str(error))
+    return entries, broken
+
+
 def get(name: str) -> Entry:
     """A method by name.
 
     Raises:
-        InputError: there is none of this name (the message has the nearest).
+        InputError: there is none of this name (the message has the nearest), or its package is broken.
     """
     if name not in names():
         raise InputError(f"unknown method {name!r}; {nearest(name, names())}")
@@ -76,11 +96,15 @@ def _find(name: str) -> Callable[..., Method]:
             raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
     else:
         entry = _installed()[name]
-        where = f"method {name} of {entry.dist.name if entry.dist else 'an installed package'}"
+        package = entry.dist.name if entry.dist else "an installed package"
+        where = f"method {name} of {package}"
         try:
             build = entry.load()
+            if inspect.isfunction(build):
+                spec.options_of(build)
         except Exception as error:
-            raise InputError(f"{where} cannot be loaded ({entry.value}: {error})") from error
+            what = " ".join(f"{entry.value}: {error}".split())
+            raise InputError(f"{where} cannot be loaded ({what}): mend or uninstall {package}") from error
         if not inspect.isfunction(build):
             raise InputError(f"{where}: {entry.value} is no function; name a function (task, *, options) -> Method")
     return cast(Callable[..., Method], build)

@@ -1,0 +1,198 @@
+"""FedSR: a simple Gaussian representation for domain generalisation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import linear, log_softmax, softplus
+
+from idiolect import keys, tree
+from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.network import Weights
+from idiolect.statistics.experts import kl_diagonal
+from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, sgd_from, trained_loss
+from idiolect.tree import Tree
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "official": {"latent": 512, "conditional": 5e-4, "steps": 5, "keep_momentum": True},
+}
+VARIANTS: dict[str, dict[str, Any]] = {"FedSR-FT": {"head_epochs": 10}}
+_FLOOR = 1e-6  # of a standard deviation: softplus underflows, and C may pass through 0
+
+
+class Shared(NamedTuple):
+    """The network that is averaged: its body, the Gaussian layer on it (d -> 2 V) and the head (V -> C)."""
+
+    body: Weights
+    code: Weights
+    head: Weights
+
+
+class Reference(NamedTuple):
+    """The Gaussians N(r_mu, softplus(r_sigma)^2) of the classes, and the scale C."""
+
+    mean_CV: Tensor
+    raw_CV: Tensor
+    scale: Tensor
+
+
+class Server(NamedTuple):
+    """What the server keeps and sends."""
+
+    model: Shared
+    reference: Tree
+    """``Reference`` where it is averaged, else ()."""
+
+
+class Client(NamedTuple):
+    """What stays at the client."""
+
+    reference: Tree
+    """``Reference``, or () where it is averaged."""
+    momentum: Tree
+    """Of (``Shared``, ``Reference``) where it is kept across rounds, else ()."""
+    head: Weights | tuple[()] = ()
+    """A tuned head, once ``adapt`` has made one."""
+
+
+def fedsr(
+    task: Task,
+    *,
+    latent: PositiveInt = 256,
+    norm: NonNegativeFloat = 0.01,
+    conditional: NonNegativeFloat = 1e-3,
+    steps: PositiveInt | None = None,
+    keep_momentum: bool = False,
+    share_reference: bool = False,
+    head_epochs: NonNegativeInt = 0,
+    samples: PositiveInt = 20,
+) -> Method:
+    """FedSR: a code of small norm that tells of its class alone what it must (Nguyen, Torr & Lim, NeurIPS 2022).
+
+    Client, with encoder x -> (mu, sigma) (V), head, and of its own the Gaussians (r_mu, r_sigma) (C, V) and a scalar C:
+        (mu, s) = W body(x) + b,   sigma = softplus(s)                                        [1]
+        z = mu + sigma e,  e ~ N(0, I)                                                        [2]
+        k(x, y) = KL(N(C mu, (C sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2))              [3]
+        SGD on the mean over rows of CE(head(z), y) + norm |z|_2 + conditional k(x, y)        [4]
+    Server:
+        encoder, head <- uniform mean over participants                                       [5]
+    Personal:
+        head_i <- SGD(CE(head(z), y)), encoder frozen, ``head_epochs``                        [6]
+        p(y | x) = mean over ``samples`` draws of softmax(head(z))                            [7]
+
+    sigma is a standard deviation, |z|_2 the norm of the draw, not squared. At the start r_mu = 0, r_sigma = 1, C = 1.
+
+    Up: increment of encoder and head, weighted 1. Down: encoder, head. At the client: r_mu, r_sigma, C, which are
+    never averaged, and with ``keep_momentum`` the momentum of everything that trains. A new client needs nothing of
+    its own: its model is the received one, head tuned or not.
+
+    Args:
+        task: the problem; the network's body is followed by a linear layer d -> 2 V, its head is replaced by V -> C.
+            Rates are the task's.
+        latent: V (released code: 512, on a pretrained ResNet; FedCR's networks: 256 or 512).
+        norm: weight of |z|_2 (released code; FedCR: 0.01, for CIFAR-100 0.001).
+        conditional: weight of the KL term (FedCR: 1e-3; released code: 5e-4, 1e-3 for PACS).
+        steps: local mini-batches per round; None takes the task's local epochs (released code: 5).
+        keep_momentum: whether a client's optimiser goes on from its last round (released code); its buffers stand still
+            while the weights are averaged.
+        share_reference: averages r_mu, r_sigma and C as well, as if they were part of the model.
+        head_epochs: of tuning in ``adapt`` (FedSR is for domains never seen and tunes nothing; FedCR's FedSR-FT: 10).
+        samples: draws at a prediction; they are the same for every row and in every call (released code: 20, fresh).
+
+    Source: the paper's objective; what is averaged, the starts and the draws are from the released code
+    (atuannguyen/FedSR).
+    Differs from source: the released code takes log(C sigma), which is not a number once C < 0; here the standard
+    deviation is |C| sigma, as it is for any C, with a floor of 1e-6. It draws every local batch from a fresh shuffle,
+    here batches walk through epochs. Where a weight is exactly 0 it leaves the term and its weights alone, here r_mu,
+    r_sigma and C still decay, which nothing then reads.
+    """
+    network, rule = task.network, task.training.sgd
+
+    def layer(key: Tensor, inputs: int, outputs: int) -> Weights:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(key))
+            module = nn.Linear(inputs, outputs)
+        return {"weight": module.weight.detach(), "bias": module.bias.detach()}
+
+    def start(key: Tensor) -> tuple[Shared, Reference]:
+        code = layer(keys.fold(key, "code"), network.width, 2 * latent)
+        head = layer(keys.fold(key, "head"), latent, task.classes)
+        zero_CV = torch.zeros(task.classes, latent)
+        return Shared(network.init(key).body, code, head), Reference(zero_CV, zero_CV + 1, torch.ones(()))
+
+    def init(key: Tensor) -> Server:
+        model, reference = start(key)
+        return Server(model, reference if share_reference else ())
+
+    def enrol(key: Tensor) -> Client:
+        both = start(key)
+        return Client(() if share_reference else both[1], tree.zeros(both) if keep_momentum else ())
+
+    def code_of(code: Weights, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
+        out_B2V = linear(z_Bd, **code)  # [1]
+        return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)  # [1]
+
+    def apart(reference: Reference, mean_BV: Tensor, std_BV: Tensor, y_B: Tensor) -> Tensor:
+        scaled = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))
+        goal = (reference.mean_CV[y_B], softplus(reference.raw_CV[y_B]).clamp(min=_FLOOR))
+        return kl_diagonal(*scaled, *goal)  # [3]
+
+    def send(server: Server, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def local(down: Down, client: Client, data: Data, key: Tensor) -> tuple[Client, Up, dict[str, Tensor]]:
+        received = (down.shared.model, down.shared.reference or client.reference)
+        noise = keys.fold(key, "noise")
+
+        def loss(weights: tuple[Shared, Reference], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+            model, reference = weights
+            x_B, y_B = rows(data, batch.at_B)
+            mean_BV, std_BV = code_of(model.code, network.features(model.body, task.inputs(x_B)))
+            z_BV = mean_BV + std_BV * keys.normal(keys.fold(noise, batch.step), (len(y_B), latent))  # [2]
+            error = cross_entropy_mean(linear(z_BV, **model.head), y_B, batch.used_B)
+            size = mean(torch.linalg.vector_norm(z_BV, dim=1), batch.used_B)
+            apart_ = mean(apart(reference, mean_BV, std_BV, y_B), batch.used_B)
+            return error + norm * size + conditional * apart_, (error, size, apart_, batch.used_B.sum())  # [4]
+
+        plan = batches(data, task.training, keys.fold(key, "all"), steps=steps)
+        kept = client.momentum or tree.zeros(received)
+        (model, reference), kept, seen = sgd_from(loss, received, kept, plan, rule)  # [4]
+        error, size, apart_ = (trained_loss([(s[part], s[3]) for s in seen]) for part in range(3))
+        info = {"train_loss": error, "code_norm": size, "kl": apart_, "scale": reference.scale}
+        change = Server(tree.sub(model, received[0]), tree.sub(reference, received[1]) if share_reference else ())
+        mine = Client(() if share_reference else reference, kept if keep_momentum else ())
+        return mine, Up(change, torch.ones(())), info
+
+    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [5]
+
+    def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
+        if not head_epochs:
+            return client
+        model = down.shared.model
+        z_Nd, y_N = features(task, model.body, data)
+        mean_NV, std_NV = code_of(model.code, z_Nd)
+        noise = keys.fold(key, "noise")
+
+        def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
+            at_B = batch.at_B
+            e_BV = keys.normal(keys.fold(noise, batch.step), (len(at_B), latent))
+            logit_BC = linear(mean_NV[at_B] + std_NV[at_B] * e_BV, **head)
+            return cross_entropy_mean(logit_BC, y_N[at_B], batch.used_B), ()
+
+        plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
+        return client._replace(head=sgd(loss, model.head, plan, rule)[0])  # [6]
+
+    def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
+        model = down.shared.model
+        mean_BV, std_BV = code_of(model.code, network.features(model.body, task.inputs(x_B)))
+        noise_SV = keys.normal(keys.key(0, "fedsr", "predict"), (samples, latent))
+        z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_SV
+        logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)
+        return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
+
+    return Method(init, enrol, send, local, aggregate, adapt, predict)
