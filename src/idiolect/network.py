@@ -79,6 +79,13 @@ class Network:
         return self.logits(model.head, self.features(model.body, x_B))
 
 
+def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
+    """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch starts one; the key alone decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key))
+        return _weights(nn.Linear(inputs, outputs))
+
+
 def _weights(module: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in module.named_parameters()}
 

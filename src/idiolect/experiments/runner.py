@@ -52,8 +52,7 @@ def run(
     for _, job in jobs:
         job.build()
     about = {
-        u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary}
-        for u in study.methods
+        u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary} for u in study.methods
     }
     manifest = data.manifest(federation) | {"methods": about}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, log_softmax, nll_loss, softplus
 
 from idiolect import keys, tree
 from idiolect.method import SGD, Data, Down, Method, Task, Up
-from idiolect.network import Weights
+from idiolect.network import Weights, new_linear
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
 from idiolect.training import Batch, batches, features, mean, rows, sgd, trained_loss
 from idiolect.tree import Tree
@@ -115,21 +115,15 @@ def fedcr(
     """
     network, rule = task.network, SGD(lr, momentum, weight_decay, clip)
 
-    def layer(key: Tensor, inputs: int, outputs: int) -> Weights:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(key))
-            module = nn.Linear(inputs, outputs)
-        return {"weight": module.weight.detach(), "bias": module.bias.detach()}
-
     def encoder_of(key: Tensor) -> Encoder:
-        return Encoder(network.init(key).body, layer(keys.fold(key, "code"), network.width, 2 * latent))
+        return Encoder(network.init(key).body, new_linear(keys.fold(key, "code"), network.width, 2 * latent))
 
     def init(key: Tensor) -> Server:
         start = encoder_of(key) if share_encoder else ()
         return Server(start, torch.zeros(task.classes, latent), torch.ones(task.classes, latent))
 
     def enrol(key: Tensor) -> Client:
-        return Client(layer(key, latent, task.classes), () if share_encoder else encoder_of(key))
+        return Client(new_linear(key, latent, task.classes), () if share_encoder else encoder_of(key))
 
     def encode(encoder: Encoder, x_B: Tensor) -> tuple[Tensor, Tensor]:
         return code_of(encoder, network.features(encoder.body, task.inputs(x_B)))

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, log_softmax, softplus
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Weights
+from idiolect.network import Weights, new_linear
 from idiolect.statistics.experts import kl_diagonal
 from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, sgd_from, trained_loss
 from idiolect.tree import Tree
@@ -112,15 +112,9 @@ def fedsr(
     """
     network, rule = task.network, task.training.sgd
 
-    def layer(key: Tensor, inputs: int, outputs: int) -> Weights:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(key))
-            module = nn.Linear(inputs, outputs)
-        return {"weight": module.weight.detach(), "bias": module.bias.detach()}
-
     def start(key: Tensor) -> tuple[Shared, Reference]:
-        code = layer(keys.fold(key, "code"), network.width, 2 * latent)
-        head = layer(keys.fold(key, "head"), latent, task.classes)
+        code = new_linear(keys.fold(key, "code"), network.width, 2 * latent)
+        head = new_linear(keys.fold(key, "head"), latent, task.classes)
         zero_CV = torch.zeros(task.classes, latent)
         return Shared(network.init(key).body, code, head), Reference(zero_CV, zero_CV + 1, torch.ones(()))
 

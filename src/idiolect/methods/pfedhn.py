@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, relu
 
 from idiolect import keys, tree
 from idiolect.method import SGD, Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights
+from idiolect.network import Model, Weights, new_linear
 from idiolect.training import (
     Batch,
     Personal,
@@ -137,10 +137,7 @@ def pfedhn(
     like = tree.zeros(like.body if local_head else like)
 
     def layer(key: Tensor, inputs: int, outputs: int) -> Linear:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(key))
-            module = nn.Linear(inputs, outputs)
-        return Linear(module.weight.detach(), module.bias.detach())
+        return Linear(**new_linear(key, inputs, outputs))
 
     def init(key: Tensor) -> Server:
         e = embedding or int(1 + task.clients / 4)
