@@ -59,7 +59,7 @@ def apfl(
         w_i <- SGD step of CE(network(w_i))                                                                         [2]
         v_i <- SGD step of CE(M_i(v_i, w_i)) in v_i alone, with the new w_i                                         [3]
         alpha_i <- clip(alpha_i - lr g, 0, 1)           after the first mini-batch of a round, if ``adaptive``      [4]
-    where, on the same mini-batch,
+    where, on the same mini-batch, and in [6] with the gradients that [3] sees before its step,
         g = d CE(M_i) / d alpha_i, for a mixture of parameters <v_i - w_i, grad CE>                    "exact"      [5]
         g = <v_i - w_i, alpha_i dCE(M_i)/dv_i + (1 - alpha_i) dCE(M_i)/dw_i> + 0.02 alpha_i            "released"   [6]
     Server, over the participants i of a round:
@@ -82,9 +82,10 @@ def apfl(
 
     Source: the paper's algorithm; released code (MLOPTPSU/FedTorch), whose issues 6 and 16 name its mixing of outputs.
     Differs from source: v_i starts at the model received in the client's first round, in the released code at the
-    first model of all, which is the same where everybody takes part. The order of [2] and [3] and the place of [4] are
-    the released code's. Left out of it: the decay of v_i counted into its gradient in [6] and that of w_i not; rate
-    schedules that reach w_i and leave v_i at the first rate; an epoch that ends at a batch of a single row.
+    first model of all, which is the same where everybody takes part. Momentum is the task's, where the released code
+    has none. The order of [2] and [3] and the place of [4] are the released code's. Left out of it: the decay of v_i
+    counted into its gradient in [6] and that of w_i not; rate schedules that reach w_i and leave v_i at the first rate;
+    an epoch that ends at a batch of a single row.
     """
     network, rule = task.network, task.training.sgd
 
@@ -104,11 +105,11 @@ def apfl(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         def shared_error(w: Model, batch: Batch) -> tuple[Tensor, tuple[()]]:
             x_B, y_B = rows(data, batch.at_B)
-            return cross_entropy_mean(network(w, task.inputs(x_B)), y_B, batch.used_B), ()
+            return cross_entropy_mean(network(w, task.inputs(x_B)), y_B, batch.used_B), ()  # [2]
 
         def mixed_error(v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             x_B, y_B = rows(data, batch.at_B)
-            return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)
+            return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)  # [3]
 
         def personal_step(
             v: Model, momentum: Model, w: Model, share: Tensor, batch: Batch
@@ -117,15 +118,15 @@ def apfl(
                 value = mixed_error(v, w, share, batch)
                 return value, (value, batch.used_B.sum())
 
-            v, momentum, [seen] = sgd_from(loss, v, momentum, [batch], rule)
+            v, momentum, [seen] = sgd_from(loss, v, momentum, [batch], rule)  # [3]
             return v, momentum, seen
 
         def slope(before: Model, v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             if alpha_gradient == "exact":
                 derivative: Tensor = torch.func.grad(mixed_error, argnums=2)(v, w, share, batch)  # [5]
                 return derivative
-            by_v, by_w = torch.func.grad(mixed_error, argnums=(0, 1))(before, w, share, batch)
-            both = tree.map(lambda a, b: share * a + (1 - share) * b, by_v, by_w)
+            by_v, by_w = torch.func.grad(mixed_error, argnums=(0, 1))(before, w, share, batch)  # [6]
+            both = tree.map(lambda a, b: share * a + (1 - share) * b, by_v, by_w)  # [6]
             return tree.dot(tree.sub(v, w), both) + 0.02 * share  # [6]
 
         w, own = down.shared, client.value
@@ -136,15 +137,15 @@ def apfl(
             w, momentum_w, _ = sgd_from(shared_error, w, momentum_w, [batch], rule)  # [2]
             v, momentum_v, loss = personal_step(v, momentum_v, w, share, batch)  # [3]
             seen.append(loss)
-            if adaptive and number == 0:
-                share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)  # [4]
+            if adaptive and number == 0:  # [4]
+                share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)
         up = Up(tree.sub(w, down.shared), data.real_N.sum())
         distance = tree.square_distance(v, w).sqrt()
         info = {"train_loss": trained_loss(seen), "alpha": share, "distance": distance}
         return trained(Own(v, share, w if evaluate_with == "own" else ())), up, info
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)
+        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [7]
         return tree.add(server, tree.mean(up.value, weight)), {}  # [7]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:

@@ -40,8 +40,10 @@ def ditto(
 
     Args:
         task: the problem.
-        pull: lambda, the weight of the pull (FedPAC, pFedFDA: 1; FedCR tries 0.1, 0.01 and 0.001; released scripts: 1).
-        personal_epochs: of v_i, where they differ from the local epochs, or from ``steps``.
+        pull: lambda, the weight of the pull (FedPAC, pFedFDA, released scripts: 1; FedCR: 0.1, 0.01 or 0.001 by data
+            set).
+        personal_epochs: of v_i, where they differ from the local epochs, or from ``steps`` (pFedFDA: 5, as its local
+            epochs).
         steps: mini-batches per round of u_i and v_i, as the released code counts (1 or 2 there); None: the task's
             local epochs.
         weighting: of the mean, by rows or all alike. The released code takes the plain mean and draws clients with
@@ -64,7 +66,7 @@ def ditto(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         w: Model = down.shared
         u, shared_loss = train_model(task, w, data, key, steps=steps)  # [1]
-        start = tree.when(client.trained, lambda: client.value, lambda: w)
+        start = tree.when(client.trained, lambda: client.value, lambda: w)  # [2]
         v, loss = train_model(
             task, start, data, key, epochs=personal_epochs, steps=None if personal_epochs else steps, pull=(pull, w)
         )  # [2]
@@ -72,7 +74,7 @@ def ditto(
         return trained(v), Up(tree.sub(u, w), data.real_N.sum()), info
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)
+        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [3]
         return tree.add(server, tree.mean(up.value, weight)), {}  # [3]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:

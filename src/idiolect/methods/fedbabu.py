@@ -48,12 +48,12 @@ def fedbabu(
             clients the better of the two.
         tuning_lr: learning rate of the tuning; None takes the task's (released code: 1e-3, the rate at which its
             training ends).
-        weighting: of the mean over bodies: rows, or uniform (released code, whose clients are of equal size).
+        weighting: of the mean over bodies: rows, or uniform (released code).
 
     Source: the algorithm FedBABU of the paper; released code jhoon-oh/FedBABU.
     Differs from source: the released code tunes from the round that was best on test rows; here the last round's model
-    is tuned. It freezes the head by a learning rate of 0, which comes to the same. Its classification without a head,
-    by the nearest class mean, is left out.
+    is tuned. It tunes without decay, here the task's holds. It freezes the head by a learning rate of 0, which comes to
+    the same. Its classification without a head, by the nearest class mean, is left out.
     """
     rule = task.training.sgd if tuning_lr is None else replace(task.training.sgd, lr=tuning_lr)
 
@@ -62,7 +62,7 @@ def fedbabu(
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         model, loss = train_model(task, down.shared, data, key, part="body")  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
         return client, Up(tree.sub(model.body, down.shared.body), weight), {"train_loss": loss}
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:

@@ -77,7 +77,7 @@ def fedem(
 
     Up: the increments w'_m - w_m, weighted by n. Down: the M models. At the client: pi, which is never sent. A new
     client, or one never drawn, needs forward passes only: its losses are computed once, so that the steps of [7] cost
-    next to nothing, and ten come close to the weights of clients that have trained for many rounds.
+    next to nothing.
 
     Memory, in models: server M, message M each way, client 0 (M with ``keep_momentum``); training holds one model at a
     time beside the M received and the M trained. Local work is M times that of FedAvg.
@@ -87,19 +87,19 @@ def fedem(
         models: M, the number of components (FedPAC's comparison: 3 and 5; released code: 3).
         keep_momentum: each client keeps its M optimisers' momentum from round to round, although the weights are
             overwritten (released code: yes).
-        tuning_epochs: epochs of tuning of all components in ``adapt``, by which FedEM-FT differs; None takes the local
-            epochs.
+        tuning_epochs: epochs of tuning of all components in ``adapt``, by which FedPAC's FedEM-FT differs; None takes
+            the local epochs.
         joining_steps: repetitions of [7] (released code: one in every evaluation, so that its number of steps depends
             on how often it is evaluated).
 
-    Source: the algorithm of the name; the repository omarfoq/FedEM for the order of the steps (pi and q from the
+    Source: the paper's algorithm; the repository omarfoq/FedEM for the order of the steps (pi and q from the
     received models and the pi of the round before, then training; at the test, the new models with the pi of the
     round's start).
     Differs from source: the released server averages over all clients, an absent one counting with the old model, so
     that with sampling it moves by the participants' share of the rows only; here the mean is over the participants. Its
     tuned variant predicts with uniform weights (its copy of the mixture never sees pi) and keeps momentum between
-    evaluations; here tuning is with the client's pi and a fresh optimiser. Its rate falls to a tenth at half and at
-    three quarters of the rounds, counted in a client's own epochs; here the rule is the task's.
+    evaluations; here tuning is with the client's pi and a fresh optimiser. Its rate falls to a tenth at half and
+    again at three quarters of the rounds, counted in a client's own epochs; here the rule is the task's.
     """
 
     def uniform() -> Tensor:
@@ -152,8 +152,8 @@ def fedem(
 
     def join(loss_NM: Tensor, real_N: Tensor) -> Tensor:
         pi_M = uniform()
-        for _ in range(joining_steps):
-            pi_M = expectation(pi_M, loss_NM, real_N)[1]  # [7]
+        for _ in range(joining_steps):  # [7]
+            pi_M = expectation(pi_M, loss_NM, real_N)[1]
         return pi_M
 
     def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
@@ -161,13 +161,13 @@ def fedem(
         pi_M = tree.when(client.trained, lambda: own.pi_M, lambda: join(losses(received, data), data.real_N))
         if tuning_epochs == 0:
             return Personal(own._replace(pi_M=pi_M), client.trained)
-        q_NM, _ = expectation(pi_M, losses(received, data), data.real_N)
+        q_NM, _ = expectation(pi_M, losses(received, data), data.real_N)  # [6]
         tuned = maximisation(received, (), q_NM, data, key, tuning_epochs)[0]  # [6]
         return Personal(Client(pi_M, own.momentum, tuned), client.trained)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         components, pi_M = client.value.models or down.shared.models, client.value.pi_M
-        logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])
+        logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])  # [5]
         return torch.logsumexp(pi_M.log()[:, None, None] + logp_MBC, 0)  # [5]
 
     return Method(init, enrol, send, local, aggregate, adapt, predict)

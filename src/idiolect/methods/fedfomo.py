@@ -96,24 +96,25 @@ def fedfomo(
 
     Args:
         task: the problem.
-        models: M, candidates with the client's own among them, so that M - 1 are downloaded (FedPAC's comparison: 5,
-            which the released code counts so).
+        models: M, candidates with the client's own among them, so that M - 1 are downloaded, as the released code
+            counts its 5 (FedPAC: 5, in its words downloaded ones, which would be 6 here).
         distance: |c - b| over all weights: Euclidean, the sum of absolute differences (released commands: l1), or the
             Euclidean squared (what the released code calls l2).
-        average_candidate: the average of all clients' last models, by rows, is one more candidate; it earns no credit
-            (released code: yes).
+        average_candidate: the average of all clients' last models, by rows, is one more candidate; it earns no credit,
+            but counts in the sum of [6] (released code: yes).
         validation: share of a client's rows held out from training, the same rows in all rounds; at least one row. A
             client's only row serves for both.
         exploration: the probability 0.3 of [7].
         exploration_step: by how much it falls in each round.
 
-    Source: the algorithm of the name; its authors' repository NVlabs/FedFomo for what b is, for the client's own model
+    Source: the paper's algorithm; its authors' repository NVlabs/FedFomo for what b is, for the client's own model
     as a candidate, for A and for the choice.
     Differs from source: the released code adds the average of every group of a spectral clustering of A to the
     candidates, and forms the average of all from the groups' averages; here there are no groups. Its random order is
-    the same in every round (it sets its seed anew) and ties in A go by number; here both are drawn. It takes the mean
-    of batch means as L, and has a fourth distance, the sum of the weights' own norms. With a participation below one it
-    trains everybody in the first round; here a client that joins later starts from the others' models as a new one.
+    the same in every round, for it sets its seed anew; here it is drawn anew, and decides ties in A too. It takes the
+    mean of batch means as L, and has one more distance, the sum over tensors of their Euclidean norms. With a
+    participation below one it trains everybody in the first round; here a client that joins later starts from the
+    others' models as a new one.
     """
 
     def init(key: Tensor) -> Server:
@@ -126,7 +127,7 @@ def fedfomo(
         return Client(start, start, keys.fold(key, "validation"))
 
     def chosen(server: Server, ids: Tensor) -> tuple[Tensor, Tensor]:
-        chance = max(0.0, exploration - exploration_step * int(server.round))
+        chance = max(0.0, exploration - exploration_step * int(server.round))  # [7]
         return choose(server, ids, models - 1, chance)
 
     def send(server: Server, ids: Tensor) -> Down:
@@ -146,9 +147,9 @@ def fedfomo(
         usable_C = torch.cat([torch.ones(1), *(g.usable for g in groups)])
 
         def risk(model: Model) -> Tensor:
-            return mean(row_losses(task, model, held_out), held_out.real_N)
+            return mean(row_losses(task, model, held_out), held_out.real_N)  # [1]
 
-        at_base = risk(client.base)
+        at_base = risk(client.base)  # [1]
         gain_C = usable_C * torch.stack(
             [ratio(at_base - risk(c), between(c, client.base, distance)) for c in candidates]
         )  # [1]
@@ -200,12 +201,12 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
     free_mK = (server.n_K > 0) & ~own_mK
 
     key_m1 = keys.fold(keys.fold(server.key, server.round), ids)[:, None]
-    chance_mK = keys.bits(keys.fold(key_m1, "order"), clients).argsort(1)
-    best_mK = chance_mK.gather(1, affinity_mK.gather(1, chance_mK).argsort(dim=1, descending=True, stable=True))
+    chance_mK = keys.bits(keys.fold(key_m1, "order"), clients).argsort(1)  # [7]
+    best_mK = chance_mK.gather(1, affinity_mK.gather(1, chance_mK).argsort(dim=1, descending=True, stable=True))  # [7]
     draw_mS = (keys.bits(keys.fold(key_m1, "explore"), places) & (2**53 - 1)).double() / 2**53
     at, usable = [], []
-    for explore_m1 in torch.split(draw_mS < chance, 1, dim=1):
-        order_mK = torch.where(explore_m1, chance_mK, best_mK)  # [7]
+    for explore_m1 in torch.split(draw_mS < chance, 1, dim=1):  # [7]
+        order_mK = torch.where(explore_m1, chance_mK, best_mK)
         first_m1 = order_mK.gather(1, free_mK.gather(1, order_mK).long().argmax(1, keepdim=True))
         at.append(first_m1)
         usable.append(free_mK.gather(1, first_m1))

@@ -25,11 +25,11 @@ def fedper(
     newcomer_head: Literal["own", "average"] = "own",
     tuning_epochs: NonNegativeInt = 0,
 ) -> Method:
-    """FedPer: a body averaged over the clients, a head of its own for each (Arivazhagan et al., 2019).
+    """FedPer: a body averaged over the clients, a head of its own for each (Arivazhagan et al., arXiv 2019).
 
     Client:    (theta_i, phi_i) <- SGD(CE) from (theta, phi_i), both at once                    [1]
     Server:    theta <- theta + sum_i n_i (theta_i - theta) / sum_i n_i                         [2]
-    Personal:  phi_i <- SGD(CE), theta frozen; ``tuning_epochs``, which the paper has none of   [3]
+    Personal:  phi_i <- SGD(CE), theta frozen; ``tuning_epochs``, 0 by default                  [3]
 
     over the round's participants i. The personal part is the network's head.
 
@@ -38,16 +38,17 @@ def fedper(
 
     Args:
         task: the problem.
-        weighting: of the average, by rows (the paper), or uniform (FedRep's repository on its image sets).
+        weighting: of the average, by rows, as FedPer is commonly defined, or uniform (FedRep's repository on its image
+            sets).
         newcomer_head: what a client that has not trained yet starts from and is tested with. "own": the initial head.
             "average": the mean of the heads of the last round's participants, which then travels up and down beside
-            the body; such a client is tested with it as it is, without a round of its own.
-        tuning_epochs: of the head alone in ``adapt``, on the received body.
+            the body; such a client does no round of its own, it takes this head, tuned where ``tuning_epochs`` says so.
+        tuning_epochs: of the head alone in ``adapt``, on the received body (FedRep's repository and FedCR: 10).
 
-    Source: the paper's algorithm. Its authors released no code; ``preset="fedrep"`` is the FedPer of FedRep's
-    repository (lgcollins/FedRep), which averages heads because the stores of clients that have not trained yet refer
-    to the server's own tensors, and tunes for ten epochs after the last round. It also exempts biases from decay, which
-    is the task's rule.
+    Source: the method as it is commonly defined. No code by its authors is known; ``preset="fedrep"`` is the FedPer of
+    FedRep's repository (lgcollins/FedRep), which averages heads because the stores of clients that have not trained yet
+    refer to the server's own tensors, and tunes for ten epochs after the last round. It also exempts biases from decay,
+    which is the task's rule.
     Differs from source: the paper's personal part may be deeper than the last layer; here it is what the network calls
     its head.
     """
@@ -73,7 +74,7 @@ def fedper(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, Model(down.shared.body, start(down, client)), data, key)  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), {"train_loss": loss}
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:

@@ -75,8 +75,9 @@ def fedproto(
         log p(y | x) = log softmax(head(z)), or log softmax(-|z - P_c|^2 / d) over its own classes  [4]
 
     Up: P_i (C, d), weighted by w_ic. Down: P (C, d) and which classes have one. At the client: w_i, P_i and which
-    classes it has. A class that no participant holds keeps its last prototype. A new client does one round's local work
-    from the start common to all. The mean in [1] counts rows without a prototype.
+    classes it has. A class that no participant holds keeps its last prototype; where none is known, [4] takes the
+    client's own. A new client does one round's local work from the start common to all. The mean in [1] counts rows
+    without a prototype.
 
     Args:
         task: the problem.
@@ -87,8 +88,8 @@ def fedproto(
         predict_with: the local head (FedPAC), or the nearest prototype; the released code prints both. A class that is
             not among the client's own gets the smallest positive number as its probability, and nothing fits the scale
             of the distances: of these probabilities the order means something, the likelihood little.
-        weighting: of the mean over prototypes: uniform (released code), or counts (the paper by one reading of its
-            formula, which its readers dispute).
+        weighting: of the mean over prototypes: uniform (released code), or counts of rows (so a user of that code
+            reads the paper's formula, in a question without an answer).
         drop_last: leave out an incomplete last batch (released code); a client of one batch keeps it.
 
     Source: the algorithm of the paper; released code yuetan031/FedProto.
@@ -119,20 +120,20 @@ def fedproto(
             x_B, y_B = rows(data, batch.at_B)
             z_Bd = network.features(model.body, task.inputs(x_B))
             error = cross_entropy_mean(network.logits(model.head, z_Bd), y_B, batch.used_B)
-            apart_B = (z_Bd - target.mean_Cd[y_B]).square().mean(1) * target.known_C[y_B]
+            apart_B = (z_Bd - target.mean_Cd[y_B]).square().mean(1) * target.known_C[y_B]  # [1]
             apart = mean(apart_B, batch.used_B)
             seen = (error, batch.used_B.sum(), apart, z_Bd, y_B, batch.used_B)
             return error + alignment * apart, seen  # [1]
 
         plan = batches(data, training, key, drop_last=drop_last)
-        model, seen = sgd(loss, client.value.model, plan, training.sgd)
-        last = seen[-(len(seen) // training.epochs) :]
+        model, seen = sgd(loss, client.value.model, plan, training.sgd)  # [1]
+        last = seen[-(len(seen) // training.epochs) :]  # [2]
         z_Nd, y_N, used_N = (torch.cat([s[part] for s in last]) for part in (3, 4, 5))
         hot_NC = weights_by_class(y_N, used_N, task.classes).to(z_Nd.dtype)
         n_C = hot_NC.sum(0)
         own = Prototypes(hot_NC.T @ z_Nd / n_C.clamp(min=1)[:, None], (n_C > 0).to(n_C.dtype))  # [2]
         has_C = (weights_by_class(data.y_R[data.row_N], data.real_N, task.classes).sum(0) > 0).to(n_C.dtype)
-        up = Up(own.mean_Cd, n_C if weighting == "counts" else own.known_C) if everyone else Up()
+        up = Up(own.mean_Cd, n_C if weighting == "counts" else own.known_C) if everyone else Up()  # [3]
         info = {
             "train_loss": trained_loss([s[:2] for s in seen]),
             "alignment": trained_loss([(s[2], s[1]) for s in seen]),
@@ -154,9 +155,9 @@ def fedproto(
             mean_Cd = torch.where(down.shared.known_C[:, None] > 0, down.shared.mean_Cd, mean_Cd)
             known_C = torch.maximum(down.shared.known_C, known_C)
         z_Bd = network.features(client.model.body, task.inputs(x_B))
-        apart_BC = (z_Bd[:, None] - mean_Cd).square().mean(2)
+        apart_BC = (z_Bd[:, None] - mean_Cd).square().mean(2)  # [4]
         least = torch.finfo(apart_BC.dtype)
-        logp_BC = log_softmax(torch.where(client.has_C * known_C > 0, -apart_BC, least.min), -1)
+        logp_BC = log_softmax(torch.where(client.has_C * known_C > 0, -apart_BC, least.min), -1)  # [4]
         return logp_BC.clamp(min=math.log(least.tiny))
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:

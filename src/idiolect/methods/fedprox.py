@@ -32,9 +32,9 @@ def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
 
     Source: the paper's algorithm; released code (litian96/FedProx), whose own default of mu is 0.
     Differs from source: the released code descends without momentum or decay, here the task's rule holds; the pull is
-    part of the gradient, so that momentum sees it. Stragglers, who run fewer epochs in the paper, are left out. Left
-    out of the released code: sparse updates of embeddings, which overwrite the anchor, and a reshuffle with the same
-    seed in each epoch.
+    part of the gradient, so that momentum sees it. Left out of the released code: stragglers, who run fewer epochs and
+    are kept in the mean; sparse updates of embeddings, which overwrite the anchor; a reshuffle with the same seed in
+    each epoch.
     """
 
     def send(server: Model, ids: Tensor) -> Down:

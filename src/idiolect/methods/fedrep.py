@@ -38,8 +38,8 @@ def fedrep(
         phi_i <- SGD(CE) from phi_i, theta frozen             ``tuning_epochs``                     [4]
 
     Up: the increment theta_i - theta, weighted by w_i. Down: theta. At the client: phi_i. A frozen part is no part of
-    the optimiser: neither momentum nor decay moves it. A new client trains a head on the received body from the start
-    common to all, for ``tuning_epochs`` or, where these are 0, ``head_epochs``.
+    the optimiser: neither momentum nor decay moves it. A new client, and one that was never drawn, trains a head on the
+    received body from the start common to all, for ``tuning_epochs`` or, where these are 0, ``head_epochs``.
 
     Args:
         task: the problem.
@@ -56,10 +56,10 @@ def fedrep(
             with ``tuning_epochs=0`` a new client takes it as it is.
 
     Source: the algorithm FedRep of the paper; released code lgcollins/FedRep.
-    Differs from source: the paper's algorithm takes one gradient step on the body, here as in the released code
-    ``body_epochs``. The versions of torch that the released code names leave a gradient of zero on the head while the
-    body trains, so that its momentum and decay go on moving it; here it stands still. The released code's headline is
-    the mean over the last ten rounds without [4].
+    Differs from source: the algorithm is commonly given with one gradient step on the body, here as in the released
+    code it is ``body_epochs``. The versions of torch that the released code names leave a gradient of zero on the head
+    while the body trains, so that its momentum and decay go on moving it; here it stands still. The released code's
+    headline is the mean over the last ten rounds without [4].
     """
     average = newcomer_head == "average"
 
@@ -87,7 +87,7 @@ def fedrep(
             task, model, data, keys.fold(key, "head"), part="head", epochs=head_epochs
         )  # [1]
         model, loss = train_model(task, model, data, keys.fold(key, "body"), part="body", epochs=body_epochs)  # [2]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [3]
         info = {"train_loss": loss, "head_loss": head_loss}
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), info
 

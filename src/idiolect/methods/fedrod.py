@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, log_softmax, relu
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights
+from idiolect.network import Model, Weights, new_linear
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
@@ -65,6 +65,7 @@ def fedrod(
         psi_i = A_0 + sum_h A_h relu(U p_i + u)_h,  p_ic = n_ic / n_i,  with ``hypernetwork``       [5]
 
     with z = theta(x), n_ic the client's rows of class c, psi_i linear d -> C, and sg() a constant to the gradient.
+    A bound on the gradient norm, where the task has one, is one for both steps together.
 
     Up: the increment of (theta, phi), weighted by n_i. Down: theta, phi. At the client: psi_i, zero until its first
     round, so that the first personal prediction is the generic one. A new client does one round's local work and keeps
@@ -79,8 +80,8 @@ def fedrod(
 
     Source: the paper's definition as it is commonly implemented. The authors' repository holds no code, and published
     implementations differ: whether the generic loss is a balanced softmax or inverse-count weights, and whether the
-    personal loss reaches the body. FedPAC, pFedFDA and FedCR name no settings.
-    Differs from source: psi_i starts at zero, where other implementations copy the generic head. The hypernetwork's
+    personal loss reaches the body. FedPAC and pFedFDA, which compare with it, name no settings.
+    Differs from source: psi_i starts at zero, where another implementation copies the generic head. The hypernetwork's
     form, one hidden layer whose output layer starts at zero, is a choice made here.
     """
     network, classes = task.network, task.classes
@@ -90,9 +91,7 @@ def fedrod(
     def init(key: Tensor) -> Shared:
         if not hypernetwork:
             return Shared(network.init(key), ())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(keys.fold(key, "hypernetwork")))
-            first = {name: p.detach() for name, p in nn.Linear(classes, hidden).named_parameters()}
+        first = new_linear(keys.fold(key, "hypernetwork"), classes, hidden)
         slope = tree.map(lambda w: w.new_zeros(*w.shape, hidden), zero)
         return Shared(network.init(key), Hypernetwork(first, slope, tree.zeros(zero)))
 
@@ -100,7 +99,7 @@ def fedrod(
         return untrained(() if hypernetwork else tree.zeros(zero))
 
     def generate(hyper: Hypernetwork, n_C: Tensor) -> Weights:
-        unit_H = relu(linear(n_C / n_C.sum(), **hyper.hidden))
+        unit_H = relu(linear(n_C / n_C.sum(), **hyper.hidden))  # [5]
         head: Weights = tree.map(lambda base, slope: base + slope @ unit_H, hyper.base, hyper.slope)  # [5]
         return head
 
@@ -114,7 +113,7 @@ def fedrod(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         n_C = class_counts(data)
         # the lowest number, not minus infinity: exp() gives the same 0, and a padding row's loss times 0 is no NaN
-        log_n_C = torch.where(n_C > 0, n_C.clamp(min=1).log(), torch.finfo(n_C.dtype).min)
+        log_n_C = torch.where(n_C > 0, n_C.clamp(min=1).log(), torch.finfo(n_C.dtype).min)  # [1]
 
         def loss(weights: tuple[Model, Tree], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
             model, own = weights
@@ -123,12 +122,12 @@ def fedrod(
             logit_BC = network.logits(model.head, z_Bd)
             generic = cross_entropy_mean(logit_BC + log_n_C, y_B, batch.used_B)  # [1]
             head = generate(own, n_C) if hypernetwork else own
-            both_BC = logit_BC.detach() + linear(z_Bd.detach(), **head)
+            both_BC = logit_BC.detach() + linear(z_Bd.detach(), **head)  # [2]
             personal = cross_entropy_mean(both_BC, y_B, batch.used_B)  # [2]
-            return generic + personal, (personal, batch.used_B.sum(), generic)
+            return generic + personal, (personal, batch.used_B.sum(), generic)  # [1] [2]
 
         start = (down.shared.model, down.shared.hyper if hypernetwork else client.value)
-        (model, own), seen = sgd(loss, start, batches(data, task.training, key), task.training.sgd)
+        (model, own), seen = sgd(loss, start, batches(data, task.training, key), task.training.sgd)  # [1] [2]
         info = {
             "train_loss": trained_loss([s[:2] for s in seen]),
             "generic_loss": trained_loss([(s[2], s[1]) for s in seen]),
@@ -145,9 +144,9 @@ def fedrod(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         model = down.shared.model
         z_Bd = network.features(model.body, task.inputs(x_B))
-        logit_BC = network.logits(model.head, z_Bd)
+        logit_BC = network.logits(model.head, z_Bd)  # [4]
         if client.value:
-            logit_BC = logit_BC + linear(z_Bd, **client.value)
+            logit_BC = logit_BC + linear(z_Bd, **client.value)  # [4]
         return log_softmax(logit_BC, -1)  # [4]
 
     adapt = from_shares if hypernetwork else joins_by_training(local)

@@ -45,11 +45,11 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         task: the problem.
         clusters: k, the number of models (FedPAC's comparison: 3 and 5).
 
-    Source: the algorithm of the name; Google's FedJAX, by the same research group, for what it leaves open (the mean as
-    loss, first on ties, training loss at test time, server rate 1). The authors released no code of their own.
-    Differs from source: the paper starts from models trained on some sampled clients, and FedJAX has a start after the
-    manner of k-means++; both need rows before the first round, where there are none here. FedJAX adds a regulariser to
-    the loss that decides, and fills up the last batch with rows of the next epoch: both left out.
+    Source: the paper's algorithm; Google's FedJAX, by the same research group, for what it leaves open (the mean as
+    loss, first on ties, training loss at test time, server rate 1). No release by the authors was found.
+    Differs from source: the method is commonly given with a start from models trained on some sampled clients, and
+    FedJAX has a start after the manner of k-means++; both need rows before the first round, where there are none here.
+    Left out: FedJAX's regulariser in the loss that decides, and its last batch filled up with rows of the next epoch.
     """
 
     def init(key: Tensor) -> Server:
@@ -59,7 +59,9 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         return Down(shared=server)
 
     def best(models: Model, data: Data) -> tuple[Tensor, Model]:
-        loss_k = torch.stack([mean(row_losses(task, tree.rows(models, c), data), data.real_N) for c in range(clusters)])
+        loss_k = torch.stack(
+            [mean(row_losses(task, tree.rows(models, c), data), data.real_N) for c in range(clusters)]
+        )  # [1]
         choice = loss_k.argmin()  # [1]
         return choice, tree.map(lambda w: w.index_select(0, choice.view(1))[0], models)
 
@@ -70,7 +72,7 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         return client, Up(tree.sub(model, start), n_k), {"train_loss": loss, "cluster": choice}
 
     def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        share_mk = up.weight / up.weight.sum(0).clamp(min=1)
+        share_mk = up.weight / up.weight.sum(0).clamp(min=1)  # [3]
         models = tree.map(lambda w, step: w + torch.tensordot(share_mk.T, step, 1), server.models, up.value)  # [3]
         chosen_mk = (up.weight > 0).to(share_mk.dtype)
         return Server(models), {"cluster_size": chosen_mk @ chosen_mk.sum(0)}

@@ -36,10 +36,10 @@ def knnper(
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0,
     mix: Literal["probabilities", "logits"] = "probabilities",
 ) -> Method:
-    """kNN-Per: nearest neighbours among the client's own rows (Marfoq, Neglia, Kameni & Vidal, ICML 2022).
+    """kNN-Per: nearest neighbours among the client's own rows (Marfoq, Neglia, Vidal & Kameni, ICML 2022).
 
     Client, server:  w <- w + sum_i n_i (SGD(CE; w, i) - w) / sum_i n_i, as in FedAvg                          [1]
-    Personal, with z = body(x) of the global model w:
+    Personal, where z is body(x) under the global model w:
         M_i = {(z_j, y_j)}, a share ``capacity`` of the client's training rows                                 [2]
         p_knn(c | x) = sum_j [y_j = c] K(z, z_j) / sum_j K(z, z_j)      over the k rows j of M_i nearest to z  [3]
         K(z, z_j) = exp(-|z - z_j|^2 / (d scale))                       d features                             [4]
@@ -60,9 +60,10 @@ def knnper(
 
     Source: the paper's method; released code (omarfoq/knn-per).
     Differs from source: the released script means to mix probabilities, which its client class does, and mixes logits:
-    the default of its switch is a text, and so always true. With some clients absent it divides their weights n_i by
-    the sampling rate in place of their sum. lambda and capacity are chosen there on test rows, here by hand: the
-    training rows, which the model has been fitted to, cannot tell.
+    the default of its switch is a text, and so always true. With some clients absent it weighs each by its share of
+    all clients' rows over the sampling rate: such weights need not add up to 1. It scores grids of lambda and capacity
+    on test rows and leaves the choice to the reader; here both are set by hand: the training rows, which the model has
+    been fitted to, cannot tell.
     """
     network = task.network
 
@@ -77,8 +78,8 @@ def knnper(
         return tree.add(server, tree.mean(up.value, up.weight)), {}  # [1]
 
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Memory:
-        z_Nd, y_N = features(task, down.shared.body, data)
-        count = (capacity * data.real_N.sum().double()).floor().clamp(min=1)
+        z_Nd, y_N = features(task, down.shared.body, data)  # [2]
+        count = (capacity * data.real_N.sum().double()).floor().clamp(min=1)  # [2]
         # an order has padding last, so that no rank of it is below the count
         rank_N = torch.argsort(keys.order(keys.fold(key, "memory"), data.real_N))
         kept_N = (rank_N < count).to(data.real_N.dtype)  # [2]

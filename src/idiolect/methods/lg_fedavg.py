@@ -16,7 +16,7 @@ PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
 
 def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> Method:
-    """LG-FedAvg: a head averaged over the clients, a body of its own for each (Liang et al., 2020).
+    """LG-FedAvg: a head averaged over the clients, a body of its own for each (Liang et al., arXiv 2020).
 
     Client:  (theta_i, phi_i) <- SGD(CE) from (theta_i, phi), both at once                    [1]
     Server:  phi <- phi + sum_i n_i (phi_i - phi) / sum_i n_i                                 [2]
@@ -27,8 +27,8 @@ def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> 
     never drawn, does one round's local work and keeps theta_i.
 
     Args:
-        task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's shares
-            the last two fully connected ones, which is a network whose head has both.
+        task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's code
+            shares the last two fully connected ones: a network whose head has both does that.
         weighting: of the average, by rows, or uniform (released code).
 
     Source: the paper's algorithm; released code (pliang279/LG-FedAvg).
@@ -50,7 +50,7 @@ def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> 
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, Model(client.value, down.shared), data, key)  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())
+        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
         return trained(model.body), Up(tree.sub(model.head, down.shared), weight), {"train_loss": loss}
 
     def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:

@@ -109,7 +109,7 @@ def pfedme(
         def loss(theta: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
             error = cross_entropy_mean(task.network(theta, task.inputs(x_B)), y_B, batch.used_B)
-            return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())
+            return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())  # [1]
 
         new, seen = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]
         moved = tree.map(lambda w, t: w - rule.lr * pull * (w - t), w, new)  # [2]
@@ -117,7 +117,7 @@ def pfedme(
         return theta, w, seen[0]
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)
+        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [3]
         return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, weight)), {}  # [3]
 
     def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:

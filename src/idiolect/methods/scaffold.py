@@ -47,15 +47,15 @@ def scaffold(
 
     Args:
         task: the problem; its momentum does not hold here.
-        server_lr: eta_g, the server's share of the mean increment.
+        server_lr: the server's step along the mean increment; 1 takes the mean.
         momentum: of the local steps. [2] reads the mean gradient off the way travelled, which it is for plain SGD;
             with momentum m and a constant gradient the way is (k - m (1 - m^k) / (1 - m)) / (1 - m) steps long in
             place of k, and [2] divides by that.
-        steps: mini-batches of a round, as the paper counts them; None: the task's local epochs.
+        steps: k, mini-batches of a round; None: those of the task's local epochs.
 
     Source: the paper's algorithm with option II for the controls; its authors released no code.
     Differs from source: decay, where the task has one, is part of g, and so of c_i. A bound on the gradient norm, where
-    the task has one, bounds the corrected gradient.
+    the task has one, bounds the corrected gradient; where it acts, the controls miss what it cut off.
     """
     rule = replace(task.training.sgd, momentum=momentum)
 
@@ -77,7 +77,7 @@ def scaffold(
 
     def local(down: Down, client: Model, data: Data, key: Tensor) -> tuple[Model, Up, dict[str, Tensor]]:
         received, control = down.shared
-        shift = tree.sub(control, client)
+        shift = tree.sub(control, client)  # [1]
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
@@ -86,7 +86,7 @@ def scaffold(
 
         plan = batches(data, task.training, key, steps=steps)
         model, seen = sgd(loss, received, plan, rule)  # [1]
-        moved, length = tree.sub(model, received), rule.lr * way(plan)
+        moved, length = tree.sub(model, received), rule.lr * way(plan)  # [2]
         new = tree.map(lambda c_i, c, d: c_i - c - d / length, client, control, moved)  # [2]
         info = {"train_loss": trained_loss(seen), "correction": tree.square_distance(control, client).sqrt()}
         return new, Up(Server(moved, tree.sub(new, client)), torch.ones(())), info
