@@ -75,30 +75,81 @@ def probe(change: Callable[[Method], dict[str, Any]], monkeypatch: pytest.Monkey
     return of("fedavg")
 
 
-def largest(good: Method) -> dict[str, Any]:
+def added(change: Callable[[Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
+    """The server adds what is made of each stacked tensor."""
+    return lambda good: {"aggregate": lambda server, up, ids: (tree.add(server, tree.map(change, up.value)), {})}
+
+
+def norm(up: Up) -> Tensor:
+    return torch.sqrt(torch.stack([v.flatten(1).square().sum(1) for v in tree.leaves(up.value)]).sum(0))
+
+
+def weighed(weight: Callable[[Up, Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
+    """The server weighs its clients by itself."""
+    return lambda good: {
+        "aggregate": lambda server, up, ids: good.aggregate(server, Up(up.value, weight(up, ids)), ids)
+    }
+
+
+def clipped(bound: float) -> Callable[[Method], dict[str, Any]]:
+    return weighed(lambda up, ids: up.weight * (bound / norm(up)).clamp(max=1))
+
+
+def from_the_second_round(good: Method) -> dict[str, Any]:
+    """The mean in the first round, the largest in every later one."""
+
     def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
-        return tree.add(server, tree.map(lambda a: a.amax(0), up.value)), {}
+        model, round = server
+        mean, largest = tree.mean(up.value, up.weight), tree.map(lambda a: a.amax(0), up.value)
+        return (tree.add(model, largest if round else mean), round + 1), {}
 
-    return {"aggregate": aggregate}
-
-
-def by_number(good: Method) -> dict[str, Any]:
-    """Weighs a client by its number."""
-    return {"aggregate": lambda server, up, ids: good.aggregate(server, Up(up.value, 1.0 + ids), ids)}
-
-
-def squared(good: Method) -> dict[str, Any]:
-    """The sum of the weights is not all that it takes from them."""
-
-    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
-        return good.aggregate(server, Up(up.value, up.weight.square()), ids)
-
-    return {"aggregate": aggregate}
+    return {
+        "init": lambda key: (good.init(key), torch.zeros(())),
+        "send": lambda server, ids: good.send(server[0], ids),
+        "aggregate": aggregate,
+    }
 
 
-@pytest.mark.parametrize("change", [largest, by_number, squared])
-def test_what_is_no_sum(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not probe(change, monkeypatch).uploads_are_sums
+def rounds_up(good: Method) -> dict[str, Any]:
+    """Clients send whole numbers."""
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(tree.map(lambda a: a.round().long(), up.value), up.weight), info
+
+    return {"local": local, "aggregate": lambda server, up, ids: (server, {})}
+
+
+NO_SUMS = {
+    "largest": added(lambda a: a.amax(0)),
+    "vote": added(lambda a: 0.01 * a.sign().sum(0)),
+    "quantised": added(lambda a: ((a * 1e3).round() / 1e3).sum(0)),
+    "by number": weighed(lambda up, ids: 1.0 + ids),
+    "squared weights": weighed(lambda up, ids: up.weight.square()),
+    "softmax of norms": weighed(lambda up, ids: torch.softmax(norm(up), 0)),
+    "clipped low": clipped(0.01),
+    "clipped high": clipped(10.0),
+    "outliers rejected": weighed(lambda up, ids: up.weight * (norm(up) < 1) + 1e-9),
+    "later": from_the_second_round,
+    "whole numbers": rounds_up,
+}
+
+
+@pytest.mark.parametrize("what", NO_SUMS)
+def test_what_is_no_sum(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not probe(NO_SUMS[what], monkeypatch).uploads_are_sums
+
+
+def test_what_is_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(added(lambda a: a.sum(0)), monkeypatch).uploads_are_sums
+    assert probe(lambda good: {}, monkeypatch).uploads_are_sums
+
+
+def test_sums_of_ours() -> None:
+    for name in ("fedproto", "scaffold", "fedem", "local"):  # class counts, two weightings, several models, nothing
+        assert of(name).uploads_are_sums
+    for name in ("fedfomo", "hypcluster", "pfedhn"):
+        assert not of(name).uploads_are_sums
 
 
 def test_a_gradient_on_the_way_in_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +157,11 @@ def test_a_gradient_on_the_way_in_is_training(monkeypatch: pytest.MonkeyPatch) -
         w = torch.ones(3, requires_grad=True)
         return torch.autograd.grad(w.square().sum(), w)
 
+    def functional(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        return torch.func.grad(lambda w: w.square().sum())(torch.ones(3))
+
     assert probe(lambda good: {"adapt": adapt}, monkeypatch).joins_by == "training"
+    assert probe(lambda good: {"adapt": functional}, monkeypatch).joins_by == "training"
     counted = probe(lambda good: {"adapt": lambda down, client, data, key: data.real_N.sum()}, monkeypatch)
     assert counted.joins_by == "forward passes"
 
@@ -115,7 +170,7 @@ def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise IndexError("row 3")
 
-    with pytest.raises(RunError, match=r"fedavg, on made-up rows: IndexError: row 3"):
+    with pytest.raises(RunError, match=r"method fedavg, on made-up rows: IndexError: row 3"):
         probe(lambda good: {"adapt": fails}, monkeypatch)
     with pytest.raises(InputError, match="unknown method"):
         of("fedavgg")
@@ -126,8 +181,18 @@ def test_several_of_a_part_are_counted() -> None:
     network = models.build("mlp", (1, 8, 8), C)
     model = network.init(torch.tensor(0))
     three = tree.map(lambda w: w.expand(3, *w.shape), model)
-    assert dict(anatomy._parts({"all": three, "k": torch.ones(19)}, model)) == {"all": "3 x model", "k": "(C)"}
-    assert dict(anatomy._parts((model.head, model.body), model)) == {"0": "head", "1": "body"}
+    parts = dict(anatomy._parts({"all": three, "k": torch.ones(19)}, model))
+    assert parts == {"all": ("model", (3,)), "k": ("", (19,))}
+    assert dict(anatomy._parts((model.head, model.body), model)) == {"0": ("head", ()), "1": ("body", ())}
+
+
+def test_a_dimension_goes_by_its_symbol_where_two_sizes_agree() -> None:
+    server = of("pfedhn").server.parts
+    assert server["hyper/embedding_Ke"] == "(K, ?)"  # int(1 + K / 4)
+    assert server["hyper/layers/1/weight"] == "(100, 100)"
+    assert server["hyper/heads/weight/head/weight"] == "(?, 100)"  # C d outputs
+    assert of("fedem", models=19).down_shared.parts == {"models": "19 x model"}  # 19 classes in one of them
+    assert of("hypcluster", clusters=5).down_shared.parts == {"models": "5 x model"}
 
 
 def test_the_list_says_what_travels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +203,12 @@ def test_the_list_says_what_travels(capsys: pytest.CaptureFixture[str], monkeypa
     listed = json.loads(capsys.readouterr().out)
     mine = listed["fedavg"]["anatomy"]
     assert mine["down"]["shared"] == {"parts": {"model": "model"}, "bytes": 430_760}  # 107,690 weights
-    assert mine["counted_for"] == {"dataset": "cifar10", "model": "cifar_cnn", "weights": 107_690, "clients": 20}
+    assert listed["fedavg"]["counted_for"] == {
+        "dataset": "cifar10",
+        "model": "cifar_cnn",
+        "weights": 107_690,
+        "clients": 20,
+    }
     assert mine["uploads_are_sums"] is True
     assert mine["keeps_state_at_the_client"] is False
     assert listed["pfedfda"]["anatomy"]["joins_by_forward_passes_only"] is True

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect import __version__
-from idiolect.errors import IdiolectError, InputError, Interrupted, nearest
+from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, nearest
 from idiolect.spec import plain
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ def list_command(
     as_json: Annotated[
         bool, _option("Print it as JSON; for methods with what they send, keep and need.", "", "--json")
     ] = False,
-    model: Annotated[str | None, _option("Count a method's bytes for this network.", "auto")] = None,
-    dataset: Annotated[str | None, _option("... on this data set.", "digits")] = None,
+    model: Annotated[str | None, _option("Count the bytes of methods for this network.", "auto")] = None,
+    dataset: Annotated[str | None, _option("Count them for the shape and classes of this data set.", "digits")] = None,
 ) -> None:
     """List what there is, with options and defaults.
 
@@ -302,8 +302,14 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
     network = models.build(model, shape, classes)
     counted = {"dataset": dataset, "model": model, "weights": sum(w.numel() for w in tree.leaves(network.init(key(0))))}
 
-    def of(name: str, options: dict[str, Any]) -> dict[str, Any]:
-        return anatomy.of(name, options, network, classes, clients).as_json()
+    counted = counted | {"clients": clients}
+
+    def of(name: str, options: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            return anatomy.of(name, options, network, classes, clients).as_json()
+        except RunError as error:
+            _say(err_console, f"idiolect: {error}; mend it, or uninstall the package that brings it")
+            return None
 
     def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:
         mine = of(name, {})
@@ -311,8 +317,7 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
             t: {"options": o, "anatomy": mine if known["options"] | o == known["options"] else of(name, o)}
             for t, o in known["variants"].items()
         }
-        mine = mine | {"counted_for": counted | {"clients": clients}}
-        return known | {"variants": variants, "anatomy": mine}
+        return known | {"variants": variants, "counted_for": counted, "anatomy": mine}
 
     return {name: entry(name, known) for name, known in entries.items()}
 

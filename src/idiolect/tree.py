@@ -51,8 +51,9 @@ def gather(trees: list[Tree]) -> Tree:
 
     Raises:
         ValueError: the trees are not alike.
+        RuntimeError: their leaves are not.
     """
-    if len({tuple(named(t)) for t in trees}) > 1:
+    if len({str(pytree.tree_structure(t)) for t in trees}) > 1:
         raise ValueError("the trees are not alike")
     parts = [leaves(t) for t in trees]
     _, build = flatten(trees[0])
@@ -87,18 +88,21 @@ def zeros(tree: Tree) -> Tree:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """<a, b> over all leaves, a scalar."""
-    return torch.stack([(u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True)]).sum()
+    parts = [(u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True)]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def square_distance(a: Tree, b: Tree) -> Tensor:
     """|a - b|^2 over all leaves, a scalar."""
-    return torch.stack([(u - v).square().sum() for u, v in zip(leaves(a), leaves(b), strict=True)]).sum()
+    parts = [(u - v).square().sum() for u, v in zip(leaves(a), leaves(b), strict=True)]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def when(flag: Tensor, then: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
-    """``then()`` where a scalar is positive, else ``otherwise()``: like trees.
+    """``then()`` where a scalar is positive, else ``otherwise()``: trees of one structure, shapes and types.
 
-    For a single client only the one is computed; mapped over clients both are, and each takes its own.
+    For a single client only the one is computed; mapped over clients both are, and each takes its own. No gradient
+    flows through the flag.
     """
     if not mapped(flag):
         return then() if bool(flag > 0) else otherwise()

@@ -61,6 +61,19 @@ def counts_padding(task: Task) -> Method:
     return good._replace(local=local)
 
 
+def adapts_to_padding(task: Task) -> Method:
+    """Weighs a client's predictions by its class shares, padding counted."""
+    good = _fedavg(task)
+
+    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Tensor:
+        return torch.bincount(data.y_R[data.row_N], minlength=task.classes) / len(data.row_N)
+
+    def predict(down: Down, client: Tensor, x: Tensor) -> Tensor:
+        return (good.predict(down, (), x) + (1 + client).log()).log_softmax(-1)
+
+    return good._replace(adapt=adapt, predict=predict)
+
+
 def order_of_arrival(task: Task) -> Method:
     """Hands personal heads back in another order than that in which they came."""
     good = methods.build("fedpac", methods.settle("fedpac", {}), task)
@@ -153,7 +166,7 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "engines_agree": [global_generator],
     "resumes_exactly": [hidden_state],
     "inputs_unchanged": [writes_into_server],
-    "padding_invisible": [counts_padding],
+    "padding_invisible": [counts_padding, adapts_to_padding],
     "relabelling_invisible": [order_of_arrival],
     "maps_over_clients": [branches_on_data],
     "hard_clients": [divides_by_class_count, skips_small_clients],

@@ -109,6 +109,14 @@ def test_who_never_trained_gets_weights_by_forward_passes(steps: int) -> None:
     assert np.abs(pi - 1 / 3).max() > 0.02
 
 
+def test_official_gives_weights_by_one_step() -> None:
+    method = methods.build("fedem", {"preset": "official"}, o.task())
+    got = personal(method, module.Server(stacked(START)), 2, method.enrol(key()))
+    pi = expectation(START, 2, np.full(3, 1 / 3))[1]
+    close(got, mixture(START, pi))
+    assert np.abs(got - mixture(START, expectation(START, 2, pi)[1])).max() > 1e-3  # two would show
+
+
 @pytest.mark.parametrize("epochs", [3, None])
 def test_tuning_keeps_the_clients_own_weights(epochs: int | None) -> None:
     method = methods.build("fedem", {"tuning_epochs": epochs}, o.task())

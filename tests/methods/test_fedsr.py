@@ -1,8 +1,8 @@
 """FedSR: three rounds of the released code, rounds by hand on the noise drawn, and its traps.
 
-Every array of the file is compared, r_mu, r_sigma and C of each client included. Batches go on where a client's last
-one ended, so a plan like that stands for the method's, and recorded noise for its draws; at the prediction the recorded
-draws differ by row, so rows are predicted one by one.
+Every array of the file is compared, r_mu, r_sigma and the scale (C there) of each client included. Batches go on where
+a client's last one ended, so a plan like that stands for the method's, and recorded noise for its draws; at the
+prediction the recorded draws differ by row, so rows are predicted one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ START = {
     "P": 0.4 * RNG.normal(size=(2 * V, o.WIDTH)), "q": 0.4 * RNG.normal(size=2 * V),
     "U": 0.4 * RNG.normal(size=(o.CLASSES, V)), "c": 0.4 * RNG.normal(size=o.CLASSES),
 }  # fmt: skip
-SCALE = (1.0, 0.7, 1.4, -0.9, 0.8)  # of each client: C may be negative
+SCALE = (1.0, 0.7, 1.4, -0.9, 0.8)  # of each client: it may be negative
 REFERENCES = [
     {"M": RNG.normal(size=(o.CLASSES, V)), "R": RNG.uniform(0.3, 1.5, size=(o.CLASSES, V)), "S": np.array(s)}
     for s in SCALE
@@ -286,7 +286,7 @@ def test_reference_is_never_averaged() -> None:
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-9])
 def test_any_scale_is_finite(scale: float) -> None:
-    """log(C sigma) is not a number for C < 0, and a C of 0 has no log."""
+    """log(a sigma) is not a number for a < 0, and an a of 0 has no log."""
     method = methods.build("fedsr", BUILD | {"conditional": 1e-3}, o.task())
     client = Client(reference_of(REFERENCES[0] | {"S": np.array(scale)}), ())
     new, up, info = method.local(o.one(method, Server(shared_of(START), ()), 0), client, o.data(*ROWS[0]), o.key())

@@ -177,8 +177,8 @@ def test_probabilities_are_mixed_and_not_logits() -> None:
     assert raw[:, 1].min() > 0.99
 
 
-def test_padding_and_spare_room_are_never_neighbours() -> None:
-    """Rows of padding lie on the very rows asked for, and the room that is left lies at 0."""
+def test_padding_is_never_a_neighbour() -> None:
+    """Rows of padding lie on the very rows asked for."""
     x, y = ROWS[4]
     n, alien = len(y), len(TEST)
     every = torch.tensor(np.concatenate([x, TEST]))
@@ -191,6 +191,19 @@ def test_padding_and_spare_room_are_never_neighbours() -> None:
     close(got, by_vote(4, list(range(n)), np.concatenate([TEST, x]), 50, 1.0))
     assert o.LACKS[4] == 0
     assert not got[:, 0].round(12).any()
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.0])
+def test_padding_keeps_no_row_out_of_a_memory(capacity: float) -> None:
+    x, y = ROWS[0]
+    method = methods.build("knnper", {"capacity": capacity, "knn_weight": 1.0}, o.task())
+    down, n = Down(o.model_of(START)), len(y)
+    every, labels = torch.tensor(np.concatenate([x, TEST])), torch.tensor(np.concatenate([y, y[: len(TEST)]]))
+    padded = Data(every, labels, torch.arange(len(labels)), (torch.arange(len(labels)) < n).double())
+    a, b = (method.adapt(down, (), data, o.key()) for data in (o.data(x, y), padded))
+    assert b.kept_N[:n].tolist() == a.kept_N.tolist()
+    assert not b.kept_N[n:].any()
+    close(*(method.predict(down, client, torch.tensor(TEST)) for client in (a, b)))
 
 
 def test_far_rows_leave_numbers() -> None:
@@ -211,5 +224,5 @@ def test_missing_class_has_no_vote() -> None:
 def test_memory_follows_the_global_model() -> None:
     method = methods.build("knnper", {}, o.task())
     stores = [method.adapt(Down(o.model_of(o.weights(s))), (), o.data(*ROWS[0]), o.key()).z_Nd for s in (1, 2)]
-    close(stores[0][: o.SIZES[0]], o.embed(o.weights(1), ROWS[0][0]))
-    close(stores[1][: o.SIZES[0]], o.embed(o.weights(2), ROWS[0][0]))
+    close(stores[0], o.embed(o.weights(1), ROWS[0][0]))
+    close(stores[1], o.embed(o.weights(2), ROWS[0][0]))

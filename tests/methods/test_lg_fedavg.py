@@ -72,10 +72,10 @@ def test_recorded_rounds() -> None:
     close(accuracy.mean(), 60.872183, rtol=1e-6)  # the last round as it is, the number that a run reports
 
 
-def train(body: o.Params, head: o.Params, k: int) -> o.Params:
+def train(body: o.Params, head: o.Params, k: int, part: str = "WbUc", epochs: int = o.EPOCHS) -> o.Params:
     x, y = ROWS[k]
     start = {"W": body["W"], "b": body["b"], "U": head["U"], "c": head["c"]}
-    return o.descend(start, "WbUc", o.batches(len(y)), o.whole_gradient(x, y))
+    return o.descend(start, part, o.batches(len(y), epochs), o.whole_gradient(x, y))
 
 
 def same_body(got: Any, p: o.Params) -> None:
@@ -89,8 +89,10 @@ def same_head(got: Any, p: o.Params) -> None:
 
 
 @pytest.mark.parametrize("weighting", [None, "rows", "uniform"])
-def test_a_round_by_hand(weighting: str | None) -> None:
-    method = methods.build("lg_fedavg", {"weighting": weighting} if weighting else {}, o.task())
+@pytest.mark.parametrize("tuning_epochs", [None, 0, 3])
+def test_a_round_by_hand(weighting: str | None, tuning_epochs: int | None) -> None:
+    options = {"weighting": weighting, "tuning_epochs": tuning_epochs}
+    method = methods.build("lg_fedavg", {n: v for n, v in options.items() if v is not None}, o.task())
     clients = {k: trained(o.body_of(BODIES[k])) for k in range(5)}
     want = {k: train(BODIES[k], HEAD, k) for k in o.IDS}
     after, new, up, _ = o.round_of(method, o.head_of(HEAD), {k: clients[k] for k in o.IDS}, ROWS)
@@ -110,8 +112,8 @@ def test_a_round_by_hand(weighting: str | None) -> None:
         down = o.one(method, after, k)
         mine = method.adapt(down, client, o.data(*ROWS[rows]), o.key())
         body = train(BODIES[3], mean, 3) if k == 99 else want.get(k, BODIES[k])  # client 2 stayed away: its old body
-        same_body(mine.value, body)
-        p = {"W": body["W"], "b": body["b"]} | mean
+        p = train({"W": body["W"], "b": body["b"]}, mean, rows, "Wb", tuning_epochs or 0)
+        same_body(mine.value, p)
         close(method.predict(down, mine, torch.tensor(TEST)), o.log_probability(p, TEST))
 
 
@@ -137,6 +139,25 @@ def test_the_last_layer_travels_and_the_first_ones_stay() -> None:
     assert float((new.value["0.weight"] - client.value["0.weight"]).abs().max()) > 1e-3
 
 
-def test_unknown_weightings_are_refused() -> None:
-    with pytest.raises(InputError, match="weighting='size' is not valid"):
-        methods.settle("lg_fedavg", {"weighting": "size"})
+@pytest.mark.parametrize("start", [trained, untrained])
+def test_tuning_leaves_the_head_where_it_is(start: Any) -> None:
+    """Neither its gradient nor decay nor momentum: the rule has both, and a head that moved would lead the body off."""
+    assert o.RULE.momentum * o.RULE.weight_decay > 0
+    method = methods.build("lg_fedavg", {"tuning_epochs": 4}, o.task())
+    server = o.head_of(HEAD)
+    down = o.one(method, server, 0)
+    client = method.adapt(down, start(o.body_of(BODIES[0])), o.data(*ROWS[0]), o.key())
+    same_head(server, HEAD)
+    same_head(down.shared, HEAD)
+    assert set(client.value) == {"0.weight", "0.bias"}
+    body = BODIES[0] if start is trained else train(BODIES[0], HEAD, 0)  # a round of its own, whose head goes nowhere
+    frozen, moving = (train(body, HEAD, 0, part, 4) for part in ("Wb", "WbUc"))
+    assert np.abs(frozen["W"] - moving["W"]).max() > 1e-2
+    same_body(client.value, frozen)
+    close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(frozen, TEST))
+
+
+@pytest.mark.parametrize("options", [{"weighting": "size"}, {"tuning_epochs": -1}])
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="is not valid"):
+        methods.settle("lg_fedavg", options)

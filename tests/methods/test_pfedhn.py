@@ -250,6 +250,20 @@ def test_personal_models(tuning: str) -> None:
         assert ((o.log_probability(want, TEST) - received.numpy()).max() > 1e-2) == tunes
 
 
+@pytest.mark.parametrize("preset", ["official", "official_pc"])
+def test_the_released_code_tunes_nobody(preset: str) -> None:
+    """A client that never trained has the generated weights as they are, and with a local head its first head."""
+    method = methods.build("pfedhn", {"preset": preset, "steps": 2}, o.task())
+    tuning = methods.build("pfedhn", {"preset": preset, "steps": 2, "tuning": "newcomers"}, o.task())
+    server, client, rows = method.init(o.key()), method.enrol(o.key()), o.data(*ROWS[1])
+    for k in (1, NEW):
+        down = o.one(method, server, k)
+        want = Model(down.own, client.value.weights) if preset == "official_pc" else down.own
+        tree.map(lambda a, b: close(a, b, rtol=0, atol=0), method.adapt(down, client, rows, o.key()), want)
+        other = tuning.adapt(down, client, rows, o.key())
+        assert (other.body["0.weight"] - want.body["0.weight"]).abs().max() > 1e-4
+
+
 def test_a_local_head_keeps_its_momentum() -> None:
     method = methods.build("pfedhn", SMALL | {"local_head": True}, o.task())
     p = start(names="Wb")

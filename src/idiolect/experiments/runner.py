@@ -13,7 +13,7 @@ from types import FrameType
 
 from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, fit
-from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError
+from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
@@ -49,8 +49,9 @@ def run(
         raise InputError("resume needs the folder to continue: give --out")
     federation = study.federation()
     jobs = study.jobs(federation)
-    for _, job in jobs:
-        job.build()
+    for use, job in jobs:
+        with blame(f"method {use.name}"):
+            job.build()
     about = {
         u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary} for u in study.methods
     }
@@ -165,6 +166,6 @@ def _title(use: Use) -> str:
     if use.label != use.name and not use.label.startswith(f"{use.name}:"):
         return use.label
     for title, options in entry.variants.items():
-        if use.options == entry.options | options != entry.options:
+        if use.options == entry.options | options and use.label != use.name:
             return title
     return entry.title + use.label.removeprefix(use.name).replace(":", ", ", 1)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import json
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from idiolect import spec
 from idiolect.errors import InputError, nearest
@@ -41,7 +43,8 @@ class Entry(NamedTuple):
         return {self.title: {}, **others}
 
 
-def _ours() -> set[str]:
+def ours() -> set[str]:
+    """The methods of this folder."""
     return {m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")}
 
 
@@ -57,7 +60,7 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPo
 
 def names() -> list[str]:
     """The methods of this folder, and those that installed packages bring; ours outdo another of the same name."""
-    return sorted(_ours() | set(_installed()))
+    return sorted(ours() | set(_installed()))
 
 
 def working() -> tuple[dict[str, Entry], list[str]]:
@@ -67,7 +70,7 @@ def working() -> tuple[dict[str, Entry], list[str]]:
         try:
             entries[name] = get(name)
         except InputError as error:
-            if name in _ours():
+            if name in ours():
                 raise
             broken.append(str(error))
     return entries, broken
@@ -80,34 +83,53 @@ def get(name: str) -> Entry:
         InputError: there is none of this name (the message has the nearest), or its package is broken.
     """
     if name not in names():
-        raise InputError(f"unknown method {name!r}; {nearest(name, names())}")
-    build = _find(name)
-    module = sys.modules[build.__module__]
+        raise InputError(f"unknown method {name!r}; {_hint(name)}")
+    if name in ours():
+        build = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
+        if build is None:
+            raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
+        return _entry(name, build)
+    return _loaded(name, _installed()[name])
+
+
+def _entry(name: str, build: Callable[..., Method]) -> Entry:
+    module = sys.modules.get(build.__module__)
     title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
     options = {k: p.default for k, p in spec.options_of(build).items()}
     presets, variants = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS"))
     return Entry(name, title, summary, build, options, presets, variants)
 
 
-def _find(name: str) -> Callable[..., Method]:
-    if name in _ours():
-        build = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
-        if build is None:
-            raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
-    else:
-        entry = _installed()[name]
-        package = entry.dist.name if entry.dist else "an installed package"
-        where = f"method {name} of {package}"
-        try:
-            build = entry.load()
-            if inspect.isfunction(build):
-                spec.options_of(build)
-        except Exception as error:
-            what = " ".join(f"{entry.value}: {error}".split())
-            raise InputError(f"{where} cannot be loaded ({what}): mend or uninstall {package}") from error
+def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
+    """The entry of an installed package, checked: what is wrong with it is the package's and is said so."""
+    package = point.dist.name if point.dist else "an installed package"
+    try:
+        build = point.load()
         if not inspect.isfunction(build):
-            raise InputError(f"{where}: {entry.value} is no function; name a function (task, *, options) -> Method")
-    return cast(Callable[..., Method], build)
+            raise TypeError("it is no function (task, *, options) -> Method")
+        entry = _entry(name, build)
+        spec.check(build, entry.options, "a default")
+        json.dumps(entry.options)
+        for table in (entry.presets, entry.variants):
+            for title, options in dict(table).items():
+                spec.check(build, options, str(title))
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{point.value}: {error}".split())
+        raise InputError(f"method {name} of {package} cannot be used ({what}): mend or uninstall {package}") from error
+    return entry
+
+
+def _hint(name: str) -> str:
+    """How a title, such as FedEM-FT (M=5), is written; else the nearest name."""
+
+    def folded(text: str) -> str:
+        return re.sub(r"[\W_]", "", text.casefold())
+
+    for own in sorted(ours()):
+        for title, options in get(own).forms.items():
+            if folded(name) and folded(title).startswith(folded(name)):
+                return f"{title} is written {spec.Spec(name=own, options=options)}"
+    return nearest(name, names())
 
 
 def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from idiolect.training import (
 )  # fmt: skip
 from idiolect.tree import Tree
 
-PRESETS: dict[str, dict[str, Any]] = {"official": {"keep_momentum": True}}
+PRESETS: dict[str, dict[str, Any]] = {"official": {"keep_momentum": True, "joining_steps": 1}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "FedEM (M=3)": {"models": 3},
     "FedEM (M=5)": {"models": 5},

@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "official": {"latent": 512, "conditional": 5e-4, "steps": 5, "keep_momentum": True},
 }
 VARIANTS: dict[str, dict[str, Any]] = {"FedSR-FT": {"head_epochs": 10}}
-_FLOOR = 1e-6  # of a standard deviation: softplus underflows, and C may pass through 0
+_FLOOR = 1e-6  # of a standard deviation: softplus underflows, and the scale may pass through 0
 
 
 class Shared(NamedTuple):
@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The Gaussians N(r_mu, softplus(r_sigma)^2) of the classes, and the scale C."""
+    """The Gaussians N(r_mu, softplus(r_sigma)^2) of the classes, and the scale a."""
 
     mean_CV: Tensor
     raw_CV: Tensor
@@ -71,24 +71,26 @@ def fedsr(
     head_epochs: NonNegativeInt = 0,
     samples: PositiveInt = 20,
 ) -> Method:
-    """FedSR: a code of small norm that tells of its class alone what it must (Nguyen, Torr & Lim, NeurIPS 2022).
+    """FedSR: a Gaussian code, kept small and close to its class's Gaussian (Nguyen, Torr & Lim, NeurIPS 2022).
 
-    Client, with encoder x -> (mu, sigma) (V), head, and of its own the Gaussians (r_mu, r_sigma) (C, V) and a scalar C:
+    Client, with encoder x -> (mu, sigma) (V), head, and of its own the Gaussians (r_mu, r_sigma) (C, V) and a scalar a:
         (mu, s) = W body(x) + b,   sigma = softplus(s)                                        [1]
         z = mu + sigma e,  e ~ N(0, I)                                                        [2]
-        k(x, y) = KL(N(C mu, (C sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2))              [3]
+        k(x, y) = KL(N(a mu, (a sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2))              [3]
         SGD on the mean over rows of CE(head(z), y) + norm |z|_2 + conditional k(x, y)        [4]
     Server:
         encoder, head <- uniform mean over participants                                       [5]
     Personal:
-        head_i <- SGD(CE(head(z), y)), encoder frozen, ``head_epochs``                        [6]
+        head_i <- SGD(CE(head(z), y)), z drawn as in [2], encoder frozen, ``head_epochs``     [6]
         p(y | x) = mean over ``samples`` draws of softmax(head(z))                            [7]
 
-    sigma is a standard deviation, |z|_2 the norm of the draw, not squared. At the start r_mu = 0, r_sigma = 1, C = 1.
+    sigma is a standard deviation, |z|_2 the norm of the draw, not squared. sigma in [1] and both deviations in [3] are
+    at least 1e-6. At the start r_mu = 0, r_sigma = 1, a = 1. Tuning leaves out the two terms that [4] adds to the
+    cross-entropy.
 
-    Up: increment of encoder and head, weighted 1. Down: encoder, head. At the client: r_mu, r_sigma, C, which are
-    never averaged, and with ``keep_momentum`` the momentum of everything that trains. A new client needs nothing of
-    its own: its model is the received one, head tuned or not.
+    Up: increment of encoder and head, weighted 1. Down: encoder, head. At the client: r_mu, r_sigma, a, which are not
+    averaged unless ``share_reference`` says so, and with ``keep_momentum`` the momentum of everything that trains. A
+    new client needs nothing of its own: its model is the received one, head tuned or not.
 
     Args:
         task: the problem; the network's body is followed by a linear layer d -> 2 V, its head is replaced by V -> C.
@@ -99,16 +101,16 @@ def fedsr(
         steps: local mini-batches per round; None takes the task's local epochs (released code: 5).
         keep_momentum: whether a client's optimiser goes on from its last round (released code); its buffers stand still
             while the weights are averaged.
-        share_reference: averages r_mu, r_sigma and C as well, as if they were part of the model.
+        share_reference: averages r_mu, r_sigma and a as well, as if they were part of the model.
         head_epochs: of tuning in ``adapt`` (FedSR is for domains never seen and tunes nothing; FedCR's FedSR-FT: 10).
         samples: draws at a prediction; they are the same for every row and in every call (released code: 20, fresh).
 
     Source: the paper's objective; what is averaged, the starts and the draws are from the released code
     (atuannguyen/FedSR).
-    Differs from source: the released code takes log(C sigma), which is not a number once C < 0; here the standard
-    deviation is |C| sigma, as it is for any C, with a floor of 1e-6. It draws every local batch from a fresh shuffle,
-    here batches walk through epochs. Where a weight is exactly 0 it leaves the term and its weights alone, here r_mu,
-    r_sigma and C still decay, which nothing then reads.
+    Differs from source: the released code takes log(a sigma), which is not a number once a < 0; here the standard
+    deviation is |a| sigma, as it is for any a, and none falls below 1e-6. It draws every local batch from a fresh
+    shuffle, here batches walk through epochs. Where a weight is exactly 0 it leaves the term and its weights alone,
+    here r_mu, r_sigma and a still decay, which nothing then reads.
     """
     network, rule = task.network, task.training.sgd
 
@@ -131,8 +133,8 @@ def fedsr(
         return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)  # [1]
 
     def apart(reference: Reference, mean_BV: Tensor, std_BV: Tensor, y_B: Tensor) -> Tensor:
-        scaled = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))
-        goal = (reference.mean_CV[y_B], softplus(reference.raw_CV[y_B]).clamp(min=_FLOOR))
+        scaled = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))  # [3]
+        goal = (reference.mean_CV[y_B], softplus(reference.raw_CV[y_B]).clamp(min=_FLOOR))  # [3]
         return kl_diagonal(*scaled, *goal)  # [3]
 
     def send(server: Server, ids: Tensor) -> Down:
@@ -147,9 +149,9 @@ def fedsr(
             x_B, y_B = rows(data, batch.at_B)
             mean_BV, std_BV = code_of(model.code, network.features(model.body, task.inputs(x_B)))
             z_BV = mean_BV + std_BV * keys.normal(keys.fold(noise, batch.step), (len(y_B), latent))  # [2]
-            error = cross_entropy_mean(linear(z_BV, **model.head), y_B, batch.used_B)
-            size = mean(torch.linalg.vector_norm(z_BV, dim=1), batch.used_B)
-            apart_ = mean(apart(reference, mean_BV, std_BV, y_B), batch.used_B)
+            error = cross_entropy_mean(linear(z_BV, **model.head), y_B, batch.used_B)  # [4]
+            size = mean(torch.linalg.vector_norm(z_BV, dim=1), batch.used_B)  # [4]
+            apart_ = mean(apart(reference, mean_BV, std_BV, y_B), batch.used_B)  # [4]
             return error + norm * size + conditional * apart_, (error, size, apart_, batch.used_B.sum())  # [4]
 
         plan = batches(data, task.training, keys.fold(key, "all"), steps=steps)
@@ -175,8 +177,8 @@ def fedsr(
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
             at_B = batch.at_B
             e_BV = keys.normal(keys.fold(noise, batch.step), (len(at_B), latent))
-            logit_BC = linear(mean_NV[at_B] + std_NV[at_B] * e_BV, **head)
-            return cross_entropy_mean(logit_BC, y_N[at_B], batch.used_B), ()
+            logit_BC = linear(mean_NV[at_B] + std_NV[at_B] * e_BV, **head)  # [6]
+            return cross_entropy_mean(logit_BC, y_N[at_B], batch.used_B), ()  # [6]
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
         return client._replace(head=sgd(loss, model.head, plan, rule)[0])  # [6]
@@ -185,8 +187,8 @@ def fedsr(
         model = down.shared.model
         mean_BV, std_BV = code_of(model.code, network.features(model.body, task.inputs(x_B)))
         noise_SV = keys.normal(keys.key(0, "fedsr", "predict"), (samples, latent))
-        z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_SV
-        logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)
+        z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_SV  # [7]
+        logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)  # [7]
         return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
 
     return Method(init, enrol, send, local, aggregate, adapt, predict)

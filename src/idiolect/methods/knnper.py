@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import log_softmax, pad
+from torch.nn.functional import log_softmax
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
@@ -15,7 +15,6 @@ from idiolect.network import Model
 from idiolect.training import features, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
-_ROOM = 64  # rows by which a memory grows: clients of like size have memories of one shape
 
 
 class Memory(NamedTuple):
@@ -24,7 +23,7 @@ class Memory(NamedTuple):
     z_Nd: Tensor
     y_N: Tensor
     kept_N: Tensor
-    """1 for a row that can be a neighbour; the others are 0 throughout."""
+    """1 for a row that can be a neighbour."""
 
 
 def knnper(
@@ -83,9 +82,7 @@ def knnper(
         # an order has padding last, so that no rank of it is below the count
         rank_N = torch.argsort(keys.order(keys.fold(key, "memory"), data.real_N))
         kept_N = (rank_N < count).to(data.real_N.dtype)  # [2]
-        z_Nd, y_N = torch.where(kept_N[:, None] > 0, z_Nd, 0), torch.where(kept_N > 0, y_N, 0)
-        room = -len(y_N) % _ROOM
-        return Memory(pad(z_Nd, (0, 0, 0, room)), pad(y_N, (0, room)), pad(kept_N, (0, room)))
+        return Memory(z_Nd, y_N, kept_N)  # [2]
 
     def neighbours(memory: Memory, z_Bd: Tensor) -> Tensor:  # [3]
         distance_BN = torch.cdist(z_Bd, memory.z_Nd, compute_mode="donot_use_mm_for_euclid_dist").square()

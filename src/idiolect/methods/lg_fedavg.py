@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
-from idiolect import tree
+from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Model, Weights
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
@@ -15,11 +16,14 @@ from idiolect.training import Personal, joins_by_training, log_softmax_of, train
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
 
-def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> Method:
+def lg_fedavg(
+    task: Task, *, weighting: Literal["rows", "uniform"] = "rows", tuning_epochs: NonNegativeInt = 0
+) -> Method:
     """LG-FedAvg: a head averaged over the clients, a body of its own for each (Liang et al., arXiv 2020).
 
-    Client:  (theta_i, phi_i) <- SGD(CE) from (theta_i, phi), both at once                    [1]
-    Server:  phi <- phi + sum_i n_i (phi_i - phi) / sum_i n_i                                 [2]
+    Client:    (theta_i, phi_i) <- SGD(CE) from (theta_i, phi), both at once                    [1]
+    Server:    phi <- phi + sum_i n_i (phi_i - phi) / sum_i n_i                                 [2]
+    Personal:  theta_i <- SGD(CE), phi frozen; ``tuning_epochs``, 0 by default                  [3]
 
     over the round's participants i. The personal model is theta_i with the newest phi, for absent clients too.
 
@@ -30,6 +34,7 @@ def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> 
         task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's code
             shares the last two fully connected ones: a network whose head has both does that.
         weighting: of the average, by rows, or uniform (released code).
+        tuning_epochs: of the body alone in ``adapt``, under the received head (FedCR's code: 10 before its last test).
 
     Source: the paper's algorithm; released code (pliang279/LG-FedAvg).
     Differs from source: the released code starts from a FedAvg model, here all start from the common random one. It
@@ -56,7 +61,15 @@ def lg_fedavg(task: Task, *, weighting: Literal["rows", "uniform"] = "rows") -> 
     def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
         return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
 
+    join = joins_by_training(local)
+
+    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+        client = join(down, client, data, key)
+        model, at = Model(client.value, down.shared), keys.fold(key, "tuning")
+        tuned, _ = train_model(task, model, data, at, part="body", epochs=tuning_epochs)  # [3]
+        return client._replace(value=tuned.body)
+
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)
 
-    return Method(init, enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(init, enrol, send, local, aggregate, adapt, predict)

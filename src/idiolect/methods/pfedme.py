@@ -80,7 +80,7 @@ def pfedme(
     if not rule.lr * pull < 1:
         raise InputError(
             f"method pfedme: pull={pull:g} times lr={rule.lr:g} is {rule.lr * pull:g}, so that a local step would "
-            f"reach or pass theta: choose a pull below {1 / rule.lr:g} or a lower lr"
+            f"reach or pass the personal model: choose a pull below {1 / rule.lr:g} or a lower lr"
         )
     if not inner_lr * (pull + decay) < 2:
         raise InputError(

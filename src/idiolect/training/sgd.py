@@ -37,12 +37,24 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> tuple
 
 
 def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
-    """``sgd`` with an optimiser that goes on: takes the momentum buffers m, and returns (weights, m, seen)."""
+    """``sgd`` with an optimiser that goes on.
+
+    Args:
+        loss, weights, batches, rule: as for ``sgd``.
+        momentum: the buffers m, a tree like the weights; without momentum they come back as they are.
+
+    Returns:
+        The trained weights, the buffers, and what the loss saw in each step.
+    """
+    if not batches or not tree.leaves(weights):
+        return weights, momentum, [tree.detach(loss(weights, b)[1]) for b in batches]
     if any(tree.mapped(b.used_B) for b in batches):
         return _mapped(loss, weights, momentum, batches, rule)
     flat, build = tree.flatten(weights)
     flat = [_leaf(w) for w in flat]
-    buffers = [_laid_as(m, w).clone() for m, w in zip(tree.leaves(momentum), flat, strict=True)]
+    buffers: list[Tensor] = []
+    if rule.momentum:
+        buffers = tree.leaves(tree.map(lambda w, m: _laid_as(m, w).clone(), build(flat), momentum))
     groups = [(d, [i for i, w in enumerate(flat) if _decay(w, rule) == d]) for d in {_decay(w, rule) for w in flat}]
     seen = []
     for batch in batches:
@@ -54,12 +66,12 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
             grads = [_laid_as(g, w) for g, w in zip(grads, flat, strict=True)]
             for decay, group in groups:
                 torch._fused_sgd_(
-                    [flat[i] for i in group], [grads[i] for i in group], [buffers[i] for i in group if rule.momentum],
+                    [flat[i] for i in group], [grads[i] for i in group], [buffers[i] for i in group if buffers],
                     weight_decay=decay, momentum=rule.momentum, lr=rule.lr,
                     dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
                 )  # fmt: skip
         seen.append(tree.detach(extra))
-    return build([w.detach() for w in flat]), build(buffers), seen
+    return build([w.detach() for w in flat]), build(buffers) if buffers else momentum, seen
 
 
 def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
@@ -73,7 +85,8 @@ def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], ru
         live = batch.used_B.sum() > 0
         new = tree.map(lambda m, a, w: rule.momentum * m + a + _decay(w, rule) * w, momentum, g, weights)
         weights = tree.map(lambda w, m, live=live: torch.where(live, w - rule.lr * m, w), weights, new)
-        momentum = tree.map(lambda a, b, live=live: torch.where(live, a, b), new, momentum)
+        if rule.momentum:
+            momentum = tree.map(lambda a, b, live=live: torch.where(live, a, b), new, momentum)
         seen.append(extra)
     return weights, momentum, seen
 

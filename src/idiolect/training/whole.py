@@ -52,7 +52,9 @@ def train_model(
     if not plan:
         return model, torch.zeros(())
     z_Nd, y_N = features(task, model.body, data) if part == "head" else (data.x_R, data.y_R)
-    start, anchor = ((m if part == "model" else getattr(m, part)) if m else () for m in (model, pull and pull[1]))
+
+    def moving(model: Model) -> Tree:
+        return model if part == "model" else getattr(model, part)
 
     def whole(weights: Tree) -> Model:
         return Model(*weights) if part == "model" else model._replace(**{part: weights})
@@ -64,10 +66,10 @@ def train_model(
             x_B, y_B = rows(data, batch.at_B)
             logit_BC = task.network(whole(weights), task.inputs(x_B))
         value = cross_entropy_mean(logit_BC, y_B, batch.used_B)
-        total = value + pull[0] / 2 * tree.square_distance(weights, anchor) if pull else value
+        total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
         return total, (value, batch.used_B.sum())
 
-    weights, seen = sgd(loss, start, plan, rule or task.training.sgd)
+    weights, seen = sgd(loss, moving(model), plan, rule or task.training.sgd)
     return whole(weights), trained_loss(seen)
 
 
