@@ -71,15 +71,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = federation()
-    kept = json.loads(OUT.read_text())["methods"] if OUT.exists() and arguments.methods else {}
-    for name in arguments.methods.split(",") if arguments.methods else methods.names():
+    about = {"rounds": arguments.turns, "setting": SETTING}
+    kept = {}
+    if arguments.methods and OUT.exists():
+        before = json.loads(OUT.read_text())
+        if before["about"] != about:
+            parser.error(f"{OUT.name} holds medians of {before['about']['rounds']} rounds: measure all methods anew")
+        kept = before["methods"]
+    for name in arguments.methods.split(",") if arguments.methods else sorted(methods.ours()):
         for title, options in methods.get(name).forms.items():
             mine, fedavg = (Rounds(n, methods.settle(n, o), data) for n, o in ((name, options), ("fedavg", {})))
             mine.one(), fedavg.one()
             ratios = [mine.one() / fedavg.one() for _ in range(arguments.turns)]
             kept[title] = round(statistics.median(ratios), 3)
             print(f"{title:16} {kept[title]:6.2f}   ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
-    about = {"rounds": arguments.turns, "setting": SETTING}
     OUT.write_text(json.dumps({"about": about, "methods": dict(sorted(kept.items()))}, indent=1) + "\n")
 
 

@@ -30,7 +30,7 @@ from idiolect.spec import plain
 HERE = Path(__file__).parent
 PAGES, COST = HERE / "methods", HERE / "results" / "cost.json"
 SOURCE = "../../src/idiolect/methods"
-COLUMNS = 64  # of code beside an equation
+COLUMNS, SHOWN = 64, 10  # of code beside an equation; parts of a message before the rest is counted
 NETWORK, SHAPE, CLASSES, CLIENTS = "cifar_cnn", (3, 32, 32), 10, 20
 LABEL = re.compile(r"\s*\[(\d+)\]")
 
@@ -138,7 +138,12 @@ def page(name: str, known: Anatomy) -> str:
         "at the server": known.server,
     }
     out += [f"| {what} | {_listed(message)} | {message.bytes:,} |" for what, message in rows.items()]
-    out += ["", f"Uploads are {'plain sums' if known.uploads_are_sums else 'not plain sums'}; {_joins(known)}."]
+    needs = {
+        "yes": "The server needs only weighted sums of the uploads",
+        "no": "The server needs to see single uploads",
+        "nothing sent": "Nothing is sent up",
+    }
+    out += ["", f"{needs[_sums(known)]}; {_joins(known)}."]
     out += [
         f"Bytes are for the {NETWORK} network, 10 classes, 20 clients. C classes, d features, K clients,",
         "N rows.",
@@ -169,8 +174,21 @@ def _code(lines: list[str], file: str, first: int, last: int) -> list[str]:
 def _listed(message: Message) -> str:
     """Parts of the network by their names, other tensors by name and shape; one number is not worth a word."""
     network = ("model", "body", "head")
-    parts = {n: w for n, w in message.parts.items() if w != "()"}
-    return ", ".join(w if w.split()[-1] in network else f"{n} {w}" for n, w in parts.items()) or "nothing"
+
+    def said(path: str, what: str) -> str:
+        if what.split()[-1] not in network:
+            return f"{path} {what}"
+        named = path.split("/")[-1] in (*network, what.split()[-1] + "s", "value")
+        return what if named else f"{path} (like {what})"
+
+    parts = [said(path.removeprefix("value/"), what) for path, what in message.parts.items() if what != "()"]
+    if len(parts) > SHOWN:
+        parts[SHOWN:] = [f"and {len(parts) - SHOWN} more tensors"]
+    return ", ".join(parts) or "nothing"
+
+
+def _sums(known: Anatomy) -> str:
+    return "nothing sent" if not known.up_value.parts else "yes" if known.uploads_are_sums else "no"
 
 
 def _joins(known: Anatomy) -> str:
@@ -201,7 +219,7 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
     out += ["| :-- | :-- | :-- | --: | --: | :-- | :-- | --: | :-- |"]
     for name, a in known.items():
         entry = methods.get(name)
-        source = entry.summary.rpartition("(")[2]
+        source = entry.summary.rpartition("(")[2] if "(" in entry.summary else ""
         for title, form in {f"[{entry.title}]({name}.md)": a, **variants[name]}.items():
             own = _listed(form.down_own)
             kept = _listed(form.client)
@@ -210,8 +228,7 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
             up = (form.up_value.bytes + form.up_weight.bytes) / unit
             spent = cost["methods"].get(title.strip("[").split("]")[0])
             shared = _listed(form.down_shared)
-            sums = "yes" if form.uploads_are_sums else "no"
-            cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", sums, form.joins_by]
+            cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", _sums(form), form.joins_by]
             cells += [f"{spent:.2f}" if spent else "", source.rstrip(").")]
             out.append("| " + " | ".join(cells) + " |")
     return "\n".join([*out, ""])
@@ -223,10 +240,11 @@ messages of a round on made-up rows.
 
 - **shared**: what all clients receive alike; **personal**: what one client receives, or keeps from round to round.
 - **down**, **up**: bytes per client and round, FedAvg = 1 ({unit:,} bytes: CIFAR-CNN, 10 classes).
-- **sums**: whether the server needs no more than sums over clients, so that it need not see a single upload.
+- **sums**: whether the server needs no more than weighted sums over clients, so that it need not see a single upload.
 - **a new client**: how it comes by its model without taking part in a round.
-- **cost**: seconds per round relative to FedAvg with the same local epochs, evaluation left out: the median of {rounds}
-  rounds in turns with FedAvg ({setting}).
+- **cost**: seconds per round relative to FedAvg, evaluation left out: the median of {rounds} rounds in turns with
+  FedAvg ({setting}, 5 local epochs, batches of 50). Every method has its defaults: FedRep trains the head for 5 epochs
+  and the body for 5, pFedHN takes 50 batches where five epochs are 20.
 
 C classes, d features, K clients, N rows of the client."""
 
@@ -234,7 +252,7 @@ C classes, d features, K clients, N rows of the client."""
 def pages() -> dict[Path, str]:
     """Every page by its path."""
     network = models.build(NETWORK, SHAPE, CLASSES)
-    known = {n: anatomy.of(n, {}, network, CLASSES, CLIENTS) for n in methods.names()}
+    known = {n: anatomy.of(n, {}, network, CLASSES, CLIENTS) for n in sorted(methods.ours())}
     variants = {
         n: {t: anatomy.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }

@@ -136,12 +136,15 @@ class _Round(NamedTuple):
 
 @contextmanager
 def _precision(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
+    """On one thread: on small tensors several of them wait for each other, on a busy machine for minutes."""
+    before, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(dtype)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+        torch.set_num_threads(threads)
 
 
 def _round(build: Any, network: Network, classes: int, clients: int, rows: int, batch_size: int = 50) -> _Round:
