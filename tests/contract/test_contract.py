@@ -18,7 +18,7 @@ from specimens import SPECIMENS
 from idiolect import methods
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
-OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 8}}  # so that 50 steps a client do not take their time
+OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 steps a client do not take their time
 
 
 @pytest.fixture(autouse=True)

@@ -49,5 +49,13 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         methods.settle("fedpac", {"preset": "offical"})
     with pytest.raises(InputError, match="no option 'aligment'; did you mean 'alignment'"):
         methods.settle("fedpac", {"aligment": 1})
+    with pytest.raises(InputError, match="no option 'presset'; did you mean 'preset'"):
+        methods.settle("fedpac", {"presset": "official"})
+    with pytest.raises(
+        InputError, match=r"unknown method 'FedEM-FT \(M=5\)'; .* is written fedem:models=5,tuning_epochs"
+    ):
+        methods.get("FedEM-FT (M=5)")
+    with pytest.raises(InputError, match="pFedFDA is written pfedfda"):
+        methods.get("pFedFDA")
     with pytest.raises(InputError, match="alignment=-1 is not valid"):
         methods.settle("fedpac", {"alignment": -1})
