@@ -142,12 +142,15 @@ def test_a_preset_by_set_begins_anew(idiolect: Command) -> None:
 
 
 def test_titles_follow_the_labels(idiolect: Command) -> None:
-    methods = "[{name: pfedfda, label: mine}, {name: fedavg}, {name: fedpac, label: 'fedpac:alignment=0'},"
-    Path("s.yaml").write_text(f"methods: {methods} 'hypcluster:clusters=5', 'hypcluster:clusters=3']\n")
+    methods = [
+        "{name: pfedfda, label: mine}", "fedavg", "{name: fedpac, label: 'fedpac:alignment=0'}",
+        "'hypcluster:clusters=5'", "'hypcluster:clusters=3'", "{name: fedsr, options: {head_epochs: 10}}", "fedem",
+    ]  # fmt: skip
+    Path("s.yaml").write_text(f"methods: [{', '.join(methods)}]\n")
     assert idiolect(f"{SMALL} s.yaml --rounds 1 --quiet").code == 0
     about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
-    titles = ["mine", "FedAvg", "FedPAC, alignment=0", "HypCluster (k=5)", "HypCluster (k=3)"]
-    assert [m["title"] for m in about.values()] == titles
+    ours = ["HypCluster (k=5)", "HypCluster (k=3)", "FedSR-FT", "FedEM"]
+    assert [m["title"] for m in about.values()] == ["mine", "FedAvg", "FedPAC, alignment=0", *ours]
 
 
 def test_resume_of_a_finished_run(idiolect: Command) -> None:

@@ -166,6 +166,6 @@ def _title(use: Use) -> str:
     if use.label != use.name and not use.label.startswith(f"{use.name}:"):
         return use.label
     for title, options in entry.variants.items():
-        if use.options == entry.options | options and use.label != use.name:
+        if use.options == entry.options | options and (use.label != use.name or use.options != entry.options):
             return title
     return entry.title + use.label.removeprefix(use.name).replace(":", ", ", 1)
