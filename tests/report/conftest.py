@@ -24,6 +24,11 @@ METHODS = {
 }
 
 
+def about(label: str) -> tuple[str, str, float]:
+    """Name, title and level of a method; others than those above are called as they are labelled."""
+    return METHODS.get(label, (label, label, 80.0))
+
+
 class Made:
     """A made-up run: the lists that go into its files, open to changes before ``save``."""
 
@@ -63,9 +68,9 @@ class Made:
             "hash": "0" * 16,
             "methods": {
                 label: {
-                    "name": METHODS[label][0],
-                    "title": METHODS[label][1],
-                    "summary": f"What {METHODS[label][1]} does.",
+                    "name": about(label)[0],
+                    "title": about(label)[1],
+                    "summary": f"What {about(label)[1]} does.",
                 }
                 for label in labels
             },
@@ -75,7 +80,7 @@ class Made:
         evaluated = sorted({r for r in range(1, rounds + 1) if r % 5 == 0} | {rounds})
         skill_K = rng.normal(0, 7, clients) - 9 * np.array([bool(s) for s in shifts])
         for label in labels:
-            level = METHODS[label][2]
+            level = about(label)[2]
             suits_K = rng.normal(0, 4, clients)
             for seed in seeds:
                 for r in range(1, rounds + 1):

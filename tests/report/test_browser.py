@@ -80,7 +80,8 @@ def test_a_large_run_stays_inside_its_boxes(make, tmp_path, browser):
     made = make(clients=45, seeds=(0,), rounds=2, name="a" * 80, classes=100)
     made.manifest["methods"]["fedpac"]["title"] = "FedPAC with a very long title that nobody would choose"
     small = make(["fedavg"], clients=2, rounds=1, name="b" * 80).save(tmp_path / "small")
-    file = report.write([made.save(tmp_path / "run"), small], tmp_path / "report.html")
+    many = make([f"method {i}" for i in range(14)], rounds=2).save(tmp_path / "many")  # more than there are colours
+    file = report.write([made.save(tmp_path / "run"), small, many], tmp_path / "report.html")
     opened = Opened(browser, file)
     for width in (1280, 390):
         opened.page.set_viewport_size({"width": width, "height": 900})

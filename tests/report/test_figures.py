@@ -136,6 +136,18 @@ def test_cost_agrees_with_the_table_and_labels_stand_apart(make, tmp_path):
     assert len({v["label"] for v in rows}) == 3
 
 
+def test_of_many_methods_the_front_is_named(make, tmp_path):
+    labels = [f"fedavg:{i}" for i in range(12)]
+    made = make(labels)
+    worth = {label: 0.5 + 0.03 * i for i, label in enumerate(labels)}  # all send as much, so the last beats the others
+    made.records = [(*r[:6], worth[r[0]]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], 10.0) if r[0] == labels[4] and r[5].startswith("bytes") else r for r in made.records]
+    found, _ = drawn(made, tmp_path / "run")
+    rows = values(found["cost"])
+    assert [i for i, v in enumerate(rows) if "label" in v] == [4, 11]  # 4 is cheaper than all
+    assert "Named are those" in found["cost"].caption
+
+
 def test_what_is_missing_is_said_once(make, tmp_path):
     made = make(["fedpac", "pfedfda"])
     made.drop(lambda r: r[4] in ("server", "wire") or r[5] == "beta")

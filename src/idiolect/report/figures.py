@@ -6,7 +6,7 @@ scales come from the page (light or dark); a method's colour is fixed across all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ Json = dict[str, Any]
 # colours (2021) for more than eight methods.
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442")
 PALETTE = (*_OKABE_ITO, "#AA4499", "#44AA99", "#999933", "#CC6677")
+_DASHES = ([1, 0], [7, 3], [2, 3])
 _PLAIN, _SHIFTED = PALETTE[0], PALETTE[1]
 
 
@@ -63,6 +64,13 @@ class _View:
         titles = self.run.titles
         scale = {"domain": list(titles.values()), "range": [self.colours[label] for label in titles]}
         return {"field": "method", "type": "nominal", "scale": scale, "title": None}
+
+    @property
+    def dash(self) -> Json:
+        """The stroke of methods: dashed where a colour comes round again."""
+        titles = list(self.run.titles.values())
+        dashes = [_DASHES[i // len(PALETTE) % len(_DASHES)] for i in range(len(titles))]
+        return {"field": "method", "type": "nominal", "scale": {"domain": titles, "range": dashes}, "title": None}
 
     @property
     def clients(self) -> dict[int, str]:
@@ -151,6 +159,7 @@ def _data(frame: pd.DataFrame) -> Json:
 
 
 _TICKS = {"expr": "ceil(width / 70)"}
+_NAMED = 10  # methods that all can be named, or have a band, beside each other
 _SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
 _GREY_SYMBOL = {"symbolFillColor": "currentColor", "symbolStrokeWidth": 0}
 
@@ -197,17 +206,19 @@ def over_rounds(view: _View) -> Iterator[Figure | str]:
     def shown(yes: float, no: float) -> Json:
         return {"condition": {"param": "picked", "value": yes}, "value": no}
 
-    line = {
+    line: Json = {
         "params": [{"name": "picked", "select": {"type": "point", "fields": ["method"]}, "bind": "legend"}],
         "mark": {"type": "line", "strokeWidth": 2},
         "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12)},
     }
+    if len(view.run.titles) > len(PALETTE):
+        line["encoding"]["strokeDash"] = view.dash | {"legend": legend}
     points = {
         "mark": {"type": "point", "filled": True, "size": 28},
         "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12), "tooltip": tip},
     }
     layers = [line, points]
-    several = bool((frame["seeds"] > 1).any())
+    several = bool((frame["seeds"] > 1).any()) and len(view.run.titles) <= _NAMED
     if several:
         low = _per_cent("low", "accuracy (%)")
         band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
@@ -218,7 +229,8 @@ def over_rounds(view: _View) -> Iterator[Figure | str]:
         "rounds",
         f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %",
         "Test accuracy of the personal models over the rounds, mean over clients"
-        + (" and seeds; the band spans the lowest to the highest seed" if several else "")
+        + (" and seeds" if (frame["seeds"] > 1).any() else "")
+        + ("; the band spans the lowest to the highest seed" if several else "")
         + ". Click a name in the legend to single it out; shift-click adds another.",
         {"data": _data(frame), "height": 340, "layer": layers},
         wide=True,
@@ -539,6 +551,17 @@ def local_weight(view: _View) -> Iterator[Figure | str]:
         )
 
 
+def _front(rows: Sequence[Row]) -> list[Row]:
+    """The methods that no other beats with as few bytes."""
+
+    def beaten(r: Row) -> bool:
+        return any(
+            (q.bytes_per_round or 0) <= (r.bytes_per_round or 0) and (q.accuracy or 0) > (r.accuracy or 0) for q in rows
+        )
+
+    return [r for r in rows if not beaten(r)]
+
+
 def cost(view: _View) -> Iterator[Figure | str]:
     """Bytes per round against accuracy."""
     rows = [r for r in view.rows if r.accuracy is not None and r.bytes_per_round is not None]
@@ -551,8 +574,9 @@ def cost(view: _View) -> Iterator[Figure | str]:
     percent = [100 * (r.accuracy or 0) for r in rows]
     low, high = min(percent), max(percent)
     apart = max(high - low, 1.0) / 14
+    named = rows if len(rows) <= _NAMED else _front(rows)
     place: dict[str, float] = {}
-    for r in sorted(rows, key=lambda r: r.accuracy or 0):
+    for r in sorted(named, key=lambda r: r.accuracy or 0):
         place[r.label] = max([100 * (r.accuracy or 0), *(y + apart for y in place.values())])
     values = [
         {
@@ -560,8 +584,8 @@ def cost(view: _View) -> Iterator[Figure | str]:
             "amount": round((r.bytes_per_round or 0) / scale, 4),
             "bytes": size(r.bytes_per_round or 0),
             "accuracy": round(100 * (r.accuracy or 0), 2),
-            "label": place[r.label],
         }
+        | ({"label": place[r.label]} if r.label in place else {})
         for r in rows
     ]
     end = largest / scale * 1.45 or 1.0
@@ -583,6 +607,7 @@ def cost(view: _View) -> Iterator[Figure | str]:
         },
     }
     names = {
+        "transform": [{"filter": "isValid(datum.label)"}],
         "mark": {"type": "text", "align": "left", "dx": 9, "color": "currentColor", "limit": 130},
         "encoding": {"x": x, "y": {"field": "label", "type": "quantitative"}, "text": {"field": "method"}},
     }
@@ -592,7 +617,12 @@ def cost(view: _View) -> Iterator[Figure | str]:
         "cost",
         f"What accuracy costs: {amount} per client and round",
         "Bytes down and up, mean per participating client and round, against final accuracy: the upper left is cheap "
-        "and good.",
+        "and good."
+        + (
+            ""
+            if len(named) == len(rows)
+            else " Named are those that none as cheap beats; point at a dot for the others."
+        ),
         {"data": {"values": values}, "height": 300, "layer": [dots, names]},
     )
 
