@@ -121,9 +121,10 @@ def page(name: str, known: Anatomy) -> str:
         places = [""] + [e.place for e in doc.equations]
         for before, equation in zip(places, doc.equations, strict=False):
             if equation.place != before:
-                out += [f'<tr><td colspan="2"><b>{html.escape(equation.place)}</b></td></tr>']
+                out += [f'<tr><td colspan="3"><b>{html.escape(equation.place)}</b></td></tr>']
             parts = re.split(r"\s{2,}|\n", equation.text.replace("``", ""))
-            out += ["<tr>", f"<td>{'<br>'.join(f'<code>{html.escape(p)}</code>' for p in parts if p)}</td>", "<td>", ""]
+            lines_of = "<br>".join(f"<code>{html.escape(p)}</code>" for p in parts if p)
+            out += ["<tr>", f"<td>[{equation.number}]</td>", f"<td>{lines_of}</td>", "<td>", ""]
             for span in marked[equation.number]:
                 out += _code(lines, path.name, *span)
             out += ["</td>", "</tr>"]
@@ -137,7 +138,7 @@ def page(name: str, known: Anatomy) -> str:
         "at the client": known.client,
         "at the server": known.server,
     }
-    out += [f"| {what} | {_listed(message)} | {message.bytes:,} |" for what, message in rows.items()]
+    out += [f"| {what} | {_listed(message, numbers=True)} | {message.bytes:,} |" for what, message in rows.items()]
     needs = {
         "yes": "The server needs only weighted sums of the uploads",
         "no": "The server needs to see single uploads",
@@ -171,17 +172,19 @@ def _code(lines: list[str], file: str, first: int, last: int) -> list[str]:
     return ["```python", *done.stdout.splitlines(), "```", "", f"[{file}:{first}]({SOURCE}/{file}{where})", ""]
 
 
-def _listed(message: Message) -> str:
-    """Parts of the network by their names, other tensors by name and shape; one number is not worth a word."""
+def _listed(message: Message, numbers: bool = False) -> str:
+    """Parts of the network by their names, other tensors by name and shape; single numbers where they are asked for."""
     network = ("model", "body", "head")
 
     def said(path: str, what: str) -> str:
+        if what == "()":
+            return "a number" if path == "tensor" else f"{path} (a number)"
         if what.split()[-1] not in network:
-            return f"{path} {what}"
+            return what if path == "tensor" else f"{path} {what}"
         named = path.split("/")[-1] in (*network, what.split()[-1] + "s", "value")
         return what if named else f"{path} (like {what})"
 
-    parts = [said(path.removeprefix("value/"), what) for path, what in message.parts.items() if what != "()"]
+    parts = [said(path.removeprefix("value/"), what) for path, what in message.parts.items() if numbers or what != "()"]
     if len(parts) > SHOWN:
         parts[SHOWN:] = [f"and {len(parts) - SHOWN} more tensors"]
     return ", ".join(parts) or "nothing"

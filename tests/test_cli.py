@@ -111,7 +111,7 @@ def test_the_written_study_is_complete(idiolect: Command) -> None:
     assert idiolect(line).code == 0
     written = yaml.safe_load(Path("here/study.yaml").read_text())
     assert set(written) == set(Study.model_fields)
-    assert [u["label"] for u in written["methods"]] == ["fedavg", "fedpac:alignment=0"]
+    assert [u["label"] for u in written["methods"]] == ["fedavg", "fedpac:alignment=0.0,head_epochs=2"]
     assert written["methods"][1]["options"]["alignment"] == 0
     assert written["methods"][1]["options"]["head_epochs"] == 2
     assert set(written["methods"][1]["options"]) == set(Study(methods="fedpac").methods[0].options)
@@ -151,6 +151,16 @@ def test_titles_follow_the_labels(idiolect: Command) -> None:
     about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
     ours = ["HypCluster (k=5)", "HypCluster (k=3)", "FedSR-FT", "FedEM"]
     assert [m["title"] for m in about.values()] == ["mine", "FedAvg", "FedPAC, alignment=0", *ours]
+
+
+def test_titles_follow_what_is_set(idiolect: Command) -> None:
+    line = "--methods fedem,fedper:tuning_epochs=1,fedavg --rounds 1 --quiet"
+    sets = "--set fedem.models=5 --set fedem.tuning_epochs=None --set fedper.preset=fedrep"
+    assert idiolect(f"{SMALL} {line} {sets}").code == 0
+    about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
+    assert [m["title"] for m in about.values()] == ["FedEM-FT (M=5)", "FedPer, preset=fedrep", "FedAvg"]
+    said = idiolect(f"{SMALL} --methods fedem,fedem:models=5 --set fedem.models=5 --rounds 1 --quiet --out again")
+    assert (said.code, "stands twice" in said.err) == (2, True)
 
 
 def test_resume_of_a_finished_run(idiolect: Command) -> None:
@@ -421,7 +431,10 @@ def finished(idiolect: Command) -> Path:
         ("run --resume --out r --rounds 9 --clients 3", ["clients: 4 there, 3 here"]),
         ("run --resume --out r --rounds 9", ["rounds: 1 there, 9 here"]),
         ("run --resume --out r --methods fedavg", ["methods: fedavg, fedavg_ft there, fedavg here"]),
-        ("run --resume --out r --set fedavg_ft.epochs=3", ["fedavg_ft.epochs: None there, 3 here"]),
+        (
+            "run --resume --out r --set fedavg_ft.epochs=3",
+            ["methods: fedavg, fedavg_ft there, fedavg, fedavg_ft:epochs=3 here"],
+        ),
         ("run --resume --out r --partition dirichlet:alpha=0.7", ["alpha=0.3", "alpha=0.7", "another --out"]),
         ("run --resume --out r --shift invert:clients=1", ["shifts: none there, invert:clients=1 here"]),
         ("run --resume --out r/cells", ["holds no run to resume", "--out"]),

@@ -201,7 +201,20 @@ def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
             mine[option] = scalar(value)
     for u, mine in zip(uses, given, strict=True):
         u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset begins anew
+        if mine and (u["label"] == u["name"] or u["label"].startswith(f"{u['name']}:")):
+            u["label"] = _label(u["name"], u["options"])
     return uses
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    """The method with what differs from its defaults, or with the preset that is asked for."""
+    from idiolect import methods
+    from idiolect.spec import Spec
+
+    defaults = methods.get(name).options
+    if "preset" not in options:
+        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
+    return str(Spec(name=name, options=options))
 
 
 @app.command("report")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+_LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
 
 
 class IdiolectError(Exception):
@@ -39,7 +44,13 @@ def blame(where: str) -> Iterator[None]:
     except IdiolectError:
         raise
     except Exception as error:
-        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+        raise RunError(f"{where}: {type(error).__name__}: {error}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """The file and line of the innermost frame that is nobody else's library."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(f.filename)]
+    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if len(frames) > 1 else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -67,9 +67,11 @@ def plain(value: object) -> str:
 def scalar(text: str) -> Any:
     """Read a value as YAML does, and ``1e-4`` as a number.
 
-    >>> [scalar(t) for t in ("0.3", "1e-4", "true", "multi", "0-4")]
-    [0.3, 0.0001, True, 'multi', '0-4']
+    >>> [scalar(t) for t in ("0.3", "1e-4", "true", "multi", "0-4", "None")]
+    [0.3, 0.0001, True, 'multi', '0-4', None]
     """
+    if text.strip() == "None":
+        return None
     for read in (float, yaml.safe_load) if "e" in text.lower() else (yaml.safe_load,):
         try:
             return read(text)

@@ -23,10 +23,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # counting travels to workers by
 import counting
 import toy
 
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, engine, fit
+from idiolect import tree
+from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit
 from idiolect.engines.loop import participants
 from idiolect.engines.processes import cores
+from idiolect.engines.site import Site
 from idiolect.errors import InputError, Interrupted, RunError
+from idiolect.method import Down
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 
@@ -176,7 +179,8 @@ def test_stop(runs_on: Engine, after: int) -> None:
 @pytest.mark.parametrize("stage", ["local", "adapt", "predict"])
 def test_failing_client_is_named(runs_on: Engine, stage: str) -> None:
     shown = "local" if stage == "local" else "evaluate"
-    with pytest.raises(RunError, match=rf"^counting: client 4, round 2, {shown}: ValueError: boom") as caught:
+    words = rf"^counting: client 4, round 2, {shown}: ValueError: boom \(\w+\.py, line \d+\)$"
+    with pytest.raises(RunError, match=words) as caught:
         fit(_job(fails=(stage, 2, 4)), runs_on, rounds=3)
     assert "\n" not in str(caught.value)
     assert not _children(), "workers go on after an error"
@@ -195,6 +199,20 @@ def test_diverged_client_is_named(runs_on: Engine, stage: str) -> None:
 def test_failing_server_is_named(option: str, words: str) -> None:
     with Sequential() as loop, pytest.raises(RunError, match=rf"^counting: server, round 2, aggregate: {words}"):
         fit(_job(**{option: ("aggregate", 2, 0)}), loop, rounds=3)
+
+
+def test_probabilities_that_are_none_are_said_so() -> None:
+    site = Site(_job())
+    state = begin(site.method, site.job.data.clients, 0)
+    down = site.method.send(state.server, torch.tensor([0]))
+    one = Down(down.shared, tree.rows(down.own, 0))
+    site.run("evaluate", 1, 0, one, state.clients[0])
+    predict = site.method.predict
+    site.method = site.method._replace(predict=lambda down, client, x: predict(down, client, x).exp())
+    with pytest.raises(
+        RunError, match=r"evaluate: ValueError: predict gives no log-probabilities \(a row's probabilities sum to"
+    ):
+        site.run("evaluate", 1, 0, one, state.clients[0])
 
 
 def test_worker_that_dies() -> None:

@@ -86,6 +86,9 @@ class Site:
             logp_NC = torch.cat(
                 [self.method.predict(down, client, data.x_R[r]) for r in torch.split(rows, _CHUNK)]
             ).double()
+        if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
+            what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
+            raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
         y_N = data.y_R[rows]
         right = (logp_NC.argmax(1) == y_N).double().mean()
         return Measured(float(right), float(nll_loss(logp_NC, y_N))), {"prediction": logp_NC.amax(1)}

@@ -79,7 +79,8 @@ def fedpac(
     """FedPAC: feature alignment and classifier collaboration (Xu, Tong & Huang, ICLR 2023).
 
     Client, with the received body theta, its own combined head phi_i and the global centroids c:
-        h_i = (p_c mu_c)_c,  V_i = E|z|^2 - |h_i|^2        p_c = n_ic / n_i; under theta     (Eqs. 34, 44)  [1]
+        h_i = (p_c mu_c)_c,  V_i / n_i = (E|z|^2 - |h_i|^2) / n_i    p_c = n_ic / n_i; under theta
+        (Eqs. 34, 44)                                                                        [1]
         phi_i <- SGD(CE), theta frozen                     ``head_epochs`` at ``head_lr``    (Eq. 15)       [2]
         theta_i <- SGD(CE + alignment |z - c_y|^2 / d), phi_i frozen                         (Eqs. 3, 16)   [3]
         s_i = sum of z per class under theta_i             n_ic times the client's centroid  (Eq. 17)       [4]
@@ -87,6 +88,7 @@ def fedpac(
         theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic               (Eqs. 18, 19)  [5]
         phi_i <- sum_j a_ij phi_j                                                            (Eq. 4)        [6]
         a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram of (h_i - h_j)_j) a      (Eqs. 11, 46)  [7]
+        a client never seen gets sum_i n_i phi_i / sum_i n_i, before [6]                                    [8]
 
     Up: increment of theta, phi, s (C, d), h (C, d), V / n; weighted by n and n_c. Down: theta, c (C, d) and which
     classes have one; per client its head. At the client: nothing. The personal model is the global body with the
@@ -147,13 +149,13 @@ def fedpac(
 
         own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
         target_Cd = torch.where(known_C[:, None] > 0, centroid_Cd, own_Cd)
-        pull = alignment if align_first_round else alignment * known_C.amax()
+        pull = alignment if align_first_round else alignment * known_C.amax()  # [3]
 
         def body_loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(network.logits(head, z_Bd), y_B, batch.used_B)
-            distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)
+            distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)  # [3]
             return error + pull * distance, (error, batch.used_B.sum())  # [3]
 
         new, seen = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)  # [3]
@@ -176,7 +178,7 @@ def fedpac(
         combined = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)  # [6]
         heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, combined)
         known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
-        server = Server(body, heads, tree.mean(report.head, counts.n), centroid_Cd, known_C)
+        server = Server(body, heads, tree.mean(report.head, counts.n), centroid_Cd, known_C)  # [8]
         return server, {"combination": share_mm}
 
     def combination(report: Report) -> Tensor:

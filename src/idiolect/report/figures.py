@@ -184,7 +184,10 @@ def over_rounds(view: _View) -> Iterator[Figure | str]:
     frame = seeds.groupby(["method", "round"]).agg(["mean", "min", "max", "count"]).round(2).reset_index()
     frame = frame.rename(columns={"mean": "accuracy", "min": "low", "max": "high", "count": "seeds"})
     frame["method"] = frame["method"].map(view.run.titles)
-    ticks = {"tickMinStep": 1, "format": "d", "tickCount": _TICKS}
+    ticks: Json = {"tickMinStep": 1, "format": "d", "tickCount": _TICKS}
+    first, final = int(frame["round"].min()), int(frame["round"].max())
+    if final - first < 10:
+        ticks["values"] = list(range(first, final + 1))
     x = {
         "field": "round",
         "type": "quantitative",
