@@ -241,7 +241,10 @@ def newcomers_join(build: toy.Build) -> None:
 
 def predicts_probabilities(build: toy.Build) -> None:
     """Log-probabilities that sum to one, the same at every call and for every batch they stand in."""
-    method, state = _states(build)
+    try:
+        method, state = _states(build)
+    except RunError as error:  # the engine has seen it
+        raise AssertionError(str(error)) from error
     federation = toy.data()
     down = _received(method, state.server, 0)
     client = method.adapt(down, state.clients[0], toy.rows(federation, 0), toy.key())
