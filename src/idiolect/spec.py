@@ -6,7 +6,7 @@ The signature is the schema: a keyword-only parameter of the function is an opti
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -102,8 +102,12 @@ def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def check(function: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+def check(
+    function: Callable[..., Any], options: Mapping[str, Any], what: str, beside: Sequence[str] = ()
+) -> dict[str, Any]:
     """Validate options against a signature and return them converted; ``what`` names the owner in the message.
+
+    ``beside`` are names that are taken elsewhere, but that a misspelt option may have meant.
 
     Raises:
         InputError: unknown option (with the nearest name), wrong type or out of range.
@@ -115,7 +119,7 @@ def check(function: Callable[..., Any], options: Mapping[str, Any], what: str) -
     known = options_of(function)
     for key in options:
         if key not in known:
-            raise InputError(f"{what} has no option {key!r}; {nearest(key, known)}")
+            raise InputError(f"{what} has no option {key!r}; {nearest(key, [*known, *beside])}")
     fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in options}
     config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     model = pydantic.create_model("Options", __config__=config, **fields)

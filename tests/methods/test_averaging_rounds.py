@@ -8,7 +8,7 @@ alone, and tunes both layers.
 
 from __future__ import annotations
 
-import relu_rounds as r
+import recorded as r
 import torch
 from oracle import close, key, one
 

@@ -6,19 +6,18 @@ is given to the method. A client's first personal model is the first model of al
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close
-from torch import nn
 
 from idiolect import methods, tree
-from idiolect.method import SGD, Method, Task, Training
-from idiolect.network import Model, Network
+from idiolect.method import SGD, Method
+from idiolect.network import Model
 from idiolect.training import Batch, Personal, trained, untrained, whole
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -32,30 +31,12 @@ PULL = 0.8
 # --- parity -----------------------------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
-def recorded(f: Any, path: str, at: int | None = None) -> Model:
-    def part(layer: str, prefix: str = "") -> dict[str, torch.Tensor]:
-        arrays = {n: f[f"{path}/{layer}.{n}"] for n in ("weight", "bias")}
-        return {prefix + n: torch.tensor(a if at is None else a[at]).double() for n, a in arrays.items()}
-
-    return Model(part("fc1", "0."), part("fc2"))
-
-
-def agree(got: Model, want: Model) -> None:
-    for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        close(a, b, **EXACT)
-
-
 def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with np.load(Path(__file__).parent / "parity" / "ditto.npz") as file:
-        f = dict(file)
-    task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.05, 0.0, 0.0), shuffle=False))
+    f = rec.read("ditto")
+    task = rec.task(SGD(0.05, 0.0, 0.0), 2, 0.01)
     method = methods.build("ditto", {"preset": "official", "pull": 0.7, "steps": 4}, task)
     rows = [(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
-    server = recorded(f, "init")
+    server = rec.model(f, "init")
     clients = [trained(server) for _ in range(5)]
     cursor = [0] * 5
     for r in range(3):
@@ -69,10 +50,10 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], o.data(*rows[k]), o.key(r, k))
             ups.append(up)
         server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
-        agree(server, recorded(f, f"round{r}/server"))
+        rec.same(server, rec.model(f, f"round{r}/server"))
         correct = []
         for k in range(5):
-            agree(clients[k].value, recorded(f, f"round{r}/v", k))
+            rec.same(clients[k].value, rec.model(f, f"round{r}/v", k))
             logp = method.predict(o.one(method, server, k), clients[k], torch.tensor(f[f"data/{k}/x_test"]).double())
             correct.append((logp.argmax(1).numpy() == f[f"data/{k}/y_test"]).sum())
         close(correct, f[f"round{r}/correct"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import oracle as o
 import pytest
-import relu_rounds as r
+import recorded as r
 import torch
 from oracle import close
 
@@ -31,23 +31,11 @@ RULE = SGD(0.05, 0.5, 1e-4, decay_biases=False)
 OWN_RIGHT = 31  # of 47 test rows after round 0, where clients 3 and 4 have their own heads; the record has 35
 
 
-def rounds(f: r.Files, method: Any, server: Any) -> Any:
-    """(server, clients) after each recorded round."""
-    clients = [untrained(r.head(f, "init/fc2.")) for _ in range(5)]
-    for ids in r.ROUNDS:
-        ups = []
-        for k in ids:
-            clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(k))
-            ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
-        yield server, list(clients)
-
-
 def test_recorded_rounds() -> None:
     f = r.read("fedper")
     task = r.task(RULE, 5)
     tuned, plain = (methods.build("fedper", {"preset": "fedrep"} | more, task) for more in ({}, {"tuning_epochs": 0}))
-    for number, (server, clients) in enumerate(rounds(f, tuned, r.model(f, "init"))):
+    for number, (server, clients) in enumerate(r.rounds(f, tuned, r.model(f, "init"))):
         at = f"round{number}/"
         r.same(server.body, r.body(f, f"{at}body/fc1"))
         for k in range(5):
@@ -64,7 +52,7 @@ def test_recorded_rounds_with_heads_of_their_own() -> None:
     """What the record has by its alias, and what the clients' own heads give."""
     f = r.read("fedper")
     method = methods.build("fedper", {"weighting": "uniform"}, r.task(RULE, 5))
-    server, clients = next(rounds(f, method, r.model(f, "init")._replace(head={})))
+    server, clients = next(r.rounds(f, method, r.model(f, "init")._replace(head={})))
     r.same(server.body, r.body(f, "round0/body/fc1"))
     for k in (0, 1, 2):
         r.same(clients[k].value, r.head(f, "round0/heads/", k))

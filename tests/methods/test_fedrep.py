@@ -10,13 +10,12 @@ mean standing in for a client that has never trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
-import relu_rounds as r
+import recorded as r
 import torch
 from oracle import close
 from torch.nn.functional import cross_entropy
@@ -40,22 +39,10 @@ def recorded(**options: Any) -> Method:
     )
 
 
-def rounds(f: r.Files, method: Method, server: Model) -> Iterator[tuple[Model, list[Any]]]:
-    """(server, clients) after each recorded round."""
-    clients = [untrained(r.head(f, "init/fc2.")) for _ in range(r.CLIENTS)]
-    for ids in r.ROUNDS:
-        ups = []
-        for k in ids:
-            clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(k))
-            ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
-        yield server, list(clients)
-
-
 def test_recorded_rounds() -> None:
     f = r.read("fedrep")
     tuned, plain = recorded(), recorded(tuning_epochs=0)
-    for number, (server, clients) in enumerate(rounds(f, tuned, r.model(f, "init"))):
+    for number, (server, clients) in enumerate(r.rounds(f, tuned, r.model(f, "init"))):
         at = f"strict/round{number}/"
         r.same(server.body, r.body(f, f"{at}body/fc1"))
         for k, client in enumerate(clients):
@@ -91,7 +78,7 @@ def test_a_frozen_head_does_not_coast() -> None:
     """The record's other set is the same algorithm with a head that coasts, and it is another set of numbers."""
     f = r.read("fedrep")
     trained = [coasting(f, k, r.model(f, "init")) for k in r.ROUNDS[0]]
-    ours, clients = next(rounds(f, recorded(), r.model(f, "init")))
+    ours, clients = next(r.rounds(f, recorded(), r.model(f, "init")))
     for k in r.ROUNDS[0]:
         r.same(trained[k].head, r.head(f, "coast/round0/heads/", k))
         r.same(clients[k].value, r.head(f, "strict/round0/heads/", k))
@@ -109,7 +96,7 @@ def test_recorded_rounds_with_heads_of_their_own() -> None:
     """By the default a client that was never drawn holds its initial head; the record has the others' mean."""
     f = r.read("fedrep")
     method = recorded(newcomer_head="own")
-    server, clients = next(rounds(f, method, r.model(f, "init")._replace(head={})))
+    server, clients = next(r.rounds(f, method, r.model(f, "init")._replace(head={})))
     r.same(server.body, r.body(f, "strict/round0/body/fc1"))
     assert not server.head
     for k in (3, 4):

@@ -7,21 +7,20 @@ are compared.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close
 from scipy.special import log_softmax, softmax
-from torch import Tensor, nn
 
 from idiolect import keys, methods, tree
-from idiolect.method import SGD, Data, Down, Method, Task, Training
+from idiolect.method import SGD, Data, Down, Method
 from idiolect.methods import knnper
-from idiolect.network import Model, Network
+from idiolect.network import Model
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 ROWS = o.federation()
@@ -32,36 +31,19 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 # --- parity -----------------------------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 4)
-
-
-def recorded(f: Any, path: str) -> Model:
-    def part(layer: str, prefix: str = "") -> dict[str, Tensor]:
-        return {prefix + n: torch.tensor(f[f"{path}/{layer}.{n}"]).double() for n in ("weight", "bias")}
-
-    return Model(part("fc1", "0."), part("fc2"))
-
-
-def agree(got: Model, want: Model) -> None:
-    for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        close(a, b, **EXACT)
-
-
 def test_recorded_rounds_and_memories(monkeypatch: pytest.MonkeyPatch) -> None:
-    with np.load(Path(__file__).parent / "parity" / "knnper.npz") as file:
-        f = dict(file)
-    task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.1, 0.0, 5e-4), shuffle=False))
+    f = rec.read("knnper")
+    task = rec.task(SGD(0.1, 0.0, 5e-4), 2)
 
     def build(**options: Any) -> Method:
         return methods.build("knnper", {"k": int(f["k"]), **options}, task)
 
     rows = [o.data(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
-    method, server = build(), recorded(f, "init")
+    method, server = build(), rec.model(f, "init")
     for r in range(3):
         ups = [method.local(o.one(method, server, k), (), rows[k], o.key(r, k))[1] for k in range(5)]
         server, _ = method.aggregate(server, tree.stack(ups), torch.arange(5))
-        agree(server, recorded(f, f"round{r}/server"))
+        rec.same(server, rec.model(f, f"round{r}/server"))
 
     down, shares = Down(server), f["lambda"].tolist()
     presets: dict[str, dict[str, Any]] = {"probabilities": {}, "logits": {"preset": "official"}}

@@ -7,21 +7,20 @@ w_i: a slip, for which w_i is put in theta_i's place, and both accuracies are as
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close
-from torch import nn
 
 from idiolect import methods, tree
 from idiolect.errors import InputError
-from idiolect.method import SGD, Data, Down, Method, Task, Training
+from idiolect.method import SGD, Data, Down, Method
 from idiolect.methods import pfedme
-from idiolect.network import Model, Network
+from idiolect.network import Model
 from idiolect.training import Batch, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -36,27 +35,9 @@ THETA_RIGHT = (34, 37, 40)  # test rows of 60 that the recorded theta has right;
 # --- parity -----------------------------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
-def recorded(f: Any, path: str, at: int | None = None) -> Model:
-    def part(layer: str, prefix: str = "") -> dict[str, torch.Tensor]:
-        arrays = {n: f[f"{path}/{layer}.{n}"] for n in ("weight", "bias")}
-        return {prefix + n: torch.tensor(a if at is None else a[at]).double() for n, a in arrays.items()}
-
-    return Model(part("fc1", "0."), part("fc2"))
-
-
-def agree(got: Model, want: Model) -> None:
-    for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        close(a, b, **EXACT)
-
-
 def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with np.load(Path(__file__).parent / "parity" / "pfedme.npz") as file:
-        f = dict(file)
-    task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.02), shuffle=False))
+    f = rec.read("pfedme")
+    task = rec.task(SGD(0.02), 2, 0.01)
     how = {"pull": 15, "inner_steps": 3, "inner_lr": 0.03, "steps": 4, "beta": 1.5}
     method = methods.build("pfedme", {"preset": "official", **how}, task)
     rows = [(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
@@ -69,7 +50,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             count += int((logp.argmax(1).numpy() == y).sum())
         return count
 
-    server = recorded(f, "init")
+    server = rec.model(f, "init")
     cursor = [0] * 5
     for r in range(3):
         close(right([server] * 5) / 60, f["accuracy_global"][r])
@@ -85,15 +66,15 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             theta.append(client.value)
             w.append(tree.add(server, up.value))
             ups.append(up)
-            agree(theta[k], recorded(f, f"round{r}/theta", k))
-            agree(w[k], recorded(f, f"round{r}/w", k))
-            agree(recorded(f, f"round{r}/tested", k), recorded(f, f"round{r}/w", k))
+            rec.same(theta[k], rec.model(f, f"round{r}/theta", k))
+            rec.same(w[k], rec.model(f, f"round{r}/w", k))
+            rec.same(rec.model(f, f"round{r}/tested", k), rec.model(f, f"round{r}/w", k))
             assert float(tree.square_distance(theta[k], w[k]).sqrt()) > 1e-2
         close(right(w) / 60, f["accuracy_personal"][r])
         assert right(theta) == THETA_RIGHT[r] != right(w)
         ids = sorted(f[f"round{r}/participants"].tolist())
         server, _ = method.aggregate(server, tree.stack([ups[k] for k in ids]), torch.tensor(ids))
-        agree(server, recorded(f, f"round{r}/server"))
+        rec.same(server, rec.model(f, f"round{r}/server"))
 
 
 # --- a round by hand --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import oracle as o
 import pytest
-import relu_rounds as r
+import recorded as r
 import torch
 from oracle import close
 

@@ -143,13 +143,11 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(options, Mapping) or not all(isinstance(k, str) for k in options):
         raise InputError(f"method {name}: options={options!r} is not valid: write a mapping, such as ridge: 1.0")
     options = dict(options)
-    for option in options:
-        if entry.presets and option not in entry.options and option != "preset":
-            raise InputError(f"method {name} has no option {option!r}; {nearest(option, [*entry.options, 'preset'])}")
     preset = options.pop("preset", None)
     if preset is not None and (not isinstance(preset, str) or preset not in entry.presets):
         raise InputError(f"method {name} has no preset {preset!r}; {nearest(str(preset), entry.presets)}")
-    return entry.options | entry.presets.get(preset or "", {}) | spec.check(entry.build, options, f"method {name}")
+    given = spec.check(entry.build, options, f"method {name}", beside=["preset"] if entry.presets else [])
+    return entry.options | entry.presets.get(preset or "", {}) | given
 
 
 def build(name: str, options: Mapping[str, Any], task: Task) -> Method:

@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect import tree
 from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Model
-from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import Personal, joins_by_training, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
@@ -66,7 +66,7 @@ def ditto(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         w: Model = down.shared
         u, shared_loss = train_model(task, w, data, key, steps=steps)  # [1]
-        start = tree.when(client.trained, lambda: client.value, lambda: w)  # [2]
+        start: Model = own_or(client, w)  # [2]
         v, loss = train_model(
             task, start, data, key, epochs=personal_epochs, steps=None if personal_epochs else steps, pull=(pull, w)
         )  # [2]

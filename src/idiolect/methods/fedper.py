@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Model, Weights
-from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import Personal, joins_by_training, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fedrep": {"weighting": "uniform", "newcomer_head": "average", "tuning_epochs": 10},
@@ -66,10 +66,7 @@ def fedper(
         return Down(shared=server)
 
     def start(down: Down, client: Personal) -> Weights:
-        if newcomer_head == "own":
-            own: Weights = client.value
-            return own
-        head: Weights = tree.when(client.trained, lambda: client.value, lambda: down.shared.head)
+        head: Weights = client.value if newcomer_head == "own" else own_or(client, down.shared.head)
         return head
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:

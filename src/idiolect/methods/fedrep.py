@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Model, Weights
-from idiolect.training import Personal, log_softmax_of, train_model, trained, untrained
+from idiolect.training import Personal, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
@@ -76,9 +76,7 @@ def fedrep(
         return Down(shared=server)
 
     def head_of(down: Down, client: Personal) -> Weights:
-        head: Weights = client.value
-        if average:
-            head = tree.when(client.trained, lambda: client.value, lambda: down.shared.head)
+        head: Weights = own_or(client, down.shared.head) if average else client.value
         return head
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:

@@ -1,7 +1,7 @@
 """Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
 
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.personal import Personal, joins_by_training, trained, untrained
+from idiolect.training.personal import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.whole import Part, features, log_softmax_of, row_losses, train_model, trained_loss
 
@@ -15,6 +15,7 @@ __all__ = [
     "joins_by_training",
     "log_softmax_of",
     "mean",
+    "own_or",
     "row_losses",
     "rows",
     "sgd",

@@ -30,6 +30,11 @@ def trained(value: Tree) -> Personal:
     return Personal(value, torch.ones(()))
 
 
+def own_or(client: Personal, common: Tree) -> Tree:
+    """What a client that has trained keeps, and for another what all may start from: like trees."""
+    return tree.when(client.trained, lambda: client.value, lambda: common)
+
+
 def joins_by_training(
     local: Callable[[Down, Personal, Data, Tensor], tuple[Personal, Up, Info]],
 ) -> Callable[[Down, Personal, Data, Tensor], Personal]:

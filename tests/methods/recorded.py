@@ -1,8 +1,9 @@
-"""Recorded rounds of five clients with a relu network: reading them, and what is common to their replays."""
+"""Recorded rounds of five clients with a network of one hidden layer: reading them, and what their replays share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from oracle import close, data, key, one
 from torch import Tensor, nn
 
+from idiolect import tree
 from idiolect.method import SGD, Data, Method, Task, Training
 from idiolect.network import Model, Network
+from idiolect.training import untrained
 
 CLIENTS = 5
 TEST_ROWS = 47
@@ -26,12 +29,12 @@ def read(name: str) -> Files:
         return {k: file[k].astype(np.float64) if file[k].dtype == np.float32 else file[k] for k in file}
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 4)
+def make(slope: float = 0.0) -> tuple[nn.Module, nn.Module]:
+    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(slope) if slope else nn.ReLU()), nn.Linear(8, 4)
 
 
-def task(rule: SGD, epochs: int) -> Task:
-    return Task(Network(make, (6,)), 4, CLIENTS, Training(epochs, 7, rule, shuffle=False))
+def task(rule: SGD, epochs: int, slope: float = 0.0) -> Task:
+    return Task(Network(partial(make, slope), (6,)), 4, CLIENTS, Training(epochs, 7, rule, shuffle=False))
 
 
 def rows(f: Files, client: int, part: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -70,6 +73,18 @@ def _leaves(parts: Any) -> list[Tensor]:
     if isinstance(parts, Model):
         return _leaves(parts.body) + _leaves(parts.head)
     return [parts[name] for name in sorted(parts)]
+
+
+def rounds(f: Files, method: Method, server: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """(server, clients) after each recorded round, of clients that start with the common head."""
+    clients = [untrained(head(f, "init/fc2.")) for _ in range(CLIENTS)]
+    for ids in ROUNDS:
+        ups = []
+        for k in ids:
+            clients[k], up, _ = method.local(one(method, server, k), clients[k], training(f, k), key(k))
+            ups.append(up)
+        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        yield server, list(clients)
 
 
 def right(f: Files, client: int, m: Model) -> int:
