@@ -6,6 +6,7 @@ The signature is the schema: a keyword-only parameter of the function is an opti
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from idiolect.errors import InputError, nearest
 
+_CALL = re.compile(r"([^:(\s]+)\((.*)\)", re.DOTALL)
+
 
 class Spec(BaseModel):
     """A name with options, for example ``dirichlet:alpha=0.3``.
 
     >>> Spec.parse("dirichlet:alpha=0.3,min_rows=5")
     Spec(name='dirichlet', options={'alpha': 0.3, 'min_rows': 5})
+    >>> Spec.parse("domains:inside=dirichlet(alpha=0.3,min_rows=5)").options["inside"]
+    'dirichlet(alpha=0.3,min_rows=5)'
     >>> str(Spec.parse("dirichlet:alpha=0.3"))
     'dirichlet:alpha=0.3'
     """
@@ -36,18 +41,19 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read ``name:key=value,...``.
+        """Read ``name:key=value,...``; inside a value, ``name(key=value,...)``.
 
         Raises:
-            InputError: the text has a piece that is not ``key=value``.
+            InputError: the text has a piece that is not ``key=value``, or a parenthesis without its other half.
         """
         return cls(**cls._split(text))
 
     @staticmethod
     def _split(text: str) -> dict[str, Any]:
-        name, _, rest = text.strip().partition(":")
+        match = _CALL.fullmatch(text.strip())
+        name, rest = match.groups() if match else text.strip().partition(":")[::2]
         options: dict[str, Any] = {}
-        for piece in filter(None, (p.strip() for p in rest.split(","))):
+        for piece in _pieces(rest):
             key, equals, value = piece.partition("=")
             if not equals:
                 raise InputError(f"cannot read {piece!r} in {text!r}: write options as name:key=value,key=value")
@@ -87,13 +93,29 @@ def split_list(text: str) -> list[str]:
     ['local', 'fedpac:alignment=0,threshold=0', 'fedavg']
     """
     out: list[str] = []
-    for piece in filter(None, (p.strip() for p in text.split(","))):
+    for piece in _pieces(text):
         head = piece.partition("=")[0]
         if out and "=" in piece and ":" not in head:
             out[-1] += ("," if ":" in out[-1] else ":") + piece
         else:
             out.append(piece)
     return out
+
+
+def _pieces(text: str) -> list[str]:
+    """The pieces between commas that stand in no parenthesis."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    if depth:
+        raise InputError(f"cannot read {text!r}: a parenthesis lacks its other half")
+    return [p for p in (piece.strip() for piece in pieces) if p]
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

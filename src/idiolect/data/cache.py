@@ -1,0 +1,78 @@
+"""Tensors kept in the user's cache folder, checked when they are read; a cache that fails costs time, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """What a file of the cache holds; the tensors are mapped, not read."""
+
+    tensors: dict[str, Tensor]
+    about: dict[str, str]
+
+
+def place(name: str) -> Path | None:
+    """Where a file of that name is kept; None without a home."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "idiolect", f"{name}.safetensors") if os.path.isabs(home) else None
+
+
+def load(path: Path) -> Kept | None:
+    """What is kept there; None where there is nothing or it fails its check sum."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            about = dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        if path.exists():
+            log.info("the cache %s is broken (%s) and is built again", path, error)
+        return None
+    return Kept(tensors, about) if about.pop("crc", None) == _crc(tensors) else None
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bool:
+    """Write beside the place and rename; whether it worked."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), draft, metadata={**about, "crc": _crc(tensors)})
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        log.info("no cache is kept at %s: %s", path, error)
+        try:
+            draft.unlink(missing_ok=True)
+        except OSError:
+            log.info("%s is left behind", draft)
+        return False
+    return True
+
+
+def trim(beside: Path, begins: str, most: float) -> None:
+    """Of the files beside one, whose names begin so, remove the oldest until they hold at most ``most`` bytes."""
+    with suppress(OSError):
+        found = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in beside.parent.glob(f"{begins}*.safetensors"))
+        held = sum(size for _, size, _ in found)
+        for _, size, file in found:
+            if held > most:
+                file.unlink()
+                held -= size
+
+
+def _crc(tensors: Mapping[str, Tensor]) -> str:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].numpy().data, zlib.crc32(name.encode(), crc))
+    return str(crc)

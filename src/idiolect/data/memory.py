@@ -1,0 +1,66 @@
+"""Rows that processes share: one copy, in a file without a name that each of them maps."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.errors import RunError
+
+
+class File:
+    """A file without a name, closed and gone when nobody holds it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._descriptor
+
+
+class Shared(NamedTuple):
+    """An empty tensor and the file that it stands in."""
+
+    rows: Tensor
+    file: File
+
+
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
+    """Room for rows that other processes can map too, with ``mapped``.
+
+    Raises:
+        RunError: the folder for temporary files has too little room.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile() as opened:
+            file = File(os.dup(opened.fileno()))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, max(1, size))  # a full disk is an error here and a crash later
+        else:
+            os.ftruncate(file.fileno(), max(1, size))
+        memory = mmap.mmap(file.fileno(), max(1, size))
+    except OSError as error:
+        raise RunError(
+            f"cannot hold {size / 1e6:,.0f} MB of rows in a temporary file ({error.strerror}): set TMPDIR to a folder "
+            "with room"
+        ) from error
+    return Shared(_view(memory, shape, dtype), file)
+
+
+def mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The rows of such a file in another process; writing to them is seen by nobody else."""
+    return _view(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), shape, dtype)
+
+
+def _view(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)

@@ -1,0 +1,69 @@
+"""What a data set is once it is read, whoever's it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+# R rows, C channels, H height, W width, F features
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """What each row belongs to: a writer, a domain, a hospital.
+
+    Attributes:
+        code_R: the place in ``names`` of each row's value, int64.
+        names: the values, sorted; each stands in some row.
+    """
+
+    code_R: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A labelled set of rows: 8-bit images, or numbers.
+
+    Attributes:
+        name: the name it was loaded by.
+        x_R: images (R, C, H, W), uint8, mapped from the cache file where there is one, to save memory; or float32
+            (R, ...), of which a table (R, F) may hold NaN where a value is missing.
+        y_R: labels in 0..classes-1, int64.
+        classes: the number of classes.
+        class_names: one name per class.
+        mean: per channel or feature (axis 1), on a scale of 0 to 1 for images; None to take the training rows'.
+        std: per channel or feature, like ``mean``.
+        train_rows: rows [0, train_rows) are the official training split, the rest the official test split.
+        columns: by name, what else is known of each row.
+        client_column: the column that says whose rows they are, where one does.
+        feature_names: of a table, one per feature.
+        scaled: of a table, per feature whether it is brought to mean 0 and standard deviation 1; () for all.
+    """
+
+    name: str
+    x_R: Tensor
+    y_R: Tensor
+    classes: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    train_rows: int
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    client_column: str | None = None
+    feature_names: tuple[str, ...] = ()
+    scaled: tuple[bool, ...] = ()
+
+
+def digest(source: Source) -> str:
+    """A short fingerprint of a source's rows, labels and columns."""
+    found = hashlib.blake2b(digest_size=8)
+    for array in (source.x_R.numpy(), source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
+        found.update(str((array.shape, array.dtype)).encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
