@@ -1,0 +1,219 @@
+"""Text files read into frames, and frames into features."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import logging
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.data.own.columns import NUMBER, codes, listed, missing
+from idiolect.errors import InputError
+
+# R rows, F features
+
+log = logging.getLogger(__name__)
+
+MOST_VALUES = 50
+_NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
+_TEXTS = ("string", "categorical")
+_TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
+
+
+class Table(NamedTuple):
+    """Features of rows, what they are called, and which are brought to one scale."""
+
+    x_R: Tensor
+    names: tuple[str, ...]
+    scaled: tuple[bool, ...]
+
+
+class _Feature(NamedTuple):
+    x_R: NDArray[np.float32]
+    name: str
+    scaled: bool
+
+
+# --- features
+
+
+def features(frame: pd.DataFrame, where: str) -> Table:
+    """Numbers as they are, NaN where missing, and one 0/1 feature per text: (R, F), float32.
+
+    A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
+    feature "<column>=missing". Columns of one value only are left out.
+
+    Raises:
+        InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
+    """
+    made = {str(name): _features(values, str(name)) for name, values in frame.items()}
+    constant = [name for name, found in made.items() if not found]
+    if constant:
+        log.warning("%s: columns of one value only are left out: %s", where, listed(constant))
+    every = [feature for found in made.values() for feature in found]
+    if not every:
+        raise InputError(f"{where} has no feature beside target and client: keep a column whose values differ")
+    x_R = torch.from_numpy(np.stack([feature.x_R for feature in every], axis=1))
+    return Table(x_R, tuple(f.name for f in every), tuple(f.scaled for f in every))
+
+
+def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    if kind in _NUMBERS:
+        return _number(values, name)
+    if kind in _TEXTS:
+        return _text(values, name)
+    if kind == "empty":
+        return []
+    if kind in _TIMES:
+        raise _dates(name)
+    raise InputError(
+        f"column {name!r} holds values of mixed or unknown kind ({kind}): make it numbers or texts, or drop it"
+    )
+
+
+def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
+    with np.errstate(over="ignore"):
+        x_R = values.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
+    endless = np.flatnonzero(np.isinf(x_R))
+    if endless.size:
+        raise InputError(
+            f"column {name!r} holds a number without bound in {endless.size} rows (the first is row {endless[0]}, "
+            "counting from 0): correct it, leave it empty, or drop the column"
+        )
+    gone_R = np.isnan(x_R)
+    different = np.unique(x_R[~gone_R])
+    found = [_Feature(x_R, name, not np.isin(different, (0, 1)).all())] if len(different) > 1 else []
+    if gone_R.any() and len(different):
+        found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
+    whole = pd.api.types.is_integer_dtype(values.dtype)
+    if whole and len(values) > MOST_VALUES and values.nunique() == len(values):
+        log.warning("column %r has another whole number in every row: drop it if it is an identifier", name)
+    return found
+
+
+def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
+    gone_R = missing(values)
+    if gone_R.all():
+        return []
+    code_N, names = codes(values[~gone_R].astype(object), f"column {name!r}")
+    if all(_DATE.fullmatch(text) for text in names):
+        raise _dates(name)
+    texts = [text for text in names if not NUMBER.fullmatch(text)]
+    if len(names) > MOST_VALUES:
+        raise InputError(
+            f"column {name!r} has {len(names)} different texts, more than {MOST_VALUES} (for example "
+            f"{(texts or names)[0]!r}): "
+            "drop it if it is an identifier, correct it if it should be numbers, or join rare texts"
+        )
+    if 0 < len(texts) < len(names) / 2:
+        log.warning("column %r is read as texts, though most are numbers, because of %s", name, listed(texts, 3))
+    code_R = np.full(len(values), len(names))
+    code_R[~gone_R] = code_N
+    every = [*names, "missing"] if gone_R.any() else list(names)
+    if len(every) == 1:
+        return []
+    return [_Feature((code_R == i).astype(np.float32), f"{name}={text}", False) for i, text in enumerate(every)]
+
+
+def _dates(name: str) -> InputError:
+    return InputError(f"column {name!r} holds dates or times: drop it, or convert it to a number such as days")
+
+
+# --- text files
+
+
+def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
+    """Read separated values with a line of names; columns of numbers become numbers, but not the column ``as_text``.
+
+    The separator is the comma, semicolon, tab or bar that the line of names has most of; where it is no comma, decimal
+    commas are read. Empty cells, the usual NA, NaN, null, None and a question mark are missing values.
+
+    Raises:
+        InputError: it is no text, has no rows or no line of names, or a line has too many cells.
+    """
+    text = _decode(path)
+    excel = re.match(r"sep=(.)\r?\n", text)  # a line that Excel understands
+    text = text[excel.end() :] if excel else text
+    separator = excel[1] if excel else _separator(text)
+    how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
+    try:
+        names = pd.read_csv(io.StringIO(text), nrows=1, keep_default_na=False, **how)
+        raw = pd.read_csv(io.StringIO(text), na_values=["?"], **how)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        reason = str(error).strip().rpartition("error: ")[2].lower()
+        raise InputError(f"{path} is no table ({reason}): give every line one cell per name") from error
+    header = [str(name).strip() for name in names.iloc[0]]
+    named = [i for i, name in enumerate(header) if name]
+    if len(named) < len(header):
+        log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
+    frame = raw.iloc[1:, named].dropna(how="all").reset_index(drop=True)
+    frame.columns = pd.Index([header[i] for i in named])
+    check_frame(frame, str(path))
+    frame = frame.apply(lambda column: column.str.strip())
+    numeric = [name for name in frame if name != as_text]
+    comma = separator != "," and any(
+        column.str.fullmatch(_COMMA).all() and column.str.contains(",").any()
+        for column in (frame[name].dropna() for name in numeric)
+    )
+    return pd.DataFrame({name: column if name == as_text else _typed(column, comma) for name, column in frame.items()})
+
+
+def check_frame(frame: pd.DataFrame, where: str) -> None:
+    """A table has rows and a name of its own for each column.
+
+    Raises:
+        InputError: it has not.
+    """
+    twice = frame.columns[frame.columns.duplicated()].unique()
+    if len(twice):
+        raise InputError(f"{where} has {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
+    if not len(frame):
+        raise InputError(f"{where} has no rows: add some, under one line of column names")
+
+
+def looks_like_data(names: list[str]) -> bool:
+    """Whether a line of column names is rather a row."""
+    return any(NUMBER.fullmatch(name) for name in names)
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in content:
+        raise InputError(f"{path} is not a text file: save it as CSV in UTF-8")
+    else:
+        encoding = "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        log.warning("%s is not in UTF-8 and is read as latin-1: look at its letters, or save it in UTF-8", path)
+        return content.decode("latin-1")
+
+
+def _separator(text: str) -> str:
+    plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
+    first = next(filter(str.strip, plain.splitlines()), "")
+    return max(",;\t|", key=first.count)
+
+
+def _typed(column: pd.Series[Any], comma: bool) -> pd.Series[Any]:
+    values = column.dropna()
+    if comma and len(values) and values.str.fullmatch(_COMMA).all():
+        column = column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+    elif len(values) and values.str.lower().isin(["true", "false"]).all():
+        return column.str.lower().map({"true": True, "false": False})
+    elif not values.str.fullmatch(NUMBER).all():
+        return column
+    return pd.to_numeric(column)
