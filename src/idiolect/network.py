@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from idiolect import tree
 from idiolect.errors import InputError
 
+# B batch, C channels, M calls of a layer in one prediction
+
 Weights = dict[str, Tensor]
+Buffers = Literal["aggregate", "local", "frozen"]
 
 
 class Model(NamedTuple):
@@ -22,6 +30,17 @@ class Model(NamedTuple):
     head: Weights
 
 
+class Moments(NamedTuple):
+    """What a batch normalisation takes in, per channel; row m is its m-th call in one prediction."""
+
+    mean_MC: Tensor
+    square_MC: Tensor
+    """The mean of the squares."""
+
+
+Statistics = dict[str, Moments]  # by the layer's name
+
+
 @dataclass(frozen=True)
 class Network:
     """Body and head from a factory of two modules: x -> z (B, d) -> logits (B, C).
@@ -29,26 +48,35 @@ class Network:
     Attributes:
         make: builds (body, head) with the modules' own initialisation; importable, so that a worker can build it too.
         shape: of one input row, for example (1, 28, 28).
+        buffers: what becomes of what a network holds beside its weights. "frozen": they stay as the factory makes
+            them, in training as in prediction. "local" and "aggregate": batch normalisations normalise by the batch,
+            and predictions by statistics that ``idiolect.training.buffers`` measures; other buffers stay. None: there
+            are none.
 
     Raises:
-        InputError: a module has buffers (batch statistics), which no method here aggregates.
+        InputError: the policy does not fit the buffers that there are.
     """
 
     make: Callable[[], tuple[nn.Module, nn.Module]]
     shape: tuple[int, ...]
+    buffers: Buffers | None = None
     _parts: tuple[_Pure, _Pure] = field(init=False, repr=False, compare=False)
+    _norms: _Norms = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         body, head = self._build(0)
-        for module in (body, head):
-            if names := [n for n, _ in module.named_buffers()]:
-                raise InputError(
-                    f"the network has buffers ({names[0]}): normalise without running statistics, as GroupNorm does"
-                )
+        modules = [(f"{part}.{path}".rstrip("."), m) for part, root in (("body", body), ("head", head))
+                   for path, m in root.named_modules()]  # fmt: skip
+        layers = {path: m for path, m in modules if isinstance(m, _BatchNorm)}
+        _check(self.buffers, layers, [f"{path}.{n}" for path, m in modules for n, _ in m.named_buffers(recurse=False)])
+        if self.buffers == "frozen":
+            body.eval()
+            head.eval()
+        object.__setattr__(self, "_norms", _Norms({} if self.buffers == "frozen" else layers))
         object.__setattr__(self, "_parts", (_Pure(body), _Pure(head)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Network, (self.make, self.shape)
+        return Network, (self.make, self.shape, self.buffers)
 
     def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
         with torch.random.fork_rng(devices=[]):
@@ -59,7 +87,7 @@ class Network:
     def width(self) -> int:
         """d, the number of features."""
         with torch.no_grad():
-            return int(self._build(0)[0](torch.zeros(1, *self.shape)).shape[-1])
+            return int(self.features(_weights(self._build(0)[0]), torch.zeros(1, *self.shape)).shape[-1])
 
     def init(self, key: Tensor) -> Model:
         """Fresh weights, a function of the key alone."""
@@ -78,6 +106,25 @@ class Network:
         """Logits (B, C) of inputs."""
         return self.logits(model.head, self.features(model.body, x_B))
 
+    @contextmanager
+    def recording(self) -> Iterator[Statistics]:
+        """Inside, batch normalisations note what they take in; it stands in what this gives."""
+        before, self._norms.seen = self._norms.seen, {}
+        try:
+            yield self._norms.seen
+        finally:
+            self._norms.seen = before
+
+    @contextmanager
+    def normalising(self, by: Statistics) -> Iterator[None]:
+        """Inside, passes without gradients normalise by these statistics, a layer's calls in turn by its rows."""
+        before = self._norms.given, self._norms.calls
+        self._norms.given, self._norms.calls = by, Counter()
+        try:
+            yield
+        finally:
+            self._norms.given, self._norms.calls = before
+
 
 def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
     """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch starts one; the key alone decides."""
@@ -90,6 +137,67 @@ def _weights(module: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
+def _check(policy: Buffers | None, layers: Mapping[str, _BatchNorm], buffers: list[str]) -> None:
+    """Raise unless a policy fits the batch normalisations and the names of the buffers."""
+    first = next(iter([*buffers, *layers]), None)
+    if policy is None and first:
+        raise InputError(
+            f"the network has buffers ({first}): say what becomes of them with the model's option buffers=aggregate, "
+            "local or frozen, or normalise without running statistics, as GroupNorm does"
+        )
+    if policy and not first:
+        raise InputError(f"buffers={policy} is not possible, for the network has no buffers: leave it out")
+    if policy in ("aggregate", "local") and not layers:
+        raise InputError(
+            f"buffers={policy} is for batch normalisation, and the network's buffers are others ({first}): "
+            "choose buffers=frozen"
+        )
+    bare = next((path for path, m in layers.items() if m.running_mean is None), None)
+    if policy == "frozen" and bare:
+        raise InputError(f"buffers=frozen is not possible, for {bare} keeps no statistics: choose buffers=local")
+
+
+class _Norms:
+    """The batch normalisations of a network: by the batch, unless told by what; their own buffers never change."""
+
+    def __init__(self, layers: Mapping[str, _BatchNorm]) -> None:
+        self.seen: Statistics | None = None
+        self.given: Statistics | None = None
+        self.calls: Counter[str] = Counter()
+        for name, layer in layers.items():
+            layer.forward = partial(self._normalise, name, layer)  # type: ignore[method-assign]
+
+    def _normalise(self, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+        if self.given is not None and not torch.is_grad_enabled():
+            mean_MC, square_MC = self.given[name]
+            call = self.calls[name] % len(mean_MC)
+            self.calls[name] += 1
+            mean_C, square_C = mean_MC[call], square_MC[call]
+            var_C = (square_C - mean_C.square()).clamp(min=0)
+            return batch_norm(x, mean_C.to(x.dtype), var_C.to(x.dtype), layer.weight, layer.bias, eps=layer.eps)
+        if self.seen is not None:
+            row = _moments(x)
+            self.seen[name] = (
+                tree.map(lambda a, b: torch.cat([a, b]), self.seen[name], row) if name in self.seen else row
+            )
+        if _single(x):
+            x = x - x  # a single value per channel is its own mean: the bias comes out, without rounding
+        # not torch's public form, which refuses a single value
+        return torch.batch_norm(x, layer.weight, layer.bias, None, None, True, 0.0, layer.eps, False)
+
+
+def _single(x: Tensor) -> bool:
+    return x.numel() == x.shape[1]
+
+
+def _moments(x: Tensor) -> Moments:
+    """Of one call, in float64; a single value per channel says nothing of its spread and counts as variance 1."""
+    var_C, mean_C = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
+    if _single(x):
+        var_C = torch.ones_like(var_C)
+    return Moments(mean_C.double()[None], (var_C.double() + mean_C.double().square())[None])
+
+
 class _Pure:
     """A module as a function of its weights.
 
@@ -98,12 +206,13 @@ class _Pure:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        first: dict[int, str] = {}  # a tensor that stands in two places has one name
         self._slots = [
-            (m, n, f"{path}.{n}" if path else n) for path, m in module.named_modules() for n in m._parameters
-        ]
+            (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
+            for path, m in module.named_modules() for n, p in m._parameters.items() if p is not None
+        ]  # fmt: skip
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         for module, name, key in self._slots:
-            if module._parameters[name] is not None:
-                module._parameters[name] = weights[key]
+            module._parameters[name] = weights[key]
         return self._module(x)  # type: ignore[no-any-return]

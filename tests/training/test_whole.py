@@ -45,8 +45,10 @@ def test_inputs_are_normalised_per_channel() -> None:
     x = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8)
     want = (x / 255 - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.2, 0.1]).view(2, 1, 1)
     torch.testing.assert_close(task.inputs(x), want, rtol=1e-5, atol=1e-6)
-    given = torch.randn(3, 2)
-    assert torch.equal(task.inputs(given), given), "floats are used as they are"
+    given = torch.tensor([[0.9, 0.25], [float("nan"), 0.05]])
+    torch.testing.assert_close(task.inputs(given), torch.tensor([[2.0, 0.0], [0.0, -2.0]]))
+    bare = Task(Network(make, (3,)), 2, 1)
+    assert torch.equal(bare.inputs(given[:1]), given[:1]), "without mean and spread, floats are used as they are"
 
 
 # --- training a model or a part of it, written out with torch.optim ---------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from idiolect import spec
 from idiolect.errors import InputError, nearest
 from idiolect.method import Method, Task
+from idiolect.training.buffers import with_statistics
 
 
 class Entry(NamedTuple):
@@ -152,4 +153,4 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(name: str, options: Mapping[str, Any], task: Task) -> Method:
     """The seven functions of a method for a task."""
-    return get(name).build(task, **settle(name, options))
+    return with_statistics(get(name).build(task, **settle(name, options)), task)

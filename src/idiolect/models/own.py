@@ -1,0 +1,152 @@
+"""A network of the user's own, by import path.
+
+The path leads to a function (shape, classes, options) -> (body, head), or to a pair of modules (body, head), whose
+weights are then where all training starts, whatever the seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import UninitializedParameter
+
+from idiolect import keys, spec
+from idiolect.errors import InputError
+from idiolect.models.parts import Parts, Shape
+from idiolect.network import Buffers, Network
+from idiolect.paths import by_path
+
+
+def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int) -> Network:
+    """The network that an import path leads to, built once and tried on made-up rows.
+
+    Args:
+        path: such as ``my_package.nets.hospital``; found from the current folder, or installed.
+        options: of the function, checked where it annotates them.
+        buffers: the policy.
+        shape: of a row.
+        classes: of the data.
+
+    Raises:
+        InputError: the path leads nowhere, or to what is no network for these data.
+    """
+    what = f"model {path}"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        target = by_path(path, "model")
+        if callable(target) and not isinstance(target, nn.Module):
+            options = _checked(target, options, what)
+        elif not _are_modules(target):
+            raise InputError(
+                f"{what} is of type {type(target).__name__}: "
+                "name a function (shape, classes) -> (body, head), or a pair of torch modules"
+            )
+        elif options:
+            raise InputError(f"{what} is a pair of modules, which has no option {next(iter(options))!r}: leave it out")
+        make = partial(_parts, path, shape, classes, dict(options))
+        _sound(make(), what)
+    built = Network(make, shape, buffers)
+    _try(built, what, classes)
+    return built
+
+
+def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Parts:
+    """Body and head, anew in every process that needs them."""
+    target = by_path(path, "model")
+    try:
+        found = target(shape, classes, **options) if callable(target) else copy.deepcopy(target)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"model {path} cannot be built ({_said(error)}): mend it") from error
+    if not _are_modules(found):
+        raise InputError(f"model {path} gives {_kind(found)}: it should give a pair of torch modules, (body, head)")
+    body, head = found
+    return body.to(torch.get_default_dtype()), head.to(torch.get_default_dtype())
+
+
+def _checked(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The options converted and checked: what the function takes after shape and classes, whatever its kind."""
+    try:
+        every = list(inspect.signature(make, eval_str=True).parameters.values())
+    except NameError:  # annotations that only a type checker can resolve
+        every = [p.replace(annotation=p.empty) for p in inspect.signature(make).parameters.values()]
+    except ValueError:
+        raise InputError(f"{what} does not say what it takes: name a function (shape, classes) of your own") from None
+    if any(p.kind is p.VAR_KEYWORD for p in every):
+        return dict(options)
+    own = [p for p in every[2:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    def schema() -> None: ...
+
+    schema.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=p.KEYWORD_ONLY, annotation=Any if p.annotation is p.empty else p.annotation) for p in own]
+    )
+    return spec.check(schema, options, what, beside=["buffers"])
+
+
+def _are_modules(found: object) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(m, nn.Module) for m in found)
+
+
+def _sound(parts: Parts, what: str) -> None:
+    """Raise unless training moves all that the modules hold, by draws that come from keys alone."""
+    owner: dict[int, str] = {}
+    for part, module in zip(("body", "head"), parts, strict=True):
+        for name, m in module.named_modules():
+            if isinstance(m, _DropoutNd) and m.p > 0:
+                raise InputError(f"{what}: {part}.{name} is dropout, whose draws no seed decides here: set its p to 0")
+        for name, p in module.named_parameters():
+            where = f"{part}.{name}"
+            if isinstance(p, UninitializedParameter):
+                raise InputError(f"{what}: the size of {where} is not known yet: give lazy layers their sizes")
+            if not p.requires_grad:
+                raise InputError(f"{what}: {where} has requires_grad=False: make it a buffer, or let it train")
+            if owner.setdefault(id(p), where) != where:
+                raise InputError(f"{what}: body and head share {where}: give each weights of its own")
+
+
+def _try(network: Network, what: str, classes: int) -> None:
+    """Raise unless made-up rows pass through body and head, twice alike."""
+    model = network.init(keys.key(0))
+    x_B = keys.normal(keys.key(0, "rows"), (2, *network.shape))
+
+    def run(part: str, forward: Callable[[], Tensor], given: str) -> Any:
+        try:
+            with torch.no_grad():
+                return forward()
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): mend it") from error
+
+    def features() -> Any:
+        return run("body", lambda: network.features(model.body, x_B), f"rows of shape {network.shape}")
+
+    z_Bd = features()
+    if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != 2:
+        raise InputError(f"{what}: of 2 rows its body makes {_kind(z_Bd)}: make it (2, d), as nn.Flatten() does")
+
+    def logits(z_Bd: Tensor) -> Any:
+        return run("head", lambda: network.logits(model.head, z_Bd), f"features of shape ({z_Bd.shape[1]},)")
+
+    logit_BC = logits(z_Bd)
+    if not isinstance(logit_BC, Tensor) or logit_BC.shape != (2, classes):
+        raise InputError(f"{what}: of 2 rows its head makes {_kind(logit_BC)}: make it (2, {classes}), as the classes")
+    if not torch.equal(logits(features()), logit_BC):
+        raise InputError(f"{what} makes something else of the same rows each time: leave out what it draws or counts")
+
+
+def _kind(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,76 @@
+"""What the networks share: the shape of a row, normalisation, and how convolutions start."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import group_norm
+
+from idiolect.errors import InputError
+
+Shape = tuple[int, ...]
+Parts = tuple[nn.Module, nn.Module]
+Norm = Literal["group", "batch"]
+M = TypeVar("M", bound=nn.Module)
+
+
+def image(name: str, shape: Shape, least: int) -> Shape:
+    """Channels, height and width of a row.
+
+    Raises:
+        InputError: it is no image, or one smaller than ``least`` pixels a side.
+    """
+    if len(shape) != 3:
+        raise InputError(f"model {name} needs images, these rows have shape {shape}: choose model mlp")
+    if min(shape[1:]) < least:
+        size = f"{shape[1]}x{shape[2]}"
+        raise InputError(f"model {name} needs images of at least {least}x{least}, these are {size}: choose model auto")
+    return shape
+
+
+def needs(name: str, shape: Shape, wanted: Shape) -> None:
+    """Raise InputError unless a row has the one shape that a network takes."""
+    if shape != wanted:
+        raise InputError(f"model {name} takes rows of shape {wanted}, these have {shape}: choose model auto")
+
+
+def dense(inputs: int, outputs: int) -> Parts:
+    """A linear layer and its ReLU."""
+    return nn.Linear(inputs, outputs), nn.ReLU()
+
+
+def groups(channels: int) -> int:
+    """Into how many groups of 32 channels, or of somewhat more where 32 does not divide them."""
+    return next(g for g in range(max(1, channels // 32), 0, -1) if channels % g == 0)
+
+
+def new_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
+    """A normalisation of images with a scale and a shift per channel."""
+    return nn.GroupNorm(groups(channels), channels, eps) if kind == "group" else nn.BatchNorm2d(channels, eps)
+
+
+class SharedAffineGroupNorm(nn.Module):
+    """GroupNorm whose scale and shift are one per group, not one per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(groups(channels)))
+        self.bias = nn.Parameter(torch.zeros(groups(channels)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same."""
+        count = len(self.weight)
+        each = x.shape[1] // count
+        return group_norm(x, count, self.weight.repeat_interleave(each), self.bias.repeat_interleave(each))
+
+
+def he(module: M) -> M:
+    """Start convolutions from N(0, 2 / (outputs x kernel area)), biases from 0 (He et al., 2015)."""
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+            if m.bias is not None:
+                nn.init.zeros_(m.bias)
+    return module
