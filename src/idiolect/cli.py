@@ -1,4 +1,4 @@
-"""The command line: ``idiolect run``, ``idiolect report``, ``idiolect list``.
+"""The command line: ``idiolect run``, ``idiolect describe``, ``idiolect report``, ``idiolect list``.
 
 What a command needs is imported when it runs, so that help is quick.
 """
@@ -71,19 +71,90 @@ def _option(help: str, default: str = "", *names: str, metavar: str | None = Non
     return typer.Option(*names, help=help, show_default=False, metavar=metavar, rich_help_panel=panel)
 
 
-_DATA, _TRAINING, _RUN = "What is compared, on what", "Training", "The run"
+_COMPARED, _OWN, _CLIENTS = "What is compared, on what", "Data of your own", "Who holds what"
+_TRAINING, _RUN = "Training", "The run"
+
+StudyFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="STUDY.yaml", help="A study; options override its settings.", show_default=False),
+]
+Dataset = Annotated[str | None, _option("Data set by name.", "digits", panel=_COMPARED)]
+DataDir = Annotated[
+    Path | None, _option("Holds DATASET/{train,test}.parquet.", "$IDIOLECT_DATA, else the hub", panel=_COMPARED)
+]
+Data = Annotated[
+    str | None,
+    _option(
+        "In place of a data set by name: a folder of images, a CSV or parquet file, a data set of the Hugging Face hub "
+        "(owner/name), or module.function that gives arrays.",
+        "",
+        "--data",
+        metavar="WHERE",
+        panel=_OWN,
+    ),
+]
+Target = Annotated[str | None, _option("Column that is to be predicted.", metavar="COLUMN", panel=_OWN)]
+ClientColumn = Annotated[
+    str | None, _option("Column that says whose row it is: a client for each value.", metavar="COLUMN", panel=_OWN)
+]
+Drop = Annotated[str | None, _option("Columns to leave out, joined by +.", metavar="COLUMNS", panel=_OWN)]
+Resize = Annotated[str | None, _option("Bring images to one size, as 32 or 32x24.", metavar="HxW", panel=_OWN)]
+Partition = Annotated[
+    str | None,
+    _option("How rows are split over clients.", "by the client column, else dirichlet:alpha=0.3", panel=_CLIENTS),
+]
+Clients = Annotated[int | None, _option("Number of clients.", "20, or all of the client column", panel=_CLIENTS)]
+Sizes = Annotated[
+    str | None,
+    _option("Training rows per client: 600, or 300+600+1200 to draw one each.", "from the partition", panel=_CLIENTS),
+]
+Keep = Annotated[str | None, _option("Keep 25% or 50 (rows) of each client's training rows.", "all", panel=_CLIENTS)]
+Shift = Annotated[
+    list[str] | None,
+    _option(
+        "How some clients' rows differ, as corrupt:clients=0-49 or rotate:groups=4; repeat.",
+        metavar="<str>",
+        panel=_CLIENTS,
+    ),
+]
+NewClients = Annotated[
+    str | None,
+    _option("Who joins after training: the last 10 or 20%, or names joined by +.", "nobody", panel=_CLIENTS),
+]
+NewShift = Annotated[
+    list[str] | None,
+    _option(
+        "What else new clients are measured under, as corrupt:kind=each,severity=3; repeat.",
+        metavar="<str>",
+        panel=_CLIENTS,
+    ),
+]
+Normalised = Annotated[
+    str | None,
+    _option(
+        "With the data set's usual mean and spread, those of the training rows, or images to -1..1 (symmetric).",
+        "reference",
+        "--normalise",
+        panel=_COMPARED,
+    ),
+]
+DataSeed = Annotated[int | None, _option("Seed of the split and the shifts.", "0", panel=_CLIENTS)]
+AsJson = Annotated[bool, _option("Print the table as JSON.", "", "--json", panel=_RUN)]
+
+
+def _about_data(**given: Any) -> dict[str, Any]:
+    """The settings of the data that were given."""
+    given["data_dir"] = None if given["data_dir"] is None else str(given["data_dir"])
+    return {k: v for k, v in given.items() if v is not None}
 
 
 @app.command("run")
 def run_command(
-    study: Annotated[
-        Path | None,
-        typer.Argument(metavar="STUDY.yaml", help="A study; options override its settings.", show_default=False),
-    ] = None,
-    dataset: Annotated[str | None, _option("Data set.", "digits", panel=_DATA)] = None,
+    study: StudyFile = None,
+    dataset: Dataset = None,
     methods: Annotated[
         str | None,
-        _option("Separated by commas; options as fedpac:alignment=0.", "fedavg,fedavg_ft", panel=_DATA),
+        _option("Separated by commas; options as fedpac:alignment=0.", "fedavg,fedavg_ft", panel=_COMPARED),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -92,23 +163,29 @@ def run_command(
             "",
             "--set",
             metavar="NAME=VALUE",
-            panel=_DATA,
+            panel=_COMPARED,
         ),
     ] = None,
-    partition: Annotated[
-        str | None, _option("How rows are split over clients.", "dirichlet:alpha=0.3", panel=_DATA)
+    model: Annotated[
+        str | None,
+        _option("Network, or module.function of one; auto takes the papers' for the data.", "auto", panel=_COMPARED),
     ] = None,
-    shift: Annotated[
-        list[str] | None,
-        _option(
-            "How some clients' images differ, as rotation:degrees=90,clients=0-4; repeat.",
-            metavar="<str>",
-            panel=_DATA,
-        ),
-    ] = None,
-    model: Annotated[str | None, _option("Network; auto takes the papers' for the data.", "auto", panel=_DATA)] = None,
-    clients: Annotated[int | None, _option("Number of clients.", "20", panel=_DATA)] = None,
-    seeds: Annotated[str | None, _option("Separated by commas.", "0", panel=_DATA)] = None,
+    seeds: Annotated[str | None, _option("Separated by commas.", "0", panel=_COMPARED)] = None,
+    data_dir: DataDir = None,
+    normalise: Normalised = None,
+    data: Data = None,
+    target: Target = None,
+    client_column: ClientColumn = None,
+    drop: Drop = None,
+    resize: Resize = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    sizes: Sizes = None,
+    keep: Keep = None,
+    shift: Shift = None,
+    new_clients: NewClients = None,
+    new_shift: NewShift = None,
+    data_seed: DataSeed = None,
     rounds: Annotated[int | None, _option("Communication rounds.", "30", panel=_TRAINING)] = None,
     participation: Annotated[
         float | None, _option("Share of the clients in each round.", "1.0", panel=_TRAINING)
@@ -122,50 +199,40 @@ def run_command(
         str, _option("auto, sequential or processes; the numbers are the same.", "auto", panel=_RUN)
     ] = "auto",
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
-    data_dir: Annotated[
-        Path | None, _option("Holds DATASET/{train,test}.parquet.", "$IDIOLECT_DATA, else the hub", panel=_RUN)
-    ] = None,
     out: Annotated[Path | None, _option("Folder of the run.", "runs/NAME", panel=_RUN)] = None,
     resume: Annotated[bool, _option("Continue the run in --out.", "", "--resume", panel=_RUN)] = False,
     quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
-    as_json: Annotated[bool, _option("Print the table as JSON.", "", "--json", panel=_RUN)] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train methods on clients that differ, and compare them in a table and a page.
 
-    Example: idiolect run --methods local,fedavg,fedpac --shift rotation:degrees=90,clients=0-4
+    Example: idiolect run --methods local,fedavg,fedpac --shift rotate:degrees=90,clients=0-4
     """
     from idiolect.experiments import run, watcher
     from idiolect.experiments.progress import Silent
 
-    given = {
-        "dataset": dataset,
-        "methods": methods,
-        "partition": partition,
-        "shifts": shift,
-        "model": model,
-        "clients": clients,
-        "rounds": rounds,
-        "participation": participation,
-        "local_epochs": local_epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "seeds": seeds,
-        "data_dir": None if data_dir is None else str(data_dir),
-    }
-    settings = {k: v for k, v in given.items() if v is not None}
+    settings = _about_data(
+        dataset=dataset, data_dir=data_dir, data=data, target=target, client_column=client_column, drop=drop,
+        resize=resize, clients=clients, partition=partition, sizes=sizes, keep=keep, shifts=shift,
+        new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise,
+        methods=methods, model=model, seeds=seeds, rounds=rounds, participation=participation,
+        local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay,
+    )  # fmt: skip
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)
     result = run(whole, out, engine=engine, workers=workers, resume=resume, watcher=show)
     page = result.folder / "report.html"
     if as_json:
         rows = [row._asdict() for row in result.rows()]
-        _print_json({"run": str(result.folder), "report": str(page), "methods": rows})
+        joined = [row._asdict() for row in result.joined()]
+        _print_json({"run": str(result.folder), "report": str(page), "methods": rows, "joined": joined})
     else:
         if not quiet:
             err_console.print()
         out_console.print(result.table())
+        if (newcomers := result.joined_table()) is not None:
+            out_console.print()
+            out_console.print(newcomers)
         _say(out_console, f"\nReport: {page}")
 
 
@@ -178,7 +245,12 @@ def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], res
             path = resumed / "study.yaml"
         elif not settings and not sets:
             raise InputError(f"{resumed} holds no run to resume: give --out the folder of one, or leave out --resume")
-    study = Study(**(Study.read(path).model_dump() if path else {}) | settings)
+    written = Study.read(path).model_dump() if path else {}
+    by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")
+    for own, other in (("data", by_name), ("dataset", own_data)):
+        if own in settings:  # the one takes the other's place
+            written = {k: v for k, v in written.items() if k not in other}
+    study = Study(**written | settings)
     return Study(**study.model_dump() | {"methods": _with(study, sets)})
 
 
@@ -215,6 +287,62 @@ def _label(name: str, options: dict[str, Any]) -> str:
     if "preset" not in options:
         options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
     return str(Spec(name=name, options=options))
+
+
+@app.command("describe")
+def describe_command(
+    study: StudyFile = None,
+    dataset: Dataset = None,
+    model: Annotated[
+        str | None, _option("Network: accepted as run takes it, and checked.", "auto", panel=_COMPARED)
+    ] = None,
+    data_dir: DataDir = None,
+    normalise: Normalised = None,
+    data: Data = None,
+    target: Target = None,
+    client_column: ClientColumn = None,
+    drop: Drop = None,
+    resize: Resize = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    sizes: Sizes = None,
+    keep: Keep = None,
+    shift: Shift = None,
+    new_clients: NewClients = None,
+    new_shift: NewShift = None,
+    data_seed: DataSeed = None,
+    show: Annotated[
+        str | None,
+        _option("Clients whose images are shown, as 0-2+50.", "the first of each shift", metavar="CLIENTS", panel=_RUN),
+    ] = None,
+    out: Annotated[Path | None, _option("The page.", "runs/describe.html", panel=_RUN)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how clients differ before anything is trained: who holds what, how much, how unlike, how it looks.
+
+    Example: idiolect describe --dataset cifar10 --clients 100 --shift corrupt:clients=0-49
+    """
+    from idiolect.data import description, members
+    from idiolect.report import description as drawing
+
+    settings = _about_data(
+        dataset=dataset, data_dir=data_dir, data=data, target=target, client_column=client_column, drop=drop,
+        resize=resize, clients=clients, partition=partition, sizes=sizes, keep=keep, shifts=shift,
+        new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise, model=model,
+    )  # fmt: skip
+    whole = _study(study, settings, [], None)
+    federation = whole.federation()
+    whole.task(federation)  # a network that does not fit the rows is said here
+    about = description.describe_clients(federation)
+    written = whole.model_dump(mode="json")
+    shown = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)
+    facts = drawing.facts(written, federation, about)
+    page = drawing.write_description(facts, federation, about, shown, out or Path("runs", "describe.html"))
+    if as_json:
+        _print_json(drawing.as_json(written, federation, about) | {"page": str(page)})
+    else:
+        out_console.print(drawing.terminal(facts, federation, about))
+        _say(out_console, f"\nPage: {page}")
 
 
 @app.command("report")
@@ -363,8 +491,8 @@ def _shifts() -> dict[str, dict[str, Any]]:
 def _models() -> dict[str, dict[str, Any]]:
     from idiolect import models
 
-    auto = {"summary": "The papers' network for the shape of the data, else small_cnn."}
-    return {"auto": auto} | {name: {"summary": _first_line(make)} for name, make in models.NETWORKS.items()}
+    auto = {"summary": "The papers' network for the shape of the data, else small_cnn; for tables mlp."}
+    return {"auto": auto} | _functions(models.NETWORKS)
 
 
 def _engines() -> dict[str, dict[str, Any]]:

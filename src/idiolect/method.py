@@ -43,7 +43,7 @@ class Data(NamedTuple):
     """One client's rows, as numbers of rows in the store of everyone's."""
 
     x_R: Tensor
-    """Raw rows of everybody (uint8 images, or floats that are used as they are)."""
+    """Raw rows of everybody: uint8 images, or floats with NaN where a value is missing."""
     y_R: Tensor
     """Labels of everybody, int64."""
     row_N: Tensor
@@ -105,7 +105,8 @@ class Training:
 class Task:
     """What a method is told about the problem.
 
-    ``mean`` and ``std`` normalise 8-bit images, per channel, on a scale of 0 to 1.
+    ``mean`` and ``std`` normalise rows per channel or feature: 8-bit images on a scale of 0 to 1, floats as they are. A
+    missing value (NaN) of a row of floats becomes the mean.
     """
 
     network: Network
@@ -118,7 +119,7 @@ class Task:
     def inputs(self, x_B: Tensor) -> Tensor:
         """Raw rows as the network takes them: floats, normalised, images channels-last."""
         if x_B.dtype != torch.uint8:
-            return x_B.to(torch.get_default_dtype())
+            return self._numbers(x_B.to(torch.get_default_dtype()))
         x_B = x_B.to(torch.get_default_dtype())
         if x_B.ndim == 4 and not tree.mapped(x_B):
             x_B = x_B.contiguous(memory_format=torch.channels_last)
@@ -126,6 +127,13 @@ class Task:
         scale = x_B.new_tensor([1 / (255 * s) for s in self.std]).view(shape)
         shift = x_B.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(shape)
         return x_B * scale + shift
+
+    def _numbers(self, x_B: Tensor) -> Tensor:
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return x_B
+        shape = (-1,) + (1,) * (x_B.ndim - 2)
+        z_B = (x_B - x_B.new_tensor(self.mean).view(shape)) / x_B.new_tensor(self.std).view(shape)
+        return torch.nan_to_num(z_B, nan=0.0)
 
 
 def unchanged(down: Down, client: Tree, data: Data, key: Tensor) -> Any:

@@ -1,6 +1,57 @@
 """Data flows one way: source, partition, shifts, and ``build`` packs them into one shape."""
 
-from idiolect.data.pack import PARTITIONS, SHIFTS, FederatedData, build, manifest
-from idiolect.data.sources import Source, describe, load, names
+from __future__ import annotations
 
-__all__ = ["PARTITIONS", "SHIFTS", "FederatedData", "Source", "build", "describe", "load", "manifest", "names"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from idiolect.data.pack import (
+    PARTITIONS,
+    SHIFTS,
+    FederatedData,
+    Normalise,
+    build,
+    conditions_of,
+    follows_a_column,
+    manifest,
+    members,
+    partition_of,
+    shift_of,
+)
+from idiolect.data.source import Column, Source, digest
+from idiolect.data.sources import describe, load, names
+
+if TYPE_CHECKING:
+    from idiolect.data.own import from_arrays, from_dataset, from_frame, open_data
+
+_OWN = ("from_arrays", "from_dataset", "from_frame", "open_data")
+__all__ = [
+    "PARTITIONS",
+    "SHIFTS",
+    "Column",
+    "FederatedData",
+    "Normalise",
+    "Source",
+    "build",
+    "conditions_of",
+    "describe",
+    "digest",
+    "follows_a_column",
+    "from_arrays",
+    "from_dataset",
+    "from_frame",
+    "load",
+    "manifest",
+    "members",
+    "names",
+    "open_data",
+    "partition_of",
+    "shift_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what reads the user's own data: a worker process needs none of it."""
+    if name in _OWN:
+        return getattr(import_module("idiolect.data.own"), name)
+    raise AttributeError(f"module 'idiolect.data' has no attribute {name!r}")

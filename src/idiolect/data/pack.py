@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache as cached
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect import keys
-from idiolect.data import partitions, shifts
-from idiolect.data.sources import Source
-from idiolect.errors import InputError, nearest
-from idiolect.spec import Spec, check, options_of
+from idiolect.data import cache, corruptions, flower, memory, partitions, shifts
+from idiolect.data.dealing import Rows, Split
+from idiolect.data.flower import Partitioner
+from idiolect.data.shifts import KINDS, Shifted, Who
+from idiolect.data.sizes import draw_sizes, scarce
+from idiolect.data.source import Source
+from idiolect.errors import InputError, RunError, nearest
+from idiolect.paths import by_path
+from idiolect.spec import Spec, check
 
-# R rows of everybody, N rows of one client
+# R rows of everybody, N rows of one client, K clients
+
+log = logging.getLogger(__name__)
+
+Normalise = Literal["reference", "training", "symmetric"]
+_CLIENTS = 20  # where nothing says how many
+_WORTH_KEEPING = 2.0  # seconds that shifts took
+_KEPT = 4e9  # bytes of other settings' shifted rows
 
 
 def _listing(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -38,15 +55,20 @@ class FederatedData:
 
     Attributes:
         name: of the data set.
-        x_R: images (R, C, H, W), uint8, shifted; client by client, training rows before test rows; owned rows only.
+        x_R: images (R, C, H, W), uint8, shifted; or float32 (R, ...), NaN where a value is missing. Client by client,
+            training rows before test rows; owned rows only.
         y_R: labels in 0..classes-1, int64.
         train: per client the numbers of its training rows, int64.
         test: per client the numbers of its test rows, int64.
         classes: the number of classes.
         class_names: one name per class.
-        mean: per channel, on a scale of 0 to 1, of the data set without shifts.
-        std: per channel, on a scale of 0 to 1, of the data set without shifts.
+        mean: per channel (on a scale of 0 to 1, of the data set without shifts) or feature.
+        std: per channel or feature, like ``mean``.
         shifts: per client the shifts of its rows with all options, comma-separated, in order; "" for none.
+        names: what each client is called; () for their numbers.
+        conditions: of the last clients, which do not train but join afterwards, what else was done to their rows (""
+            for nothing); a client that joins under several conditions stands here once for each.
+        file: where ``x_R`` stands, if other processes can map it.
     """
 
     name: str
@@ -59,20 +81,39 @@ class FederatedData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shifts: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    file: memory.File | None = None
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
+        """The number of clients, those that join afterwards included, once for each condition."""
         return len(self.train)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of an image, (C, H, W)."""
-        c, h, w = self.x_R.shape[1:]
-        return c, h, w
+    def trained(self) -> int:
+        """The number of clients that take part in training: the first ones."""
+        return self.clients - len(self.conditions)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row: (C, H, W) of an image."""
+        return tuple(self.x_R.shape[1:])
 
 
-def build(source: Source, partition: Spec, shifts: Sequence[Spec], clients: int, seed: int) -> FederatedData:
+def build(
+    source: Source,
+    partition: Spec | Partitioner,
+    shifts: Sequence[Spec] = (),
+    clients: int | None = None,
+    seed: int = 0,
+    *,
+    sizes: Sequence[int] = (),
+    keep: float | int | None = None,
+    new_clients: str | int | None = None,
+    new_shifts: Sequence[Spec] = (),
+    normalise: Normalise = "reference",
+) -> FederatedData:
     """Divide a data set among clients and shift some of them; a function of the arguments alone.
 
     The owned rows are gathered into one new tensor, client by client, and shifted in place there. A shift's option
@@ -80,44 +121,70 @@ def build(source: Source, partition: Spec, shifts: Sequence[Spec], clients: int,
     or a list of numbers. Shifts apply in the order given, to training and test rows alike, and what a client's shift
     draws depends on the seed, the client and the shift's place in the list alone.
 
+    Args:
+        source: the rows.
+        partition: one of ``PARTITIONS`` with options, the import path of a function like them or of a flwr-datasets
+            partitioner, or such a partitioner itself.
+        shifts: of ``SHIFTS``, with options.
+        clients: how many; None takes 20, or as many as the data have where the partition follows a column.
+        seed: of all draws.
+        sizes: training rows per client: one number for all, or several of which each client draws one; () leaves it to
+            the partition.
+        keep: of each client's training rows a share (a float up to 1) or a number, drawn at random; the test rows stay.
+        new_clients: who does not train and joins afterwards: a number or "20%" (the last so many), or clients' names
+            joined by "+".
+        new_shifts: what their rows are measured under, each by itself, beside the rows as they are.
+        normalise: with the mean and standard deviation that the literature uses for the set ("reference"; where there
+            is none, as for "training"), with those of the training rows, unshifted, or images to [-1, 1] ("symmetric").
+
     Raises:
         InputError: unknown partition, shift or option, a client number out of range, or too few rows.
     """
-    if clients < 1:
+    if clients is not None and clients < 1:
         raise InputError(f"clients={clients} is not possible: ask for at least 1")
-    divide = _find(PARTITIONS, "partition", partition.name)
-    options = check(divide, partition.options, f"partition {partition.name}")
-    split = divide(source, clients, keys.generator(seed, "partition"), **options)
-    _check_split(split, clients, len(source.y_R), partition.name)
-    steps = [_shift(spec, clients) for spec in shifts]
+    split = _divide(source, partition, clients, seed, sizes)
+    if keep is not None:
+        split = scarce(split, keep, keys.generator(seed, "keep"))
+    split, new = _new_last(split, new_clients)
+    stints = _stints(split, new, shifts, new_shifts)
 
-    sizes = [len(train) + len(test) for train, test in zip(*split, strict=True)]
-    x_R = torch.empty((sum(sizes), *source.x_R.shape[1:]), dtype=torch.uint8)
-    y_R = torch.empty(sum(sizes), dtype=torch.int64)
-    train, test, names = [], [], []
-    start = 0
-    for client, rows in enumerate(zip(*split, strict=True)):
-        cut, end = start + len(rows[0]), start + sizes[client]
-        row_N = torch.from_numpy(np.concatenate(rows))
-        torch.index_select(source.x_R, 0, row_N, out=x_R[start:end])
-        torch.index_select(source.y_R, 0, row_N, out=y_R[start:end])
-        mine = [(index, step) for index, step in enumerate(steps) if client in step.members]
-        for index, step in mine:
-            rng = keys.generator(seed, "shift", client, index)
-            x_R[start:end] = torch.from_numpy(np.ascontiguousarray(step.apply(x_R[start:end].numpy(), rng)))
+    rows = [np.concatenate([split.train[s.client], split.test[s.client]]) for s in stints]
+    ends = np.cumsum([len(r) for r in rows])
+    x_R, file = _room((int(ends[-1]), *source.x_R.shape[1:]), source.x_R.dtype)
+    y_R = torch.empty(int(ends[-1]), dtype=torch.int64)
+    train, test = [], []
+    for stint, row_N, end in zip(stints, rows, ends.tolist(), strict=True):
+        start, cut = end - len(row_N), end - len(split.test[stint.client])
+        torch.index_select(source.x_R, 0, torch.from_numpy(row_N), out=x_R[start:end])
+        torch.index_select(source.y_R, 0, torch.from_numpy(row_N), out=y_R[start:end])
         train.append(torch.arange(start, cut))
         test.append(torch.arange(cut, end))
-        names.append(",".join(step.text for _, step in mine))
-        start = end
-    about = (source.classes, source.class_names, source.mean, source.std)
-    return FederatedData(source.name, x_R, y_R, tuple(train), tuple(test), *about, tuple(names))
+    trained = len(split.train) - new
+    mean, std = _moments(source, x_R, torch.cat(train[:trained]), normalise)
+    says = _shift(x_R, y_R, ends.tolist(), stints, source.classes, seed)
+    data = FederatedData(
+        source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
+        () if split.names is None else tuple(split.names[s.client] for s in stints),
+        tuple(s.condition for s in stints[trained:]), file,
+    )  # fmt: skip
+    _warn(data, own=split.names is not None)
+    return data
 
 
 def manifest(data: FederatedData) -> dict[str, Any]:
-    """Who holds how many rows of each class, ready for JSON, and a SHA-256 over images, labels and row numbers."""
+    """Who holds how many rows of each class, ready for JSON, and a SHA-256 over rows, labels and row numbers."""
 
     def counts(rows: Tensor) -> list[int]:
         return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
+
+    def client(k: int) -> dict[str, Any]:
+        about: dict[str, Any] = {"id": k, "train": counts(data.train[k]), "test": counts(data.test[k])}
+        about["shift"] = data.shifts[k]
+        if data.names:
+            about["name"] = data.names[k]
+        if k >= data.trained:
+            about["joins"] = data.conditions[k - data.trained]
+        return about
 
     digest = hashlib.sha256()
     for tensor in (data.x_R, data.y_R, *data.train, *data.test):
@@ -127,37 +194,270 @@ def manifest(data: FederatedData) -> dict[str, Any]:
         "dataset": data.name,
         "classes": data.classes,
         "class_names": list(data.class_names),
-        "clients": [
-            {"id": k, "train": counts(data.train[k]), "test": counts(data.test[k]), "shift": data.shifts[k]}
-            for k in range(data.clients)
-        ],
+        "clients": [client(k) for k in range(data.clients)],
         "hash": digest.hexdigest(),
     }
 
 
-@dataclass(frozen=True)
-class _Step:
-    apply: Callable[..., Any]
+def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, memory.File | None]:
+    """Room for rows, in a file that worker processes can map; where there is none for files, in this process."""
+    try:
+        return memory.shared(shape, dtype)
+    except RunError as error:
+        log.info("rows are kept in this process alone: %s", error)
+        return torch.empty(shape, dtype=dtype), None
+
+
+# --- who owns which rows
+
+
+def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function, or the class of partitioners, that a spec names, and its options, checked.
+
+    Raises:
+        InputError: unknown name, import path or option.
+    """
+    what = f"partition {spec.name}"
+    if spec.name in PARTITIONS:
+        return PARTITIONS[spec.name], check(PARTITIONS[spec.name], spec.options, what)
+    if "." not in spec.name:
+        raise InputError(f"unknown partition {spec.name!r}; {nearest(spec.name, PARTITIONS)}")
+    found = by_path(spec.name, "partition")
+    if flower.is_kind(found):
+        flower.check(found, spec.options, what)
+        return found, dict(spec.options)
+    if not inspect.isfunction(found) or "source" not in inspect.signature(found).parameters:
+        raise InputError(
+            f"{what}: this is no partition; name a function (source, clients, rng, *, options) -> Split, or a class of "
+            "flwr_datasets.partitioner"
+        )
+    return found, check(found, spec.options, what)
+
+
+def follows_a_column(spec: Spec) -> bool:
+    """Whether the data say how many clients this partition makes, where nobody else does.
+
+    Raises:
+        InputError: as for ``partition_of``.
+    """
+    function, options = partition_of(spec)
+    known = inspect.signature(function).parameters
+    if flower.is_kind(function):
+        return "num_partitions" not in known or "num_partitions" in options
+    return "clients" in known and "None" in str(known["clients"].annotation)
+
+
+def _divide(
+    source: Source, partition: Spec | Partitioner, clients: int | None, seed: int, sizes: Sequence[int]
+) -> Split:
+    rng = keys.generator(seed, "partition")
+    draw = keys.generator(seed, "sizes")
+    sized = False
+    if not isinstance(partition, Spec):
+        name = type(partition).__name__
+        split = flower.from_flower(partition, source, clients, rng)
+    else:
+        name = partition.name
+        function, options = partition_of(partition)
+        if flower.is_kind(function):
+            partitioner, more = flower.made(function, options, clients or _CLIENTS)
+            split = flower.from_flower(partitioner, source, clients, rng, **more)
+        else:
+            count = clients or (None if follows_a_column(partition) else _CLIENTS)
+            sized = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
+            more = {"sizes_K": draw_sizes(sizes, count, draw)} if sized and count else {}
+            split = function(source, count, rng, **more, **options)
+    _check_split(split, clients, len(source.y_R), name)
+    return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not sized else split
+
+
+def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
+    """Of each client the first so many training rows, which stand in random order."""
+    have_K = [len(rows) for rows in split.train]
+    k = int(np.argmin(np.array(have_K) - np.array(sizes_K)))
+    if have_K[k] < sizes_K[k]:
+        raise InputError(
+            f"sizes: client {k} of partition {name} has {have_K[k]} training rows, not {sizes_K[k]}; the smallest "
+            f"client has {min(have_K)}: ask for at most that many, or leave out sizes"
+        )
+    return split._replace(train=[rows[:size] for rows, size in zip(split.train, sizes_K, strict=True)])
+
+
+def _check_split(split: Split, clients: int | None, rows: int, name: str) -> None:
+    """What everything after relies on, whoever wrote the partition."""
+    count = len(split.train)
+    if not 0 < count == len(split.test) == (clients or count):
+        asked = f" of {clients}" if clients else ""
+        raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client")
+    if split.names is not None and len(split.names) != count:
+        raise InputError(f"partition {name} gives {len(split.names)} names to {count} clients: give each client one")
+    for client, (train, test) in enumerate(zip(*split[:2], strict=True)):
+        for kind, part in (("training", train), ("test", test)):
+            if len(part) == 0:
+                raise InputError(f"partition {name}: client {client} has no {kind} rows; ask for fewer clients")
+    every = np.concatenate([*split.train, *split.test])
+    if every.min() < 0 or every.max() >= rows or (not split.shared and len(np.unique(every)) < len(every)):
+        raise InputError(f"partition {name} gives a row twice or one that does not exist: draw without replacement")
+
+
+def _new_last(split: Split, new_clients: str | int | None) -> tuple[Split, int]:
+    """The split with the clients that do not train at its end, and their number."""
+    count = len(split.train)
+    if new_clients is None:
+        return split, 0
+    text = str(new_clients).strip()
+    if text.removesuffix("%").replace(".", "", 1).isdecimal():
+        new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(float(text))
+        chosen = list(range(count - new, count))
+    else:
+        names = list(split.names or ())
+        asked = [name.strip() for name in text.split("+")]
+        if unknown := [name for name in asked if name not in names]:
+            hint = nearest(unknown[0], names) if names else "these clients have no names: give a number or a share"
+            raise InputError(f"new_clients={text}: there is no client {unknown[0]!r}; {hint}")
+        chosen = sorted({names.index(name) for name in asked})
+    if not 0 < len(chosen) < count:
+        raise InputError(
+            f"new_clients={text} leaves no client to train or none to join: of {count}, 1 to {count - 1} fit"
+        )
+    order = [k for k in range(count) if k not in set(chosen)] + chosen
+    names_K = None if split.names is None else tuple(split.names[k] for k in order)
+    return Split([split.train[k] for k in order], [split.test[k] for k in order], names_K, split.shared), len(chosen)
+
+
+# --- shifts
+
+
+class _Step(NamedTuple):
+    """One shift of some clients."""
+
+    function: Callable[..., Shifted]
+    options: dict[str, Any]
     members: frozenset[int]
     text: str
 
 
-def _shift(spec: Spec, clients: int) -> _Step:
-    what = f"shift {spec.name}"
-    function = _find(SHIFTS, "shift", spec.name)
-    known = options_of(function)
-    for key in spec.options:
-        if key not in known and key != "clients":
-            raise InputError(f"{what} has no option {key!r}; {nearest(key, [*known, 'clients'])}")
-    given = check(function, {k: v for k, v in spec.options.items() if k != "clients"}, what)
-    options = {key: given.get(key, option.default) for key, option in known.items()}
-    whole = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in options.items()}
-    members = _members(spec.options.get("clients", "all"), clients, what)
-    return _Step(lambda x_N, rng: function(x_N, rng, **options), members, str(Spec(name=spec.name, options=whole)))
+class _Stint(NamedTuple):
+    """A client's rows under one condition, with the shifts that apply, each beside the path of its draws."""
+
+    client: int
+    condition: str
+    steps: tuple[tuple[tuple[int | str, ...], _Step], ...]
 
 
-def _members(value: object, clients: int, what: str) -> frozenset[int]:
-    """The client numbers that ``all``, ``half``, ``0-4+8``, a number or a list of numbers stand for."""
+def shift_of(spec: Spec) -> tuple[Callable[..., Shifted], dict[str, Any]]:
+    """The function that a shift's name stands for, and its options without ``clients``, checked.
+
+    Raises:
+        InputError: unknown name or option.
+    """
+    if spec.name not in SHIFTS:
+        raise InputError(f"unknown shift {spec.name!r}; {nearest(spec.name, SHIFTS)}")
+    own = {k: v for k, v in spec.options.items() if k != "clients"}
+    return SHIFTS[spec.name], check(SHIFTS[spec.name], own, f"shift {spec.name}", beside=["clients"])
+
+
+def conditions_of(specs: Iterable[Spec]) -> list[Spec]:
+    """The shifts that new clients are measured under, ``corrupt:kind=each`` written out.
+
+    Raises:
+        InputError: unknown name or option, or clients named, since each condition is everybody's.
+    """
+    found = []
+    for spec in specs:
+        each = spec.name == "corrupt" and spec.options.get("kind") == "each"
+        kinds = [{"kind": kind} for kind in KINDS] if each else [{}]
+        found += [Spec(name=spec.name, options=spec.options | kind) for kind in kinds]
+    for spec in found:
+        shift_of(spec)
+        if "clients" in spec.options:
+            raise InputError(f"new_shifts {spec}: every new client is measured so; leave out clients")
+    return found
+
+
+def _step(spec: Spec, clients: int) -> _Step:
+    function, options = shift_of(spec)
+    who = members(spec.options.get("clients", "all"), clients, f"shift {spec.name}")
+    return _Step(function, options, who, str(spec))
+
+
+def _stints(split: Split, new: int, shifts: Sequence[Spec], new_shifts: Sequence[Spec]) -> list[_Stint]:
+    """Every client, then the new ones once more for each further condition."""
+    count = len(split.train)
+    steps = [_step(spec, count) for spec in shifts]
+    if new_shifts and not new:
+        raise InputError("new_shifts is about new clients, and there are none: give new_clients too")
+    plain = [_Stint(k, "", tuple(((i,), s) for i, s in enumerate(steps) if k in s.members)) for k in range(count)]
+    joining = frozenset(range(count - new, count))
+    conditions = [_step(spec, count)._replace(members=joining) for spec in conditions_of(new_shifts)]
+    return plain + [
+        _Stint(s.client, more.text, (*s.steps, (("new", j), more)))
+        for j, more in enumerate(conditions)
+        for s in plain[count - new :]
+    ]
+
+
+def _shift(
+    x_R: Tensor, y_R: Tensor, ends: Sequence[int], stints: Sequence[_Stint], classes: int, seed: int
+) -> tuple[str, ...]:
+    """Shift the rows where they stand, and say of each client what was done; what took long is kept and found again."""
+    if not any(stint.steps for stint in stints):
+        return ("",) * len(stints)
+    images = x_R.dtype == torch.uint8 and x_R.ndim == 4
+    for step in {id(s): s for stint in stints for _, s in stint.steps}.values():
+        if not images and "Images" in str(inspect.signature(step.function).parameters["x_N"].annotation):
+            raise InputError(f"shift {step.text} changes images, and these rows are numbers: leave it out")
+    kept = cache.place(f"shifts-{_digest(x_R, y_R, ends, stints, seed)}")
+    if kept and (found := cache.load(kept)):
+        x_R.copy_(found.tensors["x"])
+        y_R.copy_(found.tensors["y"])
+        return tuple(json.loads(found.about["says"]))
+    begun = time.monotonic()
+    places = {id(s): {k: i for i, k in enumerate(sorted(s.members))} for stint in stints for _, s in stint.steps}
+    says, start = [], 0
+    for stint, end in zip(stints, ends, strict=True):
+        done = []
+        for path, step in stint.steps:
+            who = Who(
+                stint.client, places[id(step)][stint.client], classes,
+                lambda *more, path=path: keys.generator(seed, "shift", "common", *path, *more),
+            )  # fmt: skip
+            rng = keys.generator(seed, "shift", stint.client, *path)
+            shifted = step.function(x_R[start:end].numpy(), y_R[start:end].numpy(), who, rng, **step.options)
+            x_R[start:end] = torch.from_numpy(np.ascontiguousarray(shifted.x_N))
+            y_R[start:end] = torch.from_numpy(np.ascontiguousarray(shifted.y_N))
+            done.append(shifted.says)
+        says.append(",".join(filter(None, done)))
+        start = end
+    if kept and time.monotonic() - begun > _WORTH_KEEPING:
+        cache.trim(kept, "shifts-", _KEPT)
+        cache.save(kept, {"x": x_R, "y": y_R}, {"says": json.dumps(says)})
+    return tuple(says)
+
+
+def _digest(x_R: Tensor, y_R: Tensor, ends: Sequence[int], stints: Sequence[_Stint], seed: int) -> str:
+    """What decides the shifted rows: the rows as they were, the plan, and the code."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (x_R, y_R):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.numpy().data)
+    plan = [(s.client, [(path, step.text, sorted(step.members)) for path, step in s.steps]) for s in stints]
+    digest.update(json.dumps([list(ends), plan, seed]).encode())
+    digest.update(_code())
+    return digest.hexdigest()
+
+
+@cached
+def _code() -> bytes:
+    return b"".join(Path(inspect.getfile(m)).read_bytes() for m in (shifts, corruptions, keys))
+
+
+def members(value: object, clients: int, what: str) -> frozenset[int]:
+    """The client numbers that ``all``, ``half``, ``0-4+8``, a number or a list of numbers stand for.
+
+    Raises:
+        InputError: it cannot be read, or there is no such client; ``what`` names the setting.
+    """
     found: Iterable[int]
     if value == "all":
         found = range(clients)
@@ -186,20 +486,59 @@ def _ranges(text: str, clients: int, what: str) -> list[int]:
     return numbers
 
 
-def _find(known: dict[str, Callable[..., Any]], what: str, name: str) -> Callable[..., Any]:
-    if name not in known:
-        raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
-    return known[name]
+# --- what the rows are like
 
 
-def _check_split(split: partitions.Split, clients: int, rows: int, name: str) -> None:
-    """What everything after relies on, whoever wrote the partition."""
-    if len(split.train) != clients or len(split.test) != clients:
-        raise InputError(f"partition {name} made {len(split.train)} clients of {clients}: return one entry per client")
-    for client, (train, test) in enumerate(zip(*split, strict=True)):
-        for kind, part in (("training", train), ("test", test)):
-            if len(part) == 0:
-                raise InputError(f"partition {name}: client {client} has no {kind} rows; ask for fewer clients")
-    every = np.concatenate([*split.train, *split.test])
-    if every.min() < 0 or every.max() >= rows or len(np.unique(every)) < len(every):
-        raise InputError(f"partition {name} gives a row twice or one that does not exist: draw without replacement")
+def _moments(
+    source: Source, x_R: Tensor, train: Tensor, normalise: Normalise
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel or feature that rows are normalised with."""
+    if normalise == "symmetric":
+        if x_R.dtype != torch.uint8:
+            raise InputError("normalise=symmetric is for images, and these rows are numbers: take training")
+        return (0.5,) * x_R.shape[1], (0.5,) * x_R.shape[1]
+    if normalise == "reference" and source.mean is not None and source.std is not None:
+        return source.mean, source.std
+    axes = tuple(a for a in range(x_R.ndim) if a != 1)
+    count, total, square = (np.zeros(x_R.shape[1]) for _ in range(3))
+    for rows in torch.split(train, 4096):
+        x_N = x_R[rows].numpy().astype(np.float64) / (255 if x_R.dtype == torch.uint8 else 1)
+        count += (~np.isnan(x_N)).sum(axes)
+        total += np.nansum(x_N, axes)
+        square += np.nansum(x_N**2, axes)
+    mean = total / np.maximum(count, 1)
+    std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
+    plain = ~np.array(source.scaled or (True,) * len(mean)) | (std < 1e-8 * (1 + abs(mean)))
+    std[plain] = 1.0
+    mean[~np.array(source.scaled or (True,) * len(mean))] = 0.0
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _warn(data: FederatedData, own: bool) -> None:
+    """Say what is legal and probably not meant."""
+    train_C = torch.bincount(data.y_R[torch.cat(data.train[: data.trained])], minlength=data.classes)
+    test_C = torch.bincount(data.y_R[torch.cat(data.test)], minlength=data.classes)
+    if unseen := [data.class_names[c] for c in range(data.classes) if test_C[c] and not train_C[c]]:
+        log.warning(
+            "no model can learn %s: in test rows, and in nobody's training rows; take more clients or rows",
+            ", ".join(map(repr, unseen[:5])),
+        )
+    if not own:
+        return
+    name = data.names.__getitem__
+    clients = data.trained + data.conditions.count("")
+    single = [k for k in range(clients) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
+    if single:
+        log.warning(
+            "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with care",
+            len(single), clients, name(single[0]),
+        )  # fmt: skip
+    rows_K = [len(data.train[k]) + len(data.test[k]) for k in range(clients)]
+    from idiolect.data.own import duplicates  # brings pandas, which no worker needs
+
+    count, pair = duplicates(data.x_R[: sum(rows_K)], np.repeat(np.arange(clients), rows_K))
+    if pair:
+        log.warning(
+            "%d rows stand at more than one client (for one, at %s and %s): one may test on what another trains on",
+            count, *map(name, pair),
+        )  # fmt: skip

@@ -50,7 +50,8 @@ class Record(NamedTuple):
     round: int
     client: int
     moment: str
-    """``adapted``: the personal model on test rows; ``local`` and ``server``: what these report; ``wire``: bytes."""
+    """``adapted``: the personal model on test rows; ``joined``: that of a client that did not train; ``local`` and
+    ``server``: what these report; ``wire``: bytes."""
     metric: str
     value: float
 
@@ -84,7 +85,8 @@ def fit(
 
     A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
     numbers. At evaluation rounds and after the last, every client's personal model (``adapt``, then ``predict``) is
-    measured on its test rows; what ``adapt`` made is not kept.
+    measured on its test rows; what ``adapt`` made is not kept. After the last round the clients that did not train join
+    (``enrol``, ``send``, ``adapt``) and are measured too.
 
     Args:
         job: method, data, seed.
@@ -101,9 +103,9 @@ def fit(
         Interrupted: ``stop`` said so.
     """
     method = job.build()
-    state = state or begin(method, job.data.clients, job.seed)
+    state = state or begin(method, job.data.trained, job.seed)
     engine.open(job)
-    everyone = list(range(job.data.clients))
+    everyone = list(range(job.data.trained))
     for number in range(state.round + 1, rounds + 1):
         ids = participants(job.seed, number, len(everyone), participation)
         down = _send(job, method, state.server, ids, number)
@@ -126,12 +128,28 @@ def fit(
             records += _from_server(number, ids, info) if evaluating else []
         del up, down
         if evaluating:
-            down = _send(job, method, server, everyone, number)
-            for i, m in zip(everyone, engine.map("evaluate", number, everyone, down, clients, stop), strict=True):
-                assert isinstance(m, Measured)
-                records += [Record(number, i, "adapted", metric, value) for metric, value in m._asdict().items()]
+            records += _evaluated(job, method, engine, state, everyone, "adapted", stop)
+        if number == rounds:
+            fresh = method.enrol(keys.key(job.seed, "enrol"))
+            newcomers = range(job.data.trained, job.data.clients)
+            for ids in (list(newcomers[k : k + len(everyone)]) for k in range(0, len(newcomers), len(everyone))):
+                joining = state._replace(clients=[fresh] * len(ids))
+                records += _evaluated(job, method, engine, joining, ids, "joined", stop)
         on_round(state, records)
     return state
+
+
+def _evaluated(
+    job: Job, method: Method, engine: Engine, state: State, ids: Sequence[int], moment: str, stop: Stop
+) -> list[Record]:
+    """What the personal models of some clients, whose states these are, do on their test rows."""
+    down = _send(job, method, state.server, ids, state.round)
+    found = engine.map("evaluate", state.round, ids, down, state.clients, stop)
+    records = []
+    for i, measured in zip(ids, found, strict=True):
+        assert isinstance(measured, Measured)
+        records += [Record(state.round, i, moment, metric, value) for metric, value in measured._asdict().items()]
+    return records
 
 
 def _send(job: Job, method: Method, server: Tree, ids: Sequence[int], number: int) -> Down:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from idiolect import tree
-from idiolect.data import FederatedData
+from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import InputError, Interrupted, RunError
@@ -82,15 +81,14 @@ class Processes:
             raise
 
     def _start(self, data: FederatedData) -> None:
-        try:
-            with tempfile.TemporaryFile() as rows:  # without a name: nothing is left behind, however this ends
-                rows.write(data.x_R.contiguous().numpy().data)
-                rows.flush()
-                for _ in range(min(self.workers, data.clients)):
-                    self._spawn(rows.fileno())
-        except OSError as error:
-            raise RunError(f"cannot share the rows in a file ({error}): set TMPDIR to a folder with room") from error
-        self._tell("at the start", "start", replace(data, x_R=data.x_R[:0]))
+        if data.file is None:  # rows of the caller's own making
+            rows, file = memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
+            rows.copy_(data.x_R)
+        else:
+            file = data.file
+        for _ in range(min(self.workers, data.clients)):
+            self._spawn(file.fileno())
+        self._tell("at the start", "start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R))
         for connection in self._connections:
             self._receive("at the start", connection)
         self._data = data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from idiolect.data import FederatedData
+from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
 from idiolect.engines.site import Job, Site
 from idiolect.errors import IdiolectError, RunError
@@ -44,10 +43,9 @@ class Worker:
                 f"{what}: put the method in a module that can be imported, or use --engine sequential"
             ), None
 
-    def start(self, data: FederatedData) -> bool:
+    def start(self, data: FederatedData, rows: int) -> bool:
         """Map the rows that the engine stored; ``data`` comes with an empty tensor of their kind and shape."""
-        rows = mmap.mmap(self._rows, 0, access=mmap.ACCESS_COPY)
-        x_R = torch.frombuffer(rows, dtype=data.x_R.dtype).view(-1, *data.x_R.shape[1:])
+        x_R = memory.mapped(self._rows, (rows, *data.x_R.shape[1:]), data.x_R.dtype)
         self.data = replace(data, x_R=x_R)
         return True
 

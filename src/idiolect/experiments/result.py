@@ -32,6 +32,16 @@ class Result:
         """The table as a terminal shows it."""
         return report.render(self.rows())
 
+    def joined(self) -> list[report.Joined]:
+        """How clients that did not train fare after they joined, a row per condition; empty where there are none."""
+        return report.joined(report.read(self.folder))
+
+    def joined_table(self) -> Table | None:
+        """The same as a terminal shows it."""
+        run = report.read(self.folder)
+        rows = report.joined(run)
+        return report.render_joined(rows, run.titles) if rows else None
+
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page (``report.html`` in the run's folder unless told otherwise) and return where it is."""
         return report.write([self.folder], Path(out) if out else self.folder / "report.html")

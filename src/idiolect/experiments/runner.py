@@ -70,7 +70,7 @@ def run(
                 done = dict.fromkeys(about, 0)
                 for u, job in jobs:
                     cell = store.cell(u.label, job.seed)
-                    state = cell.load(begin(job.build(), federation.clients, job.seed))
+                    state = cell.load(begin(job.build(), federation.trained, job.seed))
                     show.start(u.label, study.rounds * len(study.seeds), done[u.label] + state.round)
                     here(u.label, job.seed, state.round)
                     if state.round < study.rounds:

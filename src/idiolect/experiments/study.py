@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -12,11 +13,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
-from idiolect.data import PARTITIONS, SHIFTS, FederatedData
+from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
 from idiolect.errors import InputError, nearest
 from idiolect.method import SGD, Task, Training
-from idiolect.spec import Spec, check, lower, options_of, split_list
+from idiolect.spec import Spec, lower, options_of, scalar, split_list
 
 if TYPE_CHECKING:
     from idiolect.experiments.result import Result
@@ -26,6 +27,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Keep = Annotated[float, Field(gt=0, le=1)] | PositiveInt
+_USUAL = Spec(name="dirichlet", options={"alpha": 0.3})
+_GIVEN = "given: "  # begins what stands in a file for an object that Python gave
 
 
 class Use(BaseModel):
@@ -72,15 +76,25 @@ class Study(BaseModel):
         InputError: a setting is unknown, misspelt or out of range.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     name: Name = "study"
-    dataset: str = "digits"
+    dataset: str | None = None
     data_dir: str | None = None
-    partition: Spec = Field(default=Spec(name="dirichlet", options={"alpha": 0.3}), validate_default=True)
+    data: str | Source | None = None
+    target: str | None = None
+    client_column: str | None = None
+    drop: tuple[str, ...] = ()
+    resize: str | None = None
+    partition: Any = None
+    sizes: tuple[PositiveInt, ...] = ()
+    keep: Keep | None = None
     shifts: tuple[Spec, ...] = ()
+    new_clients: str | PositiveInt | None = None
+    new_shifts: tuple[Spec, ...] = ()
+    normalise: Normalise = "reference"
     model: str = "auto"
     methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)
-    clients: PositiveInt = 20
+    clients: PositiveInt | None = None
     rounds: PositiveInt = 30
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     local_epochs: PositiveInt = 5
@@ -99,32 +113,101 @@ class Study(BaseModel):
         except pydantic.ValidationError as error:
             raise InputError(_sentence(error, Study)) from None
 
-    @pydantic.field_validator("methods", "shifts", "seeds", mode="before")
+    @pydantic.model_validator(mode="after")
+    def _settled(self) -> Self:
+        """Fill in what depends on other settings: the data set, how it is divided, among how many."""
+
+        def settle(**values: Any) -> None:
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+        if self.data is None:
+            settle(dataset=_known("dataset", self.dataset or "digits", data.names()))
+            own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
+            if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
+                pass
+            elif own:
+                raise ValueError(f"{own[0]} goes with data of your own: name them with data, or leave {own[0]} out")
+        elif self.dataset is not None or self.data_dir is not None:
+            raise ValueError("give data (your own) or dataset and data_dir (one by name), not both")
+        if self.partition is None:
+            column = self.client_column
+            if column is None and self.dataset is not None:
+                column = data.describe(self.dataset)["client_column"]
+            elif self.data is not None and column is None:
+                return self  # the data decide when they are read
+            named = {"column": column} if column and self.data is None else {}
+            settle(partition=_partition(Spec(name="natural", options=named) if column else _USUAL))
+        if self.clients is None and isinstance(self.partition, Spec) and not data.follows_a_column(self.partition):
+            settle(clients=20)
+        return self
+
+    @pydantic.field_validator("data", mode="before")
+    @classmethod
+    def _data(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @pydantic.field_serializer("data")
+    def _data_text(self, value: str | Source | None) -> str | None:
+        return f"{_GIVEN}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
+
+    @pydantic.field_validator("partition", mode="before")
+    @classmethod
+    def _partitioner(cls, value: object) -> object:
+        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_GIVEN)):
+            return value
+        return _partition(Spec.model_validate(value))
+
+    @pydantic.field_serializer("partition")
+    def _partition_text(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        return value.model_dump() if isinstance(value, Spec) else f"{_GIVEN}{type(value).__name__}"
+
+    @pydantic.field_validator("sizes", "drop", mode="before")
+    @classmethod
+    def _joined(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [piece.strip() for piece in value.split("+")]
+        return [value] if isinstance(value, int) else value
+
+    @pydantic.field_validator("keep", mode="before")
+    @classmethod
+    def _share(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        number = scalar(value.strip().removesuffix("%"))
+        if not isinstance(number, int | float):
+            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of rows")
+        return number / 100 if value.strip().endswith("%") else number
+
+    @pydantic.field_validator("resize", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) else value
+
+    @pydantic.field_validator("methods", "shifts", "new_shifts", "seeds", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         if isinstance(value, str):
             return split_list(value)
         return [value] if isinstance(value, int | Spec | Use | Mapping) else value
 
-    @pydantic.field_validator("dataset")
-    @classmethod
-    def _dataset(cls, name: str) -> str:
-        return _known("dataset", name, data.names())
-
     @pydantic.field_validator("model")
     @classmethod
     def _model(cls, name: str) -> str:
-        return _known("model", name, ["auto", *models.names()])
-
-    @pydantic.field_validator("partition")
-    @classmethod
-    def _partition(cls, spec: Spec) -> Spec:
-        return _checked("partition", spec, PARTITIONS)
+        models.choose(name, (1, 8, 8))
+        return name
 
     @pydantic.field_validator("shifts")
     @classmethod
     def _shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(_checked("shift", s, SHIFTS, common={"clients"}) for s in specs)
+        return tuple(_shift(spec) for spec in specs)
+
+    @pydantic.field_validator("new_shifts")
+    @classmethod
+    def _new_shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        return tuple(_shift(spec) for spec in data.conditions_of(specs))
 
     @pydantic.field_validator("methods")
     @classmethod
@@ -171,19 +254,38 @@ class Study(BaseModel):
         Raises:
             InputError: data that are missing or broken, or a partition that they do not allow.
         """
+        source = self._source()
+        partition = self.partition
+        if isinstance(partition, str):
+            raise InputError(f"partition {partition}: it stood in a Python program: run the study from there")
+        if partition is None:
+            partition = _partition(Spec(name="natural") if source.client_column else _USUAL)
+        return data.build(
+            source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
+            new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
+        )  # fmt: skip
+
+    def _source(self) -> Source:
+        if isinstance(self.data, Source):
+            return self.data
+        if self.data is not None:
+            if self.data.startswith(_GIVEN):
+                raise InputError(f"data {self.data}: they stood in a Python program: run the study from there")
+            return data.open_data(
+                self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
+            )
         folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
         if folder and not folder.is_dir():
             raise InputError(
                 f"data_dir={self.data_dir}: there is no such folder; leave it out to fetch {self.dataset} by name"
             )
-        source = data.load(self.dataset, folder)
-        return data.build(source, self.partition, self.shifts, self.clients, self.data_seed)
+        return data.load(str(self.dataset), folder)
 
     def task(self, federation: FederatedData) -> Task:
         """What the methods are told."""
         network = models.build(self.model, federation.shape, federation.classes)
         training = Training(self.local_epochs, self.batch_size, SGD(self.lr, self.momentum, self.weight_decay))
-        return Task(network, federation.classes, federation.clients, training, federation.mean, federation.std)
+        return Task(network, federation.classes, federation.trained, training, federation.mean, federation.std)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
@@ -207,12 +309,22 @@ def _known(what: str, name: str, known: Sequence[str]) -> str:
     return name
 
 
-def _checked(what: str, spec: Spec, known: Mapping[str, Any], common: frozenset[str] | set[str] = frozenset()) -> Spec:
-    _known(what, spec.name, list(known))
-    apart = {k: v for k, v in spec.options.items() if k in common}
-    own = {k: v for k, v in spec.options.items() if k not in common}
-    defaults = {k: p.default for k, p in options_of(known[spec.name]).items() if p.default is not None}
-    return Spec(name=spec.name, options=defaults | check(known[spec.name], own, f"{what} {spec.name}") | apart)
+def _partition(spec: Spec) -> Spec:
+    """The partition with all its options."""
+    function, options = data.partition_of(spec)
+    return Spec(name=spec.name, options=_defaults(function) | options)
+
+
+def _shift(spec: Spec) -> Spec:
+    """The shift with all its options."""
+    function, options = data.shift_of(spec)
+    whom = {k: v for k, v in spec.options.items() if k == "clients"}
+    return Spec(name=spec.name, options=_defaults(function) | options | whom)
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    known = options_of(function) if inspect.isfunction(function) else {}
+    return {k: p.default for k, p in known.items() if p.default is not None and p.default is not p.empty}
 
 
 def _different(what: str, values: T, names: Sequence[Any]) -> T:
@@ -230,7 +342,7 @@ def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden" and not inner:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
-    if setting in ("partition", "shifts", "methods") and not named:
+    if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
         return f"{setting}: cannot read {first['input']!r}; write name:option=value, for example dirichlet:alpha=0.3"
     where = ".".join(str(step) for step in first["loc"])
     return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"

@@ -7,11 +7,13 @@ scales come from the page (light or dark); a method's colour is fixed across all
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from idiolect.data.description import Description
 from idiolect.errors import InputError
 from idiolect.report.reader import Run, last
 from idiolect.report.tables import Row, finished, size, summary
@@ -74,9 +76,10 @@ class _View:
 
     @property
     def clients(self) -> dict[int, str]:
-        """What to call each client: its id and its shift; those without a shift first."""
-        order = sorted(self.run.shifts, key=lambda c: (self.run.shifts[c], c))
-        return {c: " · ".join(filter(None, [str(c), short(self.run.shifts[c])])) for c in order}
+        """What to call each client: its name or number and its shift; those without a shift first."""
+        named = {c["id"]: c.get("name") or str(c["id"]) for c in self.run.manifest["clients"]}
+        order = sorted(named, key=lambda c: (self.run.shifts[c], c))
+        return {c: " · ".join(filter(None, [named[c], short(self.run.shifts[c])])) for c in order}
 
     @property
     def shifted(self) -> bool:
@@ -125,7 +128,7 @@ def figures(run: Run, colours: Mapping[str, str]) -> tuple[list[Figure], list[st
 
 
 def plain(text: object) -> str:
-    """A spec in words.
+    """A spec in words; options that are off go without saying.
 
     >>> plain("dirichlet:alpha=0.3,min_rows=5"), plain("digits")
     ('dirichlet (alpha 0.3, min_rows 5)', 'digits')
@@ -133,15 +136,15 @@ def plain(text: object) -> str:
     spec = _parse(text)
     if isinstance(spec, str):
         return spec
-    options = ", ".join(f"{k} {v}" for k, v in spec.options.items())
+    options = ", ".join(f"{k} {v}" for k, v in spec.options.items() if v is not False)
     return f"{spec.name} ({options})" if options else spec.name
 
 
 def short(text: str) -> str:
     """A shift in as few words as an axis has room for.
 
-    >>> short("rotation:degrees=90"), short("")
-    ('rotation 90', '')
+    >>> short("rotate:degrees=90"), short("")
+    ('rotate 90', '')
     """
     spec = _parse(text)
     return spec if isinstance(spec, str) else " ".join([spec.name, *map(str, spec.options.values())])
@@ -631,3 +634,83 @@ def cost(view: _View) -> Iterator[Figure | str]:
 
 
 FIGURES = (over_rounds, spread, cost, versus, label_map, combination, local_weight)
+
+
+_DRAWN = 200  # clients with a line of their own
+
+
+def partition_figures(run: Run, about: Description) -> list[Figure]:
+    """Who holds what, how much, and how unlike each other clients are, before anything is trained."""
+    listed = run.manifest["clients"][:_DRAWN]
+    run = replace(run, manifest=run.manifest | {"clients": listed})
+    view = _View(run, [], {})
+    found = [f for f in label_map(view) if isinstance(f, Figure)]
+    if len(listed) < len(about.train_KC):
+        more = f" The first {_DRAWN} of {len(about.train_KC)} clients."
+        found = [replace(f, caption=f.caption + more) for f in found]
+    return [*found, _sizes(about), *_divergence(view, about)]
+
+
+def _sizes(about: Description) -> Figure:
+    train_K, test_K = about.train_KC.sum(1), about.test_KC.sum(1)
+    values = [
+        {"place": i, "rows": int(part[k]), "of": of}
+        for i, k in enumerate(np.argsort(-train_K, kind="stable"))
+        for of, part in (("training", train_K), ("test", test_K))
+    ]
+    ratio = train_K.max() / train_K.min()
+    even = "All clients have as many training rows"
+    x = {"field": "place", "type": "ordinal", "title": "client, by size", "axis": {"labels": False, "ticks": False}}
+    kinds = {"domain": ["training", "test"], "range": [_PLAIN, _SHIFTED]}
+    return Figure(
+        "sizes",
+        even if ratio == 1 else f"The largest client has {ratio:.1f} times the training rows of the smallest",
+        "Rows per client, the largest client first.",
+        {
+            "data": {"values": values},
+            "height": 200,
+            "mark": {"type": "bar", "binSpacing": 0},
+            "encoding": {
+                "x": x,
+                "y": {"field": "rows", "type": "quantitative", "title": "rows"},
+                "color": {"field": "of", "type": "nominal", "scale": kinds, "legend": {"title": None, "orient": "top"}},
+                "tooltip": _tip("rows", "of"),
+            },
+        },
+    )
+
+
+def _divergence(view: _View, about: Description) -> Iterator[Figure]:
+    """Clients x clients: the divergence of labels, where there is room to read it."""
+    names = list(view.clients.values())
+    if not 1 < len(names) <= 60 or len(names) < len(about.label_KK):
+        return
+    values = [
+        {"client": view.clients[i], "other": view.clients[j], "bits": round(float(about.label_KK[i, j]), 3)}
+        for i in view.clients
+        for j in view.clients
+    ]
+    channel = {"type": "nominal", "scale": {"domain": names}}
+    axis = {"labelOverlap": True, "labelLimit": 80}
+    yield Figure(
+        "divergence",
+        f"Two clients' labels differ by {about.label_mean:.2f} bits, {about.label_chance:.2f} if dealt at random",
+        "Jensen-Shannon divergence of the training labels of each pair of clients: 0 for the same mixture of classes, "
+        "1 for no class in common; the title has the mean.",
+        {
+            "data": {"values": values},
+            "height": view.height,
+            "mark": "rect",
+            "encoding": {
+                "x": channel | {"field": "other", "title": "client", "axis": axis | {"labelAngle": -40}},
+                "y": channel | {"field": "client", "title": None, "axis": axis | {"labelLimit": 130}},
+                "color": {
+                    "field": "bits",
+                    "type": "quantitative",
+                    "scale": {"domain": [0, 1], "range": "ramp"},
+                    "legend": {"title": "bits", "orient": "bottom"},
+                },
+                "tooltip": _tip("client", "other", "bits"),
+            },
+        },
+    )

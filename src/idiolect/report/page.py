@@ -20,14 +20,14 @@ from idiolect import files
 from idiolect.errors import InputError
 from idiolect.report.figures import figures, palette, plain
 from idiolect.report.reader import Run, read
-from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, summary
+from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, joined, summary
 
 PROTOCOL = (
     "Mean over clients of test accuracy of each client's personal model after the last round; "
     "never the best round on the test set."
 )
 
-_FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
 def write(runs: list[Path], out: Path) -> Path:
@@ -61,28 +61,41 @@ def _page(runs: list[Run]) -> str:
     colours = palette(runs)
     specs: dict[str, Any] = {}
     sections = [_section(run, f"run{i}", colours, specs) for i, run in enumerate(runs, 1)]
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    scripts = [_bundle(), _file("page.js")]
-    return environment.from_string(_file("page.html")).render(
+    return render_page(
+        "page.html",
+        specs,
         title=" and ".join(run.name for run in runs) if len(runs) <= 2 else f"{len(runs)} runs compared",
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
         columns=COLUMNS,
         legend=LEGEND,
         protocol=PROTOCOL,
+    )
+
+
+def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
+    """A page with everything inside: style, scripts, and the figures' specifications by the id of their place."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    scripts = [_bundle(), _file("page.js")]
+    return environment.get_template(template).render(
         css=Markup(_file("page.css")),
-        specs=Markup(_json(specs)),
+        specs=Markup(_json({name: spec | FIT for name, spec in specs.items()})),
         scripts=[Markup(s) for s in scripts],
         hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
+        **content,
     )
 
 
 def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, Any]) -> dict[str, Any]:
     rows = summary(run)
     drawn, missing = figures(run, colours)
-    specs |= {f"{anchor}-{figure.name}": figure.spec | _FIT | {"description": figure.title} for figure in drawn}
+    specs |= {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in drawn}
     return {
         "anchor": anchor,
         "run": run,
@@ -90,6 +103,7 @@ def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, An
         "rows": rows,
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
+        "joined": joined(run),
         "figures": drawn,
         "notes": _stopped(run) + missing,
     }
@@ -104,12 +118,18 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     seeds = run.study["seeds"]
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
-        ("Clients", str(len(clients))),
+        ("Clients", _clients(run)),
         ("Partition", plain(run.study["partition"])),
         ("Shifts", ", ".join(f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),
     ]
+
+
+def _clients(run: Run) -> str:
+    count = len(run.manifest["clients"])
+    new = sum(not condition for condition in run.joins.values())
+    return f"{count - new} that train, {new} that join afterwards" if new else str(count)
 
 
 def _stopped(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,11 @@ class Run:
     Attributes:
         name: the study's name.
         study: the study as written, a mapping.
-        manifest: data set, classes, clients with their class counts and shifts, methods by label.
+        manifest: data set, classes, clients with their class counts and shifts, methods by label; a new client as its
+            rows are, not under further conditions.
         records: one row per (method, seed, round, client, moment, metric) with its value.
         timings: one row per (method, seed, round) with its seconds.
+        joins: per client number that joined after training, what else was done to its rows: "" for nothing.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Run:
     manifest: dict[str, Any]
     records: pd.DataFrame
     timings: pd.DataFrame
+    joins: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -85,6 +88,8 @@ class _Client(pydantic.BaseModel):
     train: list[int]
     test: list[int]
     shift: str
+    name: str = ""
+    joins: str | None = None
 
 
 class _Method(pydantic.BaseModel):
@@ -131,7 +136,9 @@ def read(path: Path | str) -> Run:
         if len(strange):
             what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
-    return Run(str(study["name"]), study, manifest, records, timings)
+    joins = {c.id: c.joins for c in checked.clients if c.joins is not None}
+    manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
+    return Run(str(study["name"]), study, manifest, records, timings, joins)
 
 
 _MEND = "restore the file, or run the study again into a new folder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +75,31 @@ def summary(run: Run) -> list[Row]:
             )
         )
     return rows
+
+
+class Joined(NamedTuple):
+    """New clients under one condition, or the clients that trained."""
+
+    who: str
+    accuracy: dict[str, float | None]
+    """Per method: mean over clients of test accuracy, 0..1, averaged over seeds."""
+
+
+def joined(run: Run) -> list[Joined]:
+    """How clients that did not train fare after they joined, under each condition; empty where there are none."""
+    if not run.joins:
+        return []
+    frame = run.select("joined", "accuracy")
+    condition = frame["client"].map(run.joins)
+
+    def row(who: str, part: pd.DataFrame) -> Joined:
+        return Joined(who, {label: _accuracy(part[part["method"] == label]) for label in run.titles})
+
+    conditions = list(dict.fromkeys(run.joins.values()))
+    return [
+        row("clients that trained", run.final),
+        *(row(f"new clients, {c}" if c else "new clients", frame[condition == c]) for c in conditions),
+    ]
 
 
 def _accuracy(end: pd.DataFrame) -> float | None:
@@ -201,6 +226,20 @@ def render(rows: Sequence[Row]) -> Table:
         bold = "bold" if is_best(row, rows) else ""
         cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
         table.add_row(Text(row.title, bold), *cells)
+    return table
+
+
+def render_joined(rows: Sequence[Joined], titles: Mapping[str, str]) -> Table:
+    """New clients beside those that trained, for a terminal: a line for each condition, a column for each method."""
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",
+        caption="Test accuracy (%) of clients that took no part in training, after they joined: mean over clients.",
+    )  # fmt: skip
+    table.add_column("Who", overflow="fold", min_width=12)
+    for title in titles.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(Text(row.who), *(_number(None if a is None else 100 * a) for a in row.accuracy.values()))
     return table
 
 

@@ -1,0 +1,206 @@
+"""How a federation looks before training: for a terminal, and as a page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from idiolect import files
+from idiolect.data import FederatedData, manifest
+from idiolect.data.description import Description
+from idiolect.errors import InputError
+from idiolect.report.figures import partition_figures, plain, short
+from idiolect.report.page import render_page
+from idiolect.report.reader import Run
+from idiolect.report.tables import size
+
+LEGEND = (
+    "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "
+    "classes, 1 for no class in common. Feature distance: root mean square distance of two clients' mean training "
+    "rows, in standard deviations of the data set. Both as means over the other clients. At random: the mean over "
+    "pairs, had the rows been dealt to clients of these sizes without regard to anything."
+)
+_SHADES = " ·░▒▓█"
+_CLASSES = 32  # columns that a terminal has room for
+_CLIENTS = 40
+_IMAGES = 10
+_SAID = 6
+
+
+def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> list[tuple[str, str]]:
+    """What the setting is, in plain words."""
+    clients = len(about.train_KC)
+    new = clients - data.trained
+    shape = "x".join(map(str, data.shape))
+    rows = f"{data.x_R[0].numel():,} numbers" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
+    memory = data.x_R.numel() * data.x_R.element_size()
+    shifts = Counter(map(short, data.shifts[:clients]))
+    del shifts[""]
+    said = [f"{shift} on {count}" for shift, count in shifts.items()]
+    if len(said) > _SAID:
+        said = [f"{len(said)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
+    found = [
+        ("Data set", f"{data.name}: {data.classes} classes; a row is {rows}"),
+        ("Partition", plain(study["partition"]) + f", seed {study['data_seed']}"),
+        ("Clients", f"{data.trained} that train, {new} that join afterwards" if new else str(clients)),
+        ("Training rows", _spread(about.train_KC.sum(1))),
+        ("Test rows", _spread(about.test_KC.sum(1))),
+        ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
+        ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
+        ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
+        ("Shifts", ", ".join(said) or "none"),
+        ("Memory", f"{size(memory)} of rows"),
+    ]
+    conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
+    return found + ([("New clients also under", ", ".join(conditions))] if conditions else [])
+
+
+def _spread(count_K: Any, total: bool = True) -> str:
+    low, middle, high = int(count_K.min()), float(np.median(count_K)), int(count_K.max())
+    text = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.0f}"
+    return f"{text}; {int(count_K.sum()):,} in all" if total else text
+
+
+def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Description) -> Group:
+    """The facts and a map of labels, a line per client."""
+    grid = Table.grid(padding=(0, 2))
+    for name, text in facts:
+        grid.add_row(Text(name, "bold"), Text(text))
+    parts: list[Any] = [grid, ""]
+    names = _names(data)
+    clients, classes = about.train_KC.shape
+    mapped = classes <= _CLASSES
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    table.add_column("Client", overflow="fold")
+    table.add_column("Train", justify="right")
+    table.add_column("Test", justify="right")
+    if mapped:
+        table.add_column("".join(str(c % 10) for c in range(classes)), no_wrap=True)
+    else:
+        table.add_column("Classes", justify="right")
+    if any(data.shifts):
+        table.add_column("Shift", overflow="fold")
+    for k in range(min(clients, _CLIENTS)):
+        count_C = about.train_KC[k]
+        level_C = np.ceil(count_C / max(1, count_C.max()) * (len(_SHADES) - 1)).astype(int)
+        cell = "".join(_SHADES[v] for v in level_C) if mapped else str(int((count_C > 0).sum()))
+        line = [names[k], f"{count_C.sum():,}", f"{about.test_KC[k].sum():,}", cell]
+        table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
+    parts.append(table)
+    if clients > _CLIENTS:
+        parts.append(Text(f"... and {clients - _CLIENTS} more clients: the page has all", "dim"))
+    if mapped:
+        parts.append(Text(f"Darker: more of the client's training rows. Classes: {', '.join(data.class_names)}", "dim"))
+    return Group(*parts)
+
+
+def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -> dict[str, Any]:
+    """The same numbers, per client and over all."""
+    label_K, feature_K = _to_others(about.label_KK), _to_others(about.feature_KK)
+    clients = [
+        client | {"label_divergence": round(label_K[k], 4), "feature_distance": round(feature_K[k], 4)}
+        for k, client in enumerate(manifest(data)["clients"][: len(about.train_KC)])
+    ]
+    return {
+        "dataset": data.name,
+        "partition": study["partition"],
+        "shape": list(data.shape),
+        "class_names": list(data.class_names),
+        "label_divergence": {"mean": about.label_mean, "at_random": about.label_chance},
+        "feature_distance": {"mean": about.feature_mean, "at_random": about.feature_chance},
+        "conditions": [c for c in dict.fromkeys(data.conditions) if c],
+        "clients": clients,
+    }
+
+
+def write_description(
+    facts: Sequence[tuple[str, str]], data: FederatedData, about: Description, shown: Sequence[int], out: Path
+) -> Path:
+    """Write the page: facts, who holds what, sizes, divergences, sample images of the clients ``shown``.
+
+    Raises:
+        InputError: ``out`` is a folder.
+        RunError: the file cannot be written.
+    """
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: name a file, for example {out / 'describe.html'}")
+    count = len(about.train_KC)
+    listed = manifest(data)
+    listed["clients"] = listed["clients"][:count]
+    run = Run(data.name, {}, listed, pd.DataFrame(), pd.DataFrame())
+    figures = partition_figures(run, about)
+    names = _names(data)
+    label_K, feature_K = _to_others(about.label_KK), _to_others(about.feature_KK)
+    lines = [
+        {
+            "who": names[k],
+            "cells": [
+                int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), int((about.train_KC[k] > 0).sum()),
+                f"{label_K[k]:.3f}", f"{feature_K[k]:.3f}",
+            ],
+            "shift": short(data.shifts[k]),
+        }
+        for k in range(count)
+    ]  # fmt: skip
+    page = render_page(
+        "description.html",
+        {f"describe-{f.name}": f.spec | {"description": f.title} for f in figures},
+        title=f"{data.name}, {count} clients",
+        facts=facts,
+        figures=figures,
+        samples=[_sample(data, k, names[k]) for k in shown] if _images(data) else [],
+        headers=["Training rows", "Test rows", "Classes", "Label divergence", "Feature distance"],
+        lines=lines,
+        shifted=any(data.shifts),
+        legend=LEGEND,
+    )
+    files.write(out, page)
+    return out
+
+
+def typical(data: FederatedData, about: Description) -> list[int]:
+    """Clients worth a look: the first without a shift, and the first of each shift, six at most."""
+    first = {shift: k for k, shift in reversed(list(enumerate(data.shifts[: len(about.train_KC)])))}
+    found = sorted(first.values())[:6]
+    return found if len(found) > 1 else list(range(min(3, len(about.train_KC))))
+
+
+def _names(data: FederatedData) -> list[str]:
+    named = data.names or tuple(map(str, range(data.clients)))
+    new = ["" if k < data.trained else " (joins)" for k in range(data.clients)]
+    return [name + more for name, more in zip(named, new, strict=True)]
+
+
+def _to_others(value_KK: Any) -> list[float]:
+    """Per client the mean over the others."""
+    return list((value_KK.sum(1) - value_KK.diagonal()) / max(1, len(value_KK) - 1))
+
+
+def _images(data: FederatedData) -> bool:
+    return data.x_R.dtype == torch.uint8 and data.x_R.ndim == 4
+
+
+def _sample(data: FederatedData, client: int, name: str) -> dict[str, Any]:
+    from PIL import Image
+
+    images = []
+    for row in data.train[client][:_IMAGES].tolist():
+        x_HWC = data.x_R[row].permute(1, 2, 0).numpy()
+        buffer = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(x_HWC[..., 0] if x_HWC.shape[2] == 1 else x_HWC)).save(buffer, "PNG")
+        address = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+        images.append({"data": address, "label": data.class_names[int(data.y_R[row])]})
+    shift = data.shifts[client]
+    return {"who": f"{name} · {short(shift)}" if shift else name, "images": images}
