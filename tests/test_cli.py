@@ -104,7 +104,7 @@ def test_run(idiolect: Command, tmp_path: Path) -> None:
 
 def test_the_written_study_is_complete(idiolect: Command) -> None:
     line = (
-        f"{SMALL} --methods fedavg,fedpac:alignment=0 --set fedpac.head_epochs=2 --shift rotation:clients=0-1"
+        f"{SMALL} --methods fedavg,fedpac:alignment=0 --set fedpac.head_epochs=2 --shift rotate:clients=0-1"
         " --shift noise:std=0.2,clients=3 --partition iid --participation 0.5 --seeds 3,1 --lr 0.02 --momentum 0"
         " --weight-decay 0 --batch-size 20 --quiet --out here"
     )
@@ -115,8 +115,8 @@ def test_the_written_study_is_complete(idiolect: Command) -> None:
     assert written["methods"][1]["options"]["alignment"] == 0
     assert written["methods"][1]["options"]["head_epochs"] == 2
     assert set(written["methods"][1]["options"]) == set(Study(methods="fedpac").methods[0].options)
-    assert written["partition"] == {"name": "iid", "options": {"test_fraction": 0.2}}
-    assert written["shifts"][0] == {"name": "rotation", "options": {"degrees": 90, "clients": "0-1"}}
+    assert written["partition"] == {"name": "iid", "options": {"test_fraction": 0.2, "stratified": False}}
+    assert written["shifts"][0] == {"name": "rotate", "options": {"clients": "0-1"}}
     assert {k: written[k] for k in ("seeds", "lr", "momentum", "weight_decay", "batch_size", "participation")} == {
         "seeds": [3, 1], "lr": 0.02, "momentum": 0, "weight_decay": 0, "batch_size": 20, "participation": 0.5,
     }  # fmt: skip
@@ -202,7 +202,7 @@ def test_labels_that_read_alike_stay_apart(idiolect: Command) -> None:
 # --- help and lists
 
 
-@pytest.mark.parametrize("line", ["--help", "run --help", "report -h", "list --help"])
+@pytest.mark.parametrize("line", ["--help", "run --help", "describe --help", "report -h", "list --help"])
 def test_help(idiolect: Command, line: str) -> None:
     said = idiolect(line)
     assert said.code == 0
@@ -233,7 +233,7 @@ def test_no_arguments_show_help(idiolect: Command) -> None:
         ("methods", "fedpac", {"title": "FedPAC", "options": {"alignment": 1.0}}),
         ("datasets", "mnist", {"classes": 10, "train_rows": 60_000, "shape": [1, 28, 28]}),
         ("partitions", "dirichlet", {"options": {"alpha": 0.5}}),
-        ("shifts", "rotation", {"options": {"degrees": 90, "clients": "all"}}),
+        ("shifts", "noise", {"options": {"std": 0.1, "clients": "all"}}),
         ("models", "auto", {}),
         ("engines", "processes", {}),
     ],
@@ -263,13 +263,13 @@ REFUSED = {
     "unknown method": ("--methods fedpca", "unknown method 'fedpca'", "did you mean 'fedpac'"),
     "unknown dataset": ("--dataset digit", "unknown dataset 'digit'", "did you mean 'digits'"),
     "unknown partition": ("--partition dirichle", "unknown partition", "did you mean 'dirichlet'"),
-    "unknown shift": ("--shift rotatoin", "unknown shift", "did you mean 'rotation'"),
+    "unknown shift": ("--shift roatte", "unknown shift", "did you mean 'rotate'"),
     "unknown model": ("--model mpl", "unknown model 'mpl'", "did you mean 'mlp'"),
     "unknown engine": ("--engine process", "unknown engine 'process'", "did you mean 'processes'"),
     "unknown option": ("--clints 3", "No such option: --clints"),
     "method option": ("--methods fedpac:alignmnt=1", "fedpac has no option 'alignmnt'", "did you mean 'alignment'"),
     "partition option": ("--partition iid:alpha=1", "iid has no option 'alpha'", "test_fraction"),
-    "shift option": ("--shift rotation:degree=9", "rotation has no option 'degree'", "did you mean 'degrees'"),
+    "shift option": ("--shift rotate:degree=9", "rotate has no option 'degree'", "did you mean 'degrees'"),
     "method value": ("--methods fedpac:alignment=x", "fedpac", "alignment='x'", "number"),
     "set value": ("--set fedavg_ft.epochs=0", "fedavg_ft", "epochs=0", "greater than"),
     "preset": ("--methods fedpac:preset=papr", "preset 'papr'", "did you mean 'paper'"),
@@ -306,7 +306,7 @@ REFUSED = {
     "methods none": ("--methods ,", "methods", "name:option=value"),
     "shift clients range": ("--shift invert:clients=2-9", "there is no client 9", "0 to 3"),
     "shift clients text": ("--shift invert:clients=some", "clients='some'", "all, half, 0-4"),
-    "shift malformed": ("--shift rotation:90", "'90'", "key=value"),
+    "shift malformed": ("--shift rotate:90", "'90'", "key=value"),
     "model of other shape": ("--model cifar_cnn", "cifar_cnn", "choose model auto"),
     "no data_dir": ("--data-dir nowhere", "data_dir=nowhere", "no such folder"),
     "no data set in data_dir": ("--data-dir . --dataset mnist", "there is no folder mnist", "train.parquet"),
@@ -481,6 +481,121 @@ def test_out_that_cannot_be_made(idiolect: Command) -> None:
     refused(idiolect(f"{SMALL} --out file/r"), "file/r", "Not a directory", "another")
     Path("runs").write_text("")
     refused(idiolect(SMALL), "runs/study", "--out")
+
+
+# --- data of one's own, new clients, describe
+
+
+@pytest.fixture
+def patients() -> Path:
+    """A table of two hospitals in the current folder."""
+    rng = np.random.default_rng(0)
+    lines = ["age,hospital,outcome"]
+    for i, age in enumerate(rng.normal(55, 12, 120)):
+        lines.append(f"{age:.2f},{('Mercy', 'North')[i % 2]},{'sick' if age > 55 else 'well'}")
+    Path("p.csv").write_text("\n".join(lines))
+    return Path("p.csv")
+
+
+OWN = "--data p.csv --target outcome --client-column hospital"
+TINY = "--rounds 1 --local-epochs 1 --model mlp --engine sequential --quiet"
+
+
+@pytest.fixture
+def called(idiolect: Command, patients: Path) -> Command:
+    """The command, in a folder with a table."""
+    return idiolect
+
+
+def test_own_data_and_a_hospital_that_joins(called: Command) -> None:
+    said = called(f"run {OWN} {TINY} --new-clients North --keep 50% --out r")
+    assert said.code == 0, said.err
+    assert "new clients" in said.out
+    assert "clients that trained" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    told = json.loads(called(f"run r/study.yaml --json {TINY} --out again").out)
+    assert [row["who"] for row in told["joined"]] == ["clients that trained", "new clients"]
+    assert set(told["joined"][1]["accuracy"]) == {"fedavg", "fedavg_ft"}
+    assert same_records(Path("r"), Path("again"))
+    assert called("run --resume --out r --quiet").code == 0
+
+
+def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:
+    said = called(f"run {OWN} {TINY} --json")
+    assert json.loads(said.out)["joined"] == []
+    assert "joined" not in called(f"run {OWN} {TINY}").out
+
+
+def test_own_data_take_the_place_of_a_set_by_name(called: Command) -> None:
+    Path("s.yaml").write_text("dataset: digits\nrounds: 1\nmodel: mlp\nlr: 0.02\n")
+    assert called(f"run s.yaml {OWN} --quiet --engine sequential --out r").code == 0
+    written = yaml.safe_load(Path("r/study.yaml").read_text())
+    assert (written["data"], written["dataset"], written["lr"]) == ("p.csv", None, 0.02)
+    assert (written["partition"]["name"], written["clients"]) == ("natural", None)
+    assert called(f"run r/study.yaml --dataset digits --partition iid --clients 3 {TINY} --out back").code == 0
+    written = yaml.safe_load(Path("back/study.yaml").read_text())
+    assert (written["data"], written["dataset"], written["target"]) == (None, "digits", None)
+    refused(called(f"run s.yaml {OWN} --dataset digits"), "give data (your own) or dataset", "not both")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run --target outcome", ["target goes with data of your own"]),
+        ("run --data nowhere.csv", ["nowhere.csv"]),
+        ("run --data p.csv --target nothing", ["p.csv", "'nothing'"]),
+        (f"run {OWN} --new-clients East", ["there is no client 'East'", "Mercy, North"]),
+        (f"run {OWN} --new-clients 2", ["new_clients=2 leaves no client to train", "of 2, 1 to 1 fit"]),
+        (f"run {OWN} --shift invert", ["shift invert", "these rows are numbers"]),
+        (f"run {OWN} --new-shift invert", ["give new_clients too"]),
+        (f"run {OWN} --keep 1000", ["keep=1000", "is the most that every client has"]),
+        (f"run {OWN} --sizes 1000", ["sizes: client", "ask for at most"]),
+        (f"run {OWN} --keep 300%", ["keep='300%'", "25%"]),
+        (f"run {OWN} --normalise symmetric", ["normalise=symmetric is for images"]),
+        (f"describe {OWN} --show 7", ["--show: there is no client 7", "0 to 1"]),
+        (f"describe {OWN} --show some", ["--show: cannot read clients='some'"]),
+        (f"describe {OWN} --out .", ["is a folder"]),
+        (f"describe {OWN} --model cifar_cnn", ["cifar_cnn"]),
+    ],
+)
+def test_requests_about_data_that_cannot_be(called: Command, tmp_path: Path, line: str, words: list[str]) -> None:
+    refused(called(line), *words)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
+
+
+def test_describe(called: Command) -> None:
+    said = called("describe --clients 4 --partition iid --shift invert:clients=1 --show 1+3 --out d/page.html")
+    assert said.code == 0, said.err
+    assert said.out.endswith("\nPage: d/page.html\n")
+    assert "digits: 10 classes" in said.out
+    assert "Classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in " ".join(said.out.split())
+    assert max(map(len, said.out.splitlines())) <= 80
+    page = Path("d/page.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 20
+    told = json.loads(called("describe --clients 4 --partition iid --json").out)
+    assert told["page"] == "runs/describe.html"
+    assert Path(told["page"]).is_file()
+    assert [sum(c["train"]) for c in told["clients"]] == [359] * 4
+    assert 0 <= told["label_divergence"]["mean"] < 0.05
+
+
+def test_describe_own_data_and_a_study(called: Command) -> None:
+    said = called(f"describe {OWN} --new-clients Mercy")
+    assert said.code == 0, said.err
+    assert "Mercy (joins)" in said.out
+    assert "1 that train, 1 that join afterwards" in said.out
+    Path("s.yaml").write_text("data: p.csv\ntarget: outcome\nclient_column: hospital\nrounds: 3\n")
+    told = json.loads(called("describe s.yaml --json").out)
+    assert [c["name"] for c in told["clients"]] == ["Mercy", "North"]
+    assert told["clients"][0]["train"] == json.loads(called(f"describe {OWN} --json").out)["clients"][0]["train"]
+
+
+def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
+    source = data.from_arrays(np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2, name="mine")
+    Study(data=source, partition="iid", clients=3, rounds=1, model="mlp").run(out="r", engine="sequential")
+    for line in ("run r/study.yaml", "run --resume --out r", "describe r/study.yaml"):
+        refused(called(line), "data given: mine, ", "they stood in a Python program: run the study from there")
+    assert called("report r").code == 0
 
 
 # --- what fails on the way

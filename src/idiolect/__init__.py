@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
 
 if TYPE_CHECKING:
+    from idiolect import data
     from idiolect.experiments import Result, Study, Use, use
 
-__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "use"]
+__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "data", "use"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: a worker process needs none of what draws and reads."""
+    if name == "data":
+        return import_module("idiolect.data")
     if name in __all__:
         return getattr(import_module("idiolect.experiments"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")

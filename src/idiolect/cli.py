@@ -93,15 +93,24 @@ Data = Annotated[
         panel=_OWN,
     ),
 ]
-Target = Annotated[str | None, _option("Column that is to be predicted.", metavar="COLUMN", panel=_OWN)]
+Target = Annotated[
+    str | None,
+    _option("Column that is to be predicted.", "the one called label, target, ...", metavar="COLUMN", panel=_OWN),
+]
 ClientColumn = Annotated[
     str | None, _option("Column that says whose row it is: a client for each value.", metavar="COLUMN", panel=_OWN)
 ]
 Drop = Annotated[str | None, _option("Columns to leave out, joined by +.", metavar="COLUMNS", panel=_OWN)]
-Resize = Annotated[str | None, _option("Bring images to one size, as 32 or 32x24.", metavar="HxW", panel=_OWN)]
+Resize = Annotated[
+    str | None, _option("Bring images to one size, as 32 or 32x24 (width x height).", metavar="SIZE", panel=_OWN)
+]
 Partition = Annotated[
     str | None,
-    _option("How rows are split over clients.", "by the client column, else dirichlet:alpha=0.3", panel=_CLIENTS),
+    _option(
+        "How rows are split, or module.function that does.",
+        "by the client column, else dirichlet:alpha=0.3",
+        panel=_CLIENTS,
+    ),
 ]
 Clients = Annotated[int | None, _option("Number of clients.", "20, or all of the client column", panel=_CLIENTS)]
 Sizes = Annotated[
@@ -132,7 +141,7 @@ NewShift = Annotated[
 Normalised = Annotated[
     str | None,
     _option(
-        "With the data set's usual mean and spread, those of the training rows, or images to -1..1 (symmetric).",
+        "By the set's usual mean and spread (reference), by its training rows' (training), or to -1..1 (symmetric).",
         "reference",
         "--normalise",
         panel=_COMPARED,
@@ -245,7 +254,7 @@ def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], res
             path = resumed / "study.yaml"
         elif not settings and not sets:
             raise InputError(f"{resumed} holds no run to resume: give --out the folder of one, or leave out --resume")
-    written = Study.read(path).model_dump() if path else {}
+    written = Study.read(path).model_dump(exclude_unset=True) if path else {}  # the rest depends on what is overridden
     by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")
     for own, other in (("data", by_name), ("dataset", own_data)):
         if own in settings:  # the one takes the other's place
@@ -293,9 +302,7 @@ def _label(name: str, options: dict[str, Any]) -> str:
 def describe_command(
     study: StudyFile = None,
     dataset: Dataset = None,
-    model: Annotated[
-        str | None, _option("Network: accepted as run takes it, and checked.", "auto", panel=_COMPARED)
-    ] = None,
+    model: Annotated[str | None, _option("Network that is to fit the rows.", "auto", panel=_COMPARED)] = None,
     data_dir: DataDir = None,
     normalise: Normalised = None,
     data: Data = None,
@@ -491,7 +498,7 @@ def _shifts() -> dict[str, dict[str, Any]]:
 def _models() -> dict[str, dict[str, Any]]:
     from idiolect import models
 
-    auto = {"summary": "The papers' network for the shape of the data, else small_cnn; for tables mlp."}
+    auto = {"summary": "The papers' network for the shape of the data; else by size resnet18, small_cnn or mlp."}
     return {"auto": auto} | _functions(models.NETWORKS)
 
 

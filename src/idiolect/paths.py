@@ -37,5 +37,5 @@ def by_path(path: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
+        public = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and n[0] != "_"]
         raise InputError(f"{what} {path!r}: {module_name} has no {name!r}; {nearest(name, public)}") from None

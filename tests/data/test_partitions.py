@@ -851,7 +851,7 @@ def test_pathological_takes_one_number():
 
 def test_natural_takes_every_value_or_the_first():
     source = toy(1200, 600)
-    split = natural(source, None, rng(), column="writer")
+    split = natural(source, None, rng(), column="writer", official_split=False)
     assert split.names == tuple(f"writer {i:02d}" for i in range(60))
     for k, rows in enumerate(zip(split.train, split.test, strict=True)):
         mine = np.concatenate(rows)
@@ -880,7 +880,8 @@ def written(rows, train=None):
 def test_natural_with_a_client_that_has_too_few_rows(caplog):
     source = written([5, 1, 9, 3])
     with pytest.raises(
-        InputError, match=r"client 'b' of toy has a single row, which .*; min_rows=2 leaves such clients"
+        InputError,
+        match=r"client 'b' of toy has a single row, which .*; leave such clients out with",
     ):
         natural(source, None, rng(), column="writer")
     assert natural(source, 1, rng(), column="writer").names == ("a",)
@@ -898,14 +899,21 @@ def test_natural_with_a_client_that_has_too_few_rows(caplog):
         natural(source, 5, rng(), column="writer")
 
 
+def every_part(split):
+    return [*split.train, *split.test]
+
+
 def test_natural_with_the_official_split():
     source = toy(1200, 600)
     split = natural(source, None, rng(), column="writer", official_split=True)
     assert len(every(split)) == 1800
     assert max(r.max() for r in split.train) < 1200 <= min(r.min() for r in split.test)
     assert disjoint(source, split)
+    usual = natural(source, None, rng(), column="writer")
+    assert all(map(np.array_equal, every_part(usual), every_part(split))), "the default where everybody has both"
     source = written([4, 4, 4], train=6)  # a trains only, c tests only
-    with pytest.raises(InputError, match=r"client 'a' of toy has rows in one official split only; min_rows=2 leaves"):
+    assert sizes(natural(source, None, rng(), column="writer")).tolist() == [[3, 1]] * 3
+    with pytest.raises(InputError, match=r"client 'a' of toy has rows in one official split only; leave such clients"):
         natural(source, None, rng(), column="writer", official_split=True)
     split = natural(source, None, rng(), column="writer", official_split=True, min_rows=2)
     assert (split.names, sorted(split.train[0]), sorted(split.test[0])) == (("b",), [4, 5], [6, 7])
@@ -974,6 +982,38 @@ def test_domains_keeps_official_splits_columns_and_names():
     assert not deeper.shared
     twice = toy(4000, 2000)
     assert domains(twice, 2, rng(), column="place", inside="dominant(official_quirks=true,test_size=90)").shared
+
+
+def test_domains_take_fewer_training_rows_in_their_proportions():
+    source = digits5()
+    code_R, y_R = source.columns["domain"].code_R, source.y_R.numpy()
+    split = domains(source, 5, rng(), inside="iid", train_rows=250)
+    for k, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
+        own_R = np.flatnonzero(code_R == k)
+        official_R, rows = own_R[own_R < source.train_rows], np.concatenate([train, test])
+        drawn_R = rows[rows < source.train_rows]
+        assert len(drawn_R) == min(250, len(official_R))
+        assert set(rows[rows >= source.train_rows]) == set(own_R[own_R >= source.train_rows])
+        share = len(drawn_R) / len(official_R)
+        want_C = share * np.bincount(y_R[official_R], minlength=10)
+        assert np.abs(np.bincount(y_R[drawn_R], minlength=10) - want_C).max() <= 1
+
+
+def test_without_the_cap_every_class_goes_to_everyone():
+    source = toy(6000)
+    split = dirichlet(source, 20, rng(3), alpha=0.5, cap=False, min_rows=2)
+    draw, count_KC = rng(3), np.zeros((20, 10), np.int64)
+    while count_KC.sum(1).min() < 2:
+        for c in range(10):
+            cuts = (draw.dirichlet(np.full(20, 0.5)).cumsum()[:-1] * 600).astype(int)
+            count_KC[:, c] = np.diff(cuts, prepend=0, append=600)
+    assert (counts(source, split.train) + counts(source, split.test) == count_KC).all()
+    assert count_KC.sum(1).max() > dirichlet_largest(source)
+
+
+def dirichlet_largest(source):
+    """Of twenty clients, with the cap."""
+    return sizes(dirichlet(source, 20, rng(3), alpha=0.5, min_rows=2)).sum(1).max()
 
 
 def test_domains_says_what_fits():

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": 
         ({"seeds": [0, 0]}, "seed 0 stands twice: give each seed once"),
         ({"partition": "iid:alpha=1"}, "partition iid has no option 'alpha'; "),
         ({"partition": 3}, "partition: cannot read 3; write name:option=value, for example dirichlet:alpha=0.3"),
-        ({"shifts": ["rotation:90"]}, "cannot read '90' in 'rotation:90': write options as name:key=value,key=value"),
+        ({"shifts": ["rotate:90"]}, "cannot read '90' in 'rotate:90': write options as name:key=value,key=value"),
         ({"methods": [{"name": "fedavg", "colour": "red"}]}, "methods: cannot read 'red'; write name:option=value"),
         ({"evaluate_every": 0}, "evaluate_every=0 is not valid: "),
         ({"name": ""}, "name='' is not valid: "),
@@ -91,7 +91,7 @@ def test_ways_to_write_the_same_study() -> None:
     [
         idl.Study(),
         idl.Study(methods=[idl.use("pfedfda", preset="paper", label="päper, <1>"), "fedcr"], seeds=(2**63 - 1, 0)),
-        idl.Study(shifts="rotation:degrees=30,clients=0-4+8,noise", partition="dominant", evaluate_every=3, lr=1e-12),
+        idl.Study(shifts="rotate:degrees=30,clients=0-4+8,noise", partition="dominant", evaluate_every=3, lr=1e-12),
     ],
 )
 def test_yaml_round_trip(study: idl.Study, tmp_path: Path) -> None:

@@ -52,9 +52,7 @@ class Made:
             "seeds": list(seeds),
             "methods": list(labels),
         }
-        shifts = [
-            "rotation:degrees=90" if i % 4 == 3 else "noise:std=0.2" if i % 10 == 6 else "" for i in range(clients)
-        ]
+        shifts = ["rotate:degrees=90" if i % 4 == 3 else "noise:std=0.2" if i % 10 == 6 else "" for i in range(clients)]
         share_KC = rng.dirichlet(np.full(classes, 0.4), clients)
         train_KC = np.round(share_KC * rng.integers(200, 900, (clients, 1))).astype(int)
         self.manifest: dict[str, Any] = {

@@ -93,7 +93,7 @@ def test_label_map_counts_and_shifts(make, tmp_path):
     got = {(v["client"], v["class"]): (v["rows"], v["test rows"], v["kind"]) for v in values(found["labels"])}
     want = {}
     for c in made.manifest["clients"]:
-        name = f"{c['id']} · rotation 90" if c["shift"] else str(c["id"])
+        name = f"{c['id']} · rotate 90" if c["shift"] else str(c["id"])
         for k, rows in enumerate(c["train"]):
             if rows:
                 want[name, f"class {k}"] = (rows, c["test"][k], "shifted" if c["shift"] else "not shifted")

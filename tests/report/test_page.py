@@ -72,7 +72,7 @@ def test_accessible(page):
 
 
 def test_says_what_was_run_and_how(page):
-    for words in ("dirichlet (alpha 0.3)", "rotation (degrees 90) on 1 of 6 clients", "cifar10: 10 classes", "0, 1"):
+    for words in ("dirichlet (alpha 0.3)", "rotate (degrees 90) on 1 of 6 clients", "cifar10: 10 classes", "0, 1"):
         assert words in page
     assert "never the best round on the test set" in page
 
@@ -156,3 +156,21 @@ def test_the_same_records_give_the_same_page(make, tmp_path):
     run = make().save(tmp_path / "run")
     pages = [report.write([run], tmp_path / name).read_bytes() for name in ("a.html", "b.html")]
     assert pages[0] == pages[1]
+
+
+def test_clients_that_joined_have_a_table(make, tmp_path):
+    made = make(["fedavg", "fedpac"])
+    about = made.manifest["clients"]
+    about += [about[0] | {"id": 6, "joins": ""}, about[0] | {"id": 7, "joins": "invert", "shift": "invert"}]
+    for label, value in (("fedavg", 0.25), ("fedpac", 0.75)):
+        for k in (6, 7):
+            made.add(label, 0, made.study["rounds"], k, "joined", "accuracy", value - 0.1 * (k == 7))
+    page = report.write([made.save(tmp_path / "run")], tmp_path / "r.html").read_text(encoding="utf-8")
+    table = page[page.index("that took no part in training, after they joined</caption>") :].partition("</table>")[0]
+    lines = re.findall(r'<th scope="row" data-value="[^"]*">([^<]*)</th>(.*?)</tr>', table, re.S)
+    assert [who for who, _ in lines][1:] == ["new clients", "new clients, invert"]
+    cells = [re.findall(r">([\d.]+)</td>", cells) for _, cells in lines]
+    assert cells[1:] == [["25.00", "75.00"], ["15.00", "65.00"]]
+    assert "6 that train, 1 that join afterwards" in page
+    plain = report.write([make().save(tmp_path / "plain")], tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "took no part in training" not in plain

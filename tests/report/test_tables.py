@@ -171,3 +171,58 @@ def test_a_method_that_stopped_early_is_not_the_best():
     assert "**" not in report.as_markdown(rows).splitlines()[3]
     assert "**50.00 ± 1.23**" in report.as_markdown(rows).splitlines()[2]
     assert [str(c.style) for c in report.render(rows).columns[1].cells] == ["bold", ""]
+
+
+# --- clients that joined
+
+
+def with_joined(made, clients=(6, 7), conditions=("invert", "noise:std=0.2")):
+    """The run with two clients that join, as they are and under two conditions, better by 10 points with fedpac."""
+    about = made.manifest["clients"]
+    for condition in ("", *conditions):
+        for _ in clients:
+            about.append(about[0] | {"id": len(about), "shift": condition, "joins": condition})
+    last = made.study["rounds"]
+    for label in made.labels:
+        for seed in made.study["seeds"]:
+            for k in range(6, len(about)):
+                value = 0.02 * k + 0.01 * seed + 0.1 * (label == "fedpac")
+                made.add(label, seed, last, k, "joined", "accuracy", value)
+                made.add(label, seed, last, k, "joined", "loss", 1.0)
+    return made
+
+
+def test_joined_are_means_per_condition_over_clients_and_seeds(make, tmp_path):
+    made = with_joined(make(["fedavg", "fedpac"], clients=6, seeds=(0, 1)))
+    rows = report.joined(report.read(made.save(tmp_path / "run")))
+    assert rows[0].who == "clients that trained"
+    assert len(rows) == 4
+    assert all(word in row.who for row, word in zip(rows[1:], ("new clients", "invert", "noise"), strict=True))
+    for label, more in (("fedavg", 0), ("fedpac", 0.1)):
+        assert rows[0].accuracy[label] == pytest.approx(expected(made, label)["accuracy"])
+        for row, ids in zip(rows[1:], ((6, 7), (8, 9), (10, 11)), strict=True):
+            assert row.accuracy[label] == pytest.approx(mean(0.02 * k for k in ids) + 0.005 + more)
+
+
+def test_who_joined_is_in_no_other_number(make, tmp_path):
+    plain, made = make(["fedavg", "fedpac"]), with_joined(make(["fedavg", "fedpac"]))
+    before, after = (report.summary(report.read(m.save(tmp_path / n))) for m, n in ((plain, "a"), (made, "b")))
+    assert before == after
+    check(made, tmp_path / "c")
+
+
+def test_nobody_joined(make, tmp_path):
+    assert report.joined(report.read(make().save(tmp_path / "run"))) == []
+
+
+def test_joined_without_results_is_a_dash(make, tmp_path):
+    made = with_joined(make(["fedavg", "fedpac"]))
+    made.drop(lambda r: r[0] == "fedpac" and r[4] == "joined")
+    run = report.read(made.save(tmp_path / "run"))
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(report.render_joined(report.joined(run), run.titles))
+    lines = [line for line in capture.get().splitlines() if line.startswith("new clients")]
+    assert [line.split()[-1] for line in lines] == ["-"] * 3
+    assert lines[0].split()[-2] == "13.5"
+    assert max(map(len, capture.get().splitlines())) <= 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from idiolect.data.dealing import Split
 from idiolect.data.pack import (
     PARTITIONS,
     SHIFTS,
@@ -32,6 +33,7 @@ __all__ = [
     "FederatedData",
     "Normalise",
     "Source",
+    "Split",
     "build",
     "conditions_of",
     "describe",

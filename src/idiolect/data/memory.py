@@ -16,10 +16,15 @@ from idiolect.errors import RunError
 
 
 class File:
-    """A file without a name, closed and gone when nobody holds it."""
+    """A file without a name, closed and gone when nobody holds it.
+
+    Attributes:
+        address: where this process has mapped it.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.address: int | None = None
         weakref.finalize(self, os.close, descriptor)
 
     def fileno(self) -> int:
@@ -54,7 +59,9 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
             f"cannot hold {size / 1e6:,.0f} MB of rows in a temporary file ({error.strerror}): set TMPDIR to a folder "
             "with room"
         ) from error
-    return Shared(_view(memory, shape, dtype), file)
+    rows = _view(memory, shape, dtype)
+    file.address = rows.data_ptr()
+    return Shared(rows, file)
 
 
 def mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

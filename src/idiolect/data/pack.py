@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache as cached
 from pathlib import Path
@@ -22,6 +23,7 @@ from idiolect import keys
 from idiolect.data import cache, corruptions, flower, memory, partitions, shifts
 from idiolect.data.dealing import Rows, Split
 from idiolect.data.flower import Partitioner
+from idiolect.data.sets import SETS
 from idiolect.data.shifts import KINDS, Shifted, Who
 from idiolect.data.sizes import draw_sizes, scarce
 from idiolect.data.source import Source
@@ -142,32 +144,26 @@ def build(
     """
     if clients is not None and clients < 1:
         raise InputError(f"clients={clients} is not possible: ask for at least 1")
-    split = _divide(source, partition, clients, seed, sizes)
-    if keep is not None:
-        split = scarce(split, keep, keys.generator(seed, "keep"))
-    split, new = _new_last(split, new_clients)
-    stints = _stints(split, new, shifts, new_shifts)
-
-    rows = [np.concatenate([split.train[s.client], split.test[s.client]]) for s in stints]
-    ends = np.cumsum([len(r) for r in rows])
-    x_R, file = _room((int(ends[-1]), *source.x_R.shape[1:]), source.x_R.dtype)
-    y_R = torch.empty(int(ends[-1]), dtype=torch.int64)
-    train, test = [], []
-    for stint, row_N, end in zip(stints, rows, ends.tolist(), strict=True):
-        start, cut = end - len(row_N), end - len(split.test[stint.client])
-        torch.index_select(source.x_R, 0, torch.from_numpy(row_N), out=x_R[start:end])
-        torch.index_select(source.y_R, 0, torch.from_numpy(row_N), out=y_R[start:end])
-        train.append(torch.arange(start, cut))
-        test.append(torch.arange(cut, end))
-    trained = len(split.train) - new
-    mean, std = _moments(source, x_R, torch.cat(train[:trained]), normalise)
-    says = _shift(x_R, y_R, ends.tolist(), stints, source.classes, seed)
+    whole = _divide(source, partition, clients, seed, sizes)
+    split = whole if keep is None else scarce(whole, keep, keys.generator(seed, "keep"))
+    order, new = _new_last(whole, new_clients)
+    whole, split = _ordered(whole, order), _ordered(split, order)
+    stints = _stints(whole, split, new, shifts, new_shifts)
+    ends = np.cumsum([len(s.at_N) for s in stints]).tolist()
+    x_R, file = _room((ends[-1], *source.x_R.shape[1:]), source.x_R.dtype)
+    y_R = torch.empty(ends[-1], dtype=torch.int64)
+    says = _fill(x_R, y_R, ends, source, stints, seed)
+    cuts = [end - len(split.test[s.client]) for s, end in zip(stints, ends, strict=True)]
+    train = [torch.arange(start, cut) for start, cut in zip([0, *ends], cuts, strict=False)]
+    test = [torch.arange(cut, end) for cut, end in zip(cuts, ends, strict=True)]
+    trained = len(order) - new
+    mean, std = _moments(source, np.concatenate(split.train[:trained]), normalise)
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
         () if split.names is None else tuple(split.names[s.client] for s in stints),
         tuple(s.condition for s in stints[trained:]), file,
     )  # fmt: skip
-    _warn(data, own=split.names is not None)
+    _warn(data, own=split.names is not None and source.name not in SETS)
     return data
 
 
@@ -276,8 +272,9 @@ def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
     have_K = [len(rows) for rows in split.train]
     k = int(np.argmin(np.array(have_K) - np.array(sizes_K)))
     if have_K[k] < sizes_K[k]:
+        who = split.names[k] if split.names else k
         raise InputError(
-            f"sizes: client {k} of partition {name} has {have_K[k]} training rows, not {sizes_K[k]}; the smallest "
+            f"sizes: client {who} of partition {name} has {have_K[k]} training rows, not {sizes_K[k]}; the smallest "
             f"client has {min(have_K)}: ask for at most that many, or leave out sizes"
         )
     return split._replace(train=[rows[:size] for rows, size in zip(split.train, sizes_K, strict=True)])
@@ -300,11 +297,11 @@ def _check_split(split: Split, clients: int | None, rows: int, name: str) -> Non
         raise InputError(f"partition {name} gives a row twice or one that does not exist: draw without replacement")
 
 
-def _new_last(split: Split, new_clients: str | int | None) -> tuple[Split, int]:
-    """The split with the clients that do not train at its end, and their number."""
+def _new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], int]:
+    """The clients with those at the end that do not train, and the number of these."""
     count = len(split.train)
     if new_clients is None:
-        return split, 0
+        return list(range(count)), 0
     text = str(new_clients).strip()
     if text.removesuffix("%").replace(".", "", 1).isdecimal():
         new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(float(text))
@@ -320,9 +317,12 @@ def _new_last(split: Split, new_clients: str | int | None) -> tuple[Split, int]:
         raise InputError(
             f"new_clients={text} leaves no client to train or none to join: of {count}, 1 to {count - 1} fit"
         )
-    order = [k for k in range(count) if k not in set(chosen)] + chosen
-    names_K = None if split.names is None else tuple(split.names[k] for k in order)
-    return Split([split.train[k] for k in order], [split.test[k] for k in order], names_K, split.shared), len(chosen)
+    return [k for k in range(count) if k not in set(chosen)] + chosen, len(chosen)
+
+
+def _ordered(split: Split, order: Sequence[int]) -> Split:
+    names = None if split.names is None else tuple(split.names[k] for k in order)
+    return Split([split.train[k] for k in order], [split.test[k] for k in order], names, split.shared)
 
 
 # --- shifts
@@ -338,11 +338,18 @@ class _Step(NamedTuple):
 
 
 class _Stint(NamedTuple):
-    """A client's rows under one condition, with the shifts that apply, each beside the path of its draws."""
+    """A client's rows under one condition, with the shifts that apply, each beside the path of its draws.
+
+    Shifts see all rows of the client, so that a row looks the same however many are kept.
+    """
 
     client: int
     condition: str
     steps: tuple[tuple[tuple[int | str, ...], _Step], ...]
+    row_N: Rows
+    """All of them, in the source."""
+    at_N: Rows
+    """Places in ``row_N`` of those that are kept, training rows first."""
 
 
 def shift_of(spec: Spec) -> tuple[Callable[..., Shifted], dict[str, Any]]:
@@ -381,68 +388,89 @@ def _step(spec: Spec, clients: int) -> _Step:
     return _Step(function, options, who, str(spec))
 
 
-def _stints(split: Split, new: int, shifts: Sequence[Spec], new_shifts: Sequence[Spec]) -> list[_Stint]:
+def _stints(whole: Split, split: Split, new: int, shifts: Sequence[Spec], new_shifts: Sequence[Spec]) -> list[_Stint]:
     """Every client, then the new ones once more for each further condition."""
     count = len(split.train)
     steps = [_step(spec, count) for spec in shifts]
     if new_shifts and not new:
         raise InputError("new_shifts is about new clients, and there are none: give new_clients too")
-    plain = [_Stint(k, "", tuple(((i,), s) for i, s in enumerate(steps) if k in s.members)) for k in range(count)]
+
+    def stint(k: int) -> _Stint:
+        mine = tuple(((i,), s) for i, s in enumerate(steps) if k in s.members)
+        train_N, row_N = whole.train[k], np.concatenate([whole.train[k], whole.test[k]])
+        order_N = np.argsort(train_N, kind="stable")
+        kept_N = order_N[np.searchsorted(train_N, split.train[k], sorter=order_N)]
+        if split.train[k] is train_N:
+            kept_N = np.arange(len(train_N))
+        return _Stint(k, "", mine, row_N, np.concatenate([kept_N, np.arange(len(train_N), len(row_N))]))
+
+    plain = [stint(k) for k in range(count)]
     joining = frozenset(range(count - new, count))
     conditions = [_step(spec, count)._replace(members=joining) for spec in conditions_of(new_shifts)]
     return plain + [
-        _Stint(s.client, more.text, (*s.steps, (("new", j), more)))
+        s._replace(condition=more.text, steps=(*s.steps, (("new", j), more)))
         for j, more in enumerate(conditions)
         for s in plain[count - new :]
     ]
 
 
-def _shift(
-    x_R: Tensor, y_R: Tensor, ends: Sequence[int], stints: Sequence[_Stint], classes: int, seed: int
+def _fill(
+    x_R: Tensor, y_R: Tensor, ends: Sequence[int], source: Source, stints: Sequence[_Stint], seed: int
 ) -> tuple[str, ...]:
-    """Shift the rows where they stand, and say of each client what was done; what took long is kept and found again."""
-    if not any(stint.steps for stint in stints):
-        return ("",) * len(stints)
-    images = x_R.dtype == torch.uint8 and x_R.ndim == 4
-    for step in {id(s): s for stint in stints for _, s in stint.steps}.values():
+    """Put everybody's rows in place, shifted, and say of each client what was done; what took long is kept on disk."""
+    steps = list({id(s): s for stint in stints for _, s in stint.steps}.values())
+    images = source.x_R.dtype == torch.uint8 and source.x_R.ndim == 4
+    for step in steps:
         if not images and "Images" in str(inspect.signature(step.function).parameters["x_N"].annotation):
             raise InputError(f"shift {step.text} changes images, and these rows are numbers: leave it out")
-    kept = cache.place(f"shifts-{_digest(x_R, y_R, ends, stints, seed)}")
+    kept = cache.place(f"shifts-{_digest(source, stints, seed)}") if steps else None
     if kept and (found := cache.load(kept)):
         x_R.copy_(found.tensors["x"])
         y_R.copy_(found.tensors["y"])
+        with suppress(OSError):
+            kept.touch()  # used now
         return tuple(json.loads(found.about["says"]))
     begun = time.monotonic()
-    places = {id(s): {k: i for i, k in enumerate(sorted(s.members))} for stint in stints for _, s in stint.steps}
-    says, start = [], 0
-    for stint, end in zip(stints, ends, strict=True):
-        done = []
+    places = {id(s): {k: i for i, k in enumerate(sorted(s.members))} for s in steps}
+    says = []
+    for stint, start, end in zip(stints, [0, *ends], ends, strict=False):
+        if not stint.steps:
+            row_N = torch.from_numpy(stint.row_N[stint.at_N])
+            torch.index_select(source.x_R, 0, row_N, out=x_R[start:end])
+            torch.index_select(source.y_R, 0, row_N, out=y_R[start:end])
+            says.append("")
+            continue
+        row_N = torch.from_numpy(stint.row_N)
+        x_N, y_N, done = source.x_R[row_N].numpy(), source.y_R[row_N].numpy(), []
         for path, step in stint.steps:
             who = Who(
-                stint.client, places[id(step)][stint.client], classes,
+                stint.client, places[id(step)][stint.client], source.classes,
                 lambda *more, path=path: keys.generator(seed, "shift", "common", *path, *more),
             )  # fmt: skip
             rng = keys.generator(seed, "shift", stint.client, *path)
-            shifted = step.function(x_R[start:end].numpy(), y_R[start:end].numpy(), who, rng, **step.options)
-            x_R[start:end] = torch.from_numpy(np.ascontiguousarray(shifted.x_N))
-            y_R[start:end] = torch.from_numpy(np.ascontiguousarray(shifted.y_N))
-            done.append(shifted.says)
+            x_N, y_N, said = step.function(x_N, y_N, who, rng, **step.options)
+            done.append(said)
+        x_R[start:end] = torch.from_numpy(np.ascontiguousarray(x_N[stint.at_N]))
+        y_R[start:end] = torch.from_numpy(np.ascontiguousarray(y_N[stint.at_N]))
         says.append(",".join(filter(None, done)))
-        start = end
     if kept and time.monotonic() - begun > _WORTH_KEEPING:
         cache.trim(kept, "shifts-", _KEPT)
         cache.save(kept, {"x": x_R, "y": y_R}, {"says": json.dumps(says)})
     return tuple(says)
 
 
-def _digest(x_R: Tensor, y_R: Tensor, ends: Sequence[int], stints: Sequence[_Stint], seed: int) -> str:
+def _digest(source: Source, stints: Sequence[_Stint], seed: int) -> str:
     """What decides the shifted rows: the rows as they were, the plan, and the code."""
     digest = hashlib.blake2b(digest_size=16)
-    for tensor in (x_R, y_R):
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.numpy().data)
-    plan = [(s.client, [(path, step.text, sorted(step.members)) for path, step in s.steps]) for s in stints]
-    digest.update(json.dumps([list(ends), plan, seed]).encode())
+    for stint in stints:
+        plan = [(path, step.text, sorted(step.members)) for path, step in stint.steps]
+        digest.update(json.dumps([stint.client, len(stint.row_N), plan, seed]).encode())
+        digest.update(stint.at_N.data)
+        if not stint.condition:  # further conditions begin with the same rows
+            row_N = torch.from_numpy(stint.row_N)
+            digest.update(source.x_R[row_N].numpy().data)
+            digest.update(source.y_R[row_N].numpy().data)
+    digest.update(f"{source.classes} {source.x_R.dtype} {tuple(source.x_R.shape[1:])}".encode())
     digest.update(_code())
     return digest.hexdigest()
 
@@ -489,10 +517,9 @@ def _ranges(text: str, clients: int, what: str) -> list[int]:
 # --- what the rows are like
 
 
-def _moments(
-    source: Source, x_R: Tensor, train: Tensor, normalise: Normalise
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel or feature that rows are normalised with."""
+def _moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel or feature that rows are normalised with; ``row_N`` train."""
+    x_R = source.x_R
     if normalise == "symmetric":
         if x_R.dtype != torch.uint8:
             raise InputError("normalise=symmetric is for images, and these rows are numbers: take training")
@@ -501,7 +528,7 @@ def _moments(
         return source.mean, source.std
     axes = tuple(a for a in range(x_R.ndim) if a != 1)
     count, total, square = (np.zeros(x_R.shape[1]) for _ in range(3))
-    for rows in torch.split(train, 4096):
+    for rows in torch.split(torch.from_numpy(row_N), 4096):
         x_N = x_R[rows].numpy().astype(np.float64) / (255 if x_R.dtype == torch.uint8 else 1)
         count += (~np.isnan(x_N)).sum(axes)
         total += np.nansum(x_N, axes)

@@ -75,10 +75,11 @@ def dirichlet(
     *,
     alpha: Alpha = 0.5,
     min_rows: Least | None = None,
+    cap: bool = True,
     test_fraction: Fraction = 0.2,
     stratified: bool = False,
 ) -> Split:
-    """Each class is dealt out in proportions p ~ Dir(alpha), among the clients that hold fewer than R/K rows so far.
+    """Each class is dealt out in proportions p ~ Dir(alpha), to clients that hold fewer than R/K rows so far.
 
     Every row is dealt, official splits merged, so that clients have different numbers of rows. The deal is repeated
     until the smallest client has ``min_rows``. Zeroing the p of full clients and renormalising is the same as drawing
@@ -88,6 +89,8 @@ def dirichlet(
         alpha: concentration; small is heterogeneous.
         min_rows: rows of the smallest client; by default 63 (the released code's 50 / 0.8), or half the mean where
             that is less.
+        cap: whether a client that holds R/K rows gets nothing of the classes that follow; without it clients differ
+            more in size.
         test_fraction: the share of a client's rows that it tests on, drawn at random.
         stratified: whether a client's test rows have its training rows' class proportions.
 
@@ -97,7 +100,8 @@ def dirichlet(
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1 and appendix C.1.2; the cap on full clients and
     ``min_rows`` are the released code's. FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.8, has 100 clients and
-    alpha=1; FedLDA (McLaughlin & Su, 2023), column "Dir" of table 1, deals out the whole set in this way.
+    alpha=1 and speaks of neither: ``cap=false,min_rows=2``. FedLDA (McLaughlin & Su, 2023), column "Dir" of table 1,
+    deals out the whole set in this way.
     """
     each = _rows_each(source, clients)
     least = max(2, min(63, each // 2)) if min_rows is None else min_rows
@@ -110,7 +114,7 @@ def dirichlet(
     size_C = np.bincount(y_R, minlength=source.classes)
     best = 0
     for deals in range(1, max(1, min(_TRIES, _SHARES // (clients * source.classes))) + 1):
-        count_KC = _dirichlet_counts(size_C, clients, rng, alpha)
+        count_KC = _dirichlet_counts(size_C, clients, rng, alpha, cap)
         smallest = int(count_KC.sum(1).min())
         if smallest >= least:
             return _cut(source, deal(y_R, np.arange(len(y_R)), count_KC, rng), test_fraction, stratified, rng)
@@ -357,7 +361,7 @@ def natural(
     *,
     column: str | None = None,
     min_rows: Least | None = None,
-    official_split: bool = False,
+    official_split: bool | None = None,
     test_fraction: Fraction = 0.2,
     stratified: bool = False,
 ) -> Split:
@@ -368,7 +372,7 @@ def natural(
         min_rows: leave clients with fewer rows out, and log how many they are; null to take everybody, where a client
             with fewer than two rows is an error.
         official_split: whether a client trains on its rows of the official training split and tests on the others,
-            and not on a ``test_fraction`` of all.
+            and not on a ``test_fraction`` of all; null for true where every client has rows of both.
         test_fraction: the share of a client's rows that it tests on, drawn at random.
         stratified: whether a client's test rows have its training rows' class proportions; not with official_split.
 
@@ -383,6 +387,8 @@ def natural(
     if official_split and source.train_rows == len(source.y_R):
         raise InputError(f"partition natural: {source.name} has no official test split; take official_split=false")
     rows_V = np.split(np.argsort(by.code_R, kind="stable"), np.bincount(by.code_R).cumsum()[:-1])
+    if official_split is None:
+        official_split = all(rows.min() < source.train_rows <= rows.max() for rows in rows_V)
 
     def lacks(rows: Rows) -> str:
         if len(rows) < (min_rows or 2):
@@ -404,8 +410,8 @@ def natural(
     for v in chosen:
         if lack_V[v]:
             raise InputError(
-                f"partition natural: client {by.names[v]!r} of {source.name} has {lack_V[v]}; min_rows=2 leaves such "
-                "clients out"
+                f"partition natural: client {by.names[v]!r} of {source.name} has {lack_V[v]}; leave such "
+                "clients out with partition natural:min_rows=2"
             )
     rows_K = [rng.permutation(rows_V[v]) for v in chosen]
     names = tuple(by.names[v] for v in chosen)
@@ -422,12 +428,15 @@ def domains(
     *,
     column: str | None = None,
     inside: str = "dirichlet(alpha=0.5)",
+    train_rows: Size | None = None,
 ) -> Split:
     """The same number of clients for every value of a column, whose rows another partition divides among them.
 
     Args:
         column: the name of the column; null for the one that the data set says its clients by.
         inside: the partition of each domain with its options in parentheses.
+        train_rows: of each domain's official training rows at most so many, drawn with its class proportions; its
+            official test rows stay. Null takes all.
 
     Raises:
         InputError: no such column or partition, a number of clients that the domains do not divide, or what the
@@ -451,6 +460,8 @@ def domains(
     train, test, names, shared = [], [], [], False
     for code, domain in enumerate(by.names):
         row_R = np.flatnonzero(by.code_R == code)
+        if train_rows is not None:
+            row_R = _fewer(source, row_R, train_rows, rng)
         split = divide(_part(source, row_R, domain), each, rng, **options)
         train += [row_R[rows] for rows in split.train]
         test += [row_R[rows] for rows in split.test]
@@ -464,6 +475,18 @@ PARTITIONS: dict[str, Callable[..., Split]] = {
     for name, value in list(globals().items())
     if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("_")
 }
+
+
+def _fewer(source: Source, row_R: Rows, train_rows: int, rng: np.random.Generator) -> Rows:
+    """The rows with at most ``train_rows`` of the official training split, in its class proportions; ascending."""
+    y_R = source.y_R.numpy()
+    train_R = row_R[row_R < source.train_rows]
+    if len(train_R) <= train_rows:
+        return row_R
+    size_C = np.bincount(y_R[train_R], minlength=source.classes)
+    share = np.float64(train_rows / len(train_R))
+    (drawn_R,) = deal(y_R, train_R, whole(size_C[None] * share, np.array([train_rows])), rng)
+    return np.sort(np.concatenate([drawn_R, row_R[row_R >= source.train_rows]]))
 
 
 def _rows_each(source: Source, clients: int) -> int:
@@ -512,14 +535,14 @@ def _span(size_K: Rows) -> str:
     return f"{size_K.min()}" if size_K.min() == size_K.max() else f"{size_K.min()} to {size_K.max()}"
 
 
-def _dirichlet_counts(size_C: Rows, clients: int, rng: np.random.Generator, alpha: float) -> Rows:
+def _dirichlet_counts(size_C: Rows, clients: int, rng: np.random.Generator, alpha: float, cap: bool) -> Rows:
     """Rows per client and class (K, C)."""
     rows = size_C.sum()
     count_CK = np.zeros((len(size_C), clients), np.int64)
     total_K = np.zeros(clients, np.int64)
     for count_K, size in zip(count_CK, size_C, strict=True):
         if size:
-            open_K = np.flatnonzero(total_K * clients < rows)
+            open_K = np.flatnonzero(total_K * clients < rows) if cap else np.arange(clients)
             end_K = rng.dirichlet(np.full(len(open_K), alpha)).cumsum()
             cuts = np.minimum(end_K * size, size).astype(np.int64)
             cuts[-1] = size

@@ -196,8 +196,8 @@ SETS: dict[str, Card] = {
         test_rows=116_323,
         shape=(1, 28, 28),
         class_names=_DIGITS + _UPPER + _LOWER,
-        mean=(0.1751,),
-        std=(0.3332,),
+        mean=(0.1307,),
+        std=(0.3081,),
         origin=Origin(
             "Royc30ne/emnist-byclass",
             ("emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-train-labels-idx1-ubyte.gz"),
@@ -214,8 +214,8 @@ SETS: dict[str, Card] = {
         test_rows=8_000,
         shape=(1, 28, 28),
         class_names=_UPPER[:10],
-        mean=(0.1722,),
-        std=(0.3309,),
+        mean=None,
+        std=None,
         origin=Origin(
             "tanganke/emnist_letters",
             ("emnist-letters/train-00000-of-00001.parquet",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Shifted(NamedTuple):
         says: the shift as a spec that would do the same to this client alone; "" where nothing was done.
     """
 
-    x_N: Images
+    x_N: NDArray[Any]
     y_N: Labels
     says: str
 
@@ -115,9 +115,11 @@ def _rotated(x_N: Images, angle: float) -> Images:
 
 
 def permute_labels(
-    x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator, *, groups: Groups = 5, to: str | None = None
+    x_N: NDArray[Any], y_N: Labels, who: Who, rng: np.random.Generator, *, groups: Groups = 5, to: str | None = None
 ) -> Shifted:
     """Concept shift: each group of clients calls the classes by its own, fixed permutation of their labels.
+
+    Counts, class names and captions follow the labels that a client uses.
 
     Args:
         groups: how many; client k is in group k mod groups. Each, the first too, has a random permutation, all

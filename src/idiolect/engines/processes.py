@@ -81,11 +81,10 @@ class Processes:
             raise
 
     def _start(self, data: FederatedData) -> None:
-        if data.file is None:  # rows of the caller's own making
+        file = data.file
+        if file is None or file.address != data.x_R.data_ptr():  # rows of the caller's own making
             rows, file = memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
             rows.copy_(data.x_R)
-        else:
-            file = data.file
         for _ in range(min(self.workers, data.clients)):
             self._spawn(file.fileno())
         self._tell("at the start", "start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R))

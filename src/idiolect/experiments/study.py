@@ -89,7 +89,7 @@ class Study(BaseModel):
     sizes: tuple[PositiveInt, ...] = ()
     keep: Keep | None = None
     shifts: tuple[Spec, ...] = ()
-    new_clients: str | PositiveInt | None = None
+    new_clients: PositiveInt | str | None = None
     new_shifts: tuple[Spec, ...] = ()
     normalise: Normalise = "reference"
     model: str = "auto"
@@ -176,10 +176,16 @@ class Study(BaseModel):
     def _share(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
+        per_cent = value.strip().endswith("%")
         number = scalar(value.strip().removesuffix("%"))
-        if not isinstance(number, int | float):
+        if not isinstance(number, int | float) or (per_cent and number > 100):
             raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of rows")
-        return number / 100 if value.strip().endswith("%") else number
+        return number / 100 if per_cent else number
+
+    @pydantic.field_validator("new_clients", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
     @pydantic.field_validator("resize", mode="before")
     @classmethod
@@ -259,7 +265,8 @@ class Study(BaseModel):
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it stood in a Python program: run the study from there")
         if partition is None:
-            partition = _partition(Spec(name="natural") if source.client_column else _USUAL)
+            few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # they may be few
+            partition = _partition(Spec(name="natural") if source.client_column else few)
         return data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
@@ -344,5 +351,6 @@ def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     named = inner[-1:] == ["label"] and first["type"] != "missing"
     if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
         return f"{setting}: cannot read {first['input']!r}; write name:option=value, for example dirichlet:alpha=0.3"
-    where = ".".join(str(step) for step in first["loc"])
+    inside = inner if named else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
+    where = ".".join(map(str, [setting, *inside]))
     return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"

@@ -21,7 +21,7 @@ from idiolect import files
 from idiolect.data import FederatedData, manifest
 from idiolect.data.description import Description
 from idiolect.errors import InputError
-from idiolect.report.figures import partition_figures, plain, short
+from idiolect.report.figures import divided, partition_figures, short
 from idiolect.report.page import render_page
 from idiolect.report.reader import Run
 from idiolect.report.tables import size
@@ -44,7 +44,8 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     clients = len(about.train_KC)
     new = clients - data.trained
     shape = "x".join(map(str, data.shape))
-    rows = f"{data.x_R[0].numel():,} numbers" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
+    numbers = data.x_R[0].numel()
+    rows = f"{numbers:,} number{'s' * (numbers > 1)}" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
     memory = data.x_R.numel() * data.x_R.element_size()
     shifts = Counter(map(short, data.shifts[:clients]))
     del shifts[""]
@@ -53,7 +54,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         said = [f"{len(said)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
     found = [
         ("Data set", f"{data.name}: {data.classes} classes; a row is {rows}"),
-        ("Partition", plain(study["partition"]) + f", seed {study['data_seed']}"),
+        ("Partition", divided(study["partition"], bool(data.names)) + f", seed {study['data_seed']}"),
         ("Clients", f"{data.trained} that train, {new} that join afterwards" if new else str(clients)),
         ("Training rows", _spread(about.train_KC.sum(1))),
         ("Test rows", _spread(about.test_KC.sum(1))),

@@ -136,8 +136,17 @@ def plain(text: object) -> str:
     spec = _parse(text)
     if isinstance(spec, str):
         return spec
-    options = ", ".join(f"{k} {v}" for k, v in spec.options.items() if v is not False)
+    options = ", ".join(k if v is True else f"{k} {v}" for k, v in spec.options.items() if v is not False)
     return f"{spec.name} ({options})" if options else spec.name
+
+
+def divided(partition: object, named: bool) -> str:
+    """How rows were divided, in words; where the study left it to its data, what these have made of it.
+
+    >>> divided(None, True), divided("iid", True)
+    ('natural', 'iid')
+    """
+    return plain(partition or ("natural" if named else "dirichlet:alpha=0.3"))
 
 
 def short(text: str) -> str:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from idiolect import files
 from idiolect.errors import InputError
-from idiolect.report.figures import figures, palette, plain
+from idiolect.report.figures import divided, figures, palette, plain
 from idiolect.report.reader import Run, read
 from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, joined, summary
 
@@ -119,7 +119,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
         ("Clients", _clients(run)),
-        ("Partition", plain(run.study["partition"])),
+        ("Partition", divided(run.study["partition"], named="name" in clients[0])),
         ("Shifts", ", ".join(f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),

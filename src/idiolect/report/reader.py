@@ -36,6 +36,7 @@ class Run:
         records: one row per (method, seed, round, client, moment, metric) with its value.
         timings: one row per (method, seed, round) with its seconds.
         joins: per client number that joined after training, what else was done to its rows: "" for nothing.
+        test_rows: per client number, under further conditions too, how many rows it tests on.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Run:
     records: pd.DataFrame
     timings: pd.DataFrame
     joins: dict[int, str] = field(default_factory=dict)
+    test_rows: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -138,7 +140,8 @@ def read(path: Path | str) -> Run:
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
     joins = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
-    return Run(str(study["name"]), study, manifest, records, timings, joins)
+    test_rows = {c.id: sum(c.test) for c in checked.clients}
+    return Run(str(study["name"]), study, manifest, records, timings, joins, test_rows)
 
 
 _MEND = "restore the file, or run the study again into a new folder"

@@ -46,7 +46,6 @@ class Row(NamedTuple):
 
 def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
-    test_rows = {c["id"]: sum(c["test"]) for c in run.manifest["clients"]}
     ends = {label: run.final[run.final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     base = _accuracy(ends[fedavg]) if fedavg else None
@@ -63,7 +62,7 @@ def summary(run: Run) -> list[Row]:
                 label,
                 title,
                 accuracy,
-                _mean([np.average(s["value"], weights=s["client"].map(test_rows)) for s in seeds]),
+                _per_sample(run, end),
                 _mean([s["value"].std(ddof=0) for s in seeds]),
                 _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
                 None if accuracy is None or base is None else 100 * (accuracy - base),
@@ -83,6 +82,8 @@ class Joined(NamedTuple):
     who: str
     accuracy: dict[str, float | None]
     """Per method: mean over clients of test accuracy, 0..1, averaged over seeds."""
+    per_sample: dict[str, float | None]
+    """The same, weighted by the clients' test rows."""
 
 
 def joined(run: Run) -> list[Joined]:
@@ -93,13 +94,21 @@ def joined(run: Run) -> list[Joined]:
     condition = frame["client"].map(run.joins)
 
     def row(who: str, part: pd.DataFrame) -> Joined:
-        return Joined(who, {label: _accuracy(part[part["method"] == label]) for label in run.titles})
+        mine = {label: part[part["method"] == label] for label in run.titles}
+        return Joined(
+            who, {k: _accuracy(end) for k, end in mine.items()}, {k: _per_sample(run, end) for k, end in mine.items()}
+        )
 
     conditions = list(dict.fromkeys(run.joins.values()))
     return [
         row("clients that trained", run.final),
         *(row(f"new clients, {c}" if c else "new clients", frame[condition == c]) for c in conditions),
     ]
+
+
+def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
+    weights = end["client"].map(run.test_rows)
+    return _mean([np.average(s["value"], weights=weights[s.index]) for _, s in end.groupby("seed")])
 
 
 def _accuracy(end: pd.DataFrame) -> float | None:

@@ -66,7 +66,7 @@ def open_data(
     path = Path(where).expanduser()
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
-    if not path.exists() and _DOTTED.fullmatch(str(where)):
+    if not path.exists() and _DOTTED.fullmatch(str(where)) and path.suffix not in _TABLES:
         return from_program(str(where), **options)
     if not path.exists():
         return from_dataset(_from_hub(str(where), path), name=str(where), **options)
@@ -232,17 +232,18 @@ def _images(folder: Path) -> list[Path]:
     """Every image in the folder and below, in order of name."""
     found = list(_files(folder))
     images = [path for path in found if path.suffix.lower() in SUFFIXES]
-    kinds = Counter(path.suffix.lower() or path.name for path in found if path.suffix.lower() not in SUFFIXES)
-    others = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
+    others = (path for path in found if path.suffix.lower() not in SUFFIXES and path.name not in _BESIDE)
+    kinds = Counter(path.suffix.lower() or path.name for path in others)
+    counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
         mend = _LAYOUTS
         if set(_TABLES) & set(kinds):
             mend = "name one of its tables, or call them train and test, for example train.csv and test.csv"
         if ".dcm" in kinds:
             mend = "convert DICOM files to PNG or TIFF"
-        raise InputError(f"{folder} has no images (files: {others}): {mend}")
+        raise InputError(f"{folder} has no images (files: {counted}): {mend}")
     if kinds:
-        log.warning("%s: files that are no images are left out (%s)", folder, others)
+        log.warning("%s: files that are no images are left out (%s)", folder, counted)
     return images
 
 

@@ -1,0 +1,152 @@
+"""Shifted rows that took long are kept, found again by what they are made of, and never trusted when broken."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from idiolect import data
+from idiolect.data import Source, cache, pack, shifts
+from idiolect.data.shifts import Shifted
+from idiolect.spec import Spec
+
+NOISE = "noise:std=0.2,clients=0-2"
+
+
+@pytest.fixture(autouse=True)
+def all_are_worth_it(monkeypatch):
+    monkeypatch.setattr(pack, "_WORTH_KEEPING", 0)
+    pack._code.cache_clear()
+
+
+@pytest.fixture
+def worked(monkeypatch):
+    """The clients whose rows noise was really added to."""
+    clients, real = [], shifts.noise
+
+    def noise(x_N: shifts.Images, y_N, who, rng, *, std: float = 0.1) -> Shifted:
+        clients.append(who.client)
+        return real(x_N, y_N, who, rng, std=std)
+
+    monkeypatch.setitem(data.SHIFTS, "noise", noise)
+    return clients
+
+
+def toy():
+    x_R = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (80, 1, 4, 4)).astype(np.uint8))
+    return Source("toy", x_R, torch.arange(80) % 4, 4, tuple("abcd"), (0.5,), (0.5,), 80)
+
+
+def build(*shift, seed=0, source=None, clients=4, **more):
+    return data.build(source or toy(), Spec(name="iid"), [Spec.parse(s) for s in shift], clients, seed, **more)
+
+
+def same(a, b):
+    return torch.equal(a.x_R, b.x_R) and torch.equal(a.y_R, b.y_R) and a.shifts == b.shifts
+
+
+def test_the_second_time_nothing_is_computed(worked, own_cache):
+    first = build(NOISE, "permute_labels:to=1+2+3+0")
+    assert worked == [0, 1, 2]
+    assert len(list(own_cache.iterdir())) == 1
+    second = build(NOISE, "permute_labels:to=1+2+3+0")
+    assert worked == [0, 1, 2]
+    assert same(first, second)
+    assert first.shifts[0] == "noise:std=0.2,permute_labels:to=1+2+3+0"
+    assert second.file is not None
+    second.x_R.zero_()
+    assert same(first, build(NOISE, "permute_labels:to=1+2+3+0")), "the cache was written to"
+
+
+def test_new_clients_conditions_are_kept_too(worked):
+    arguments = {"new_clients": 1, "new_shifts": [Spec.parse("noise:std=0.5")]}
+    first, second = build(**arguments), build(**arguments)
+    assert worked == [3]
+    assert same(first, second)
+    build(**arguments | {"new_shifts": [Spec.parse("noise:std=0.4")]})
+    assert worked == [3, 3]
+
+
+@pytest.mark.parametrize("other", ["seed", "option", "members", "rows", "labels", "order", "code", "sizes"])
+def test_anything_else_is_something_else(worked, other, monkeypatch):
+    build(NOISE, "invert:clients=3")
+    changed = toy()
+    if other == "rows":
+        changed.x_R[7, 0, 3, 3] ^= 1
+    if other == "labels":
+        changed = dataclasses.replace(changed, y_R=(changed.y_R + 1) % 4)
+    if other == "code":
+        monkeypatch.setattr(pack, "_code", lambda: b"other code")
+    listed = [NOISE, "invert:clients=3"]
+    if other == "option":
+        listed[0] = "noise:std=0.3,clients=0-2"
+    if other == "members":
+        listed[1] = "invert:clients=2"
+    if other == "order":
+        listed = listed[::-1]
+    more = {"sizes": [10]} if other == "sizes" else {}
+    found = build(*listed, source=changed, seed=int(other == "seed"), **more)
+    assert worked == [0, 1, 2] * 2
+    monkeypatch.setattr(cache, "place", lambda name: None)
+    assert same(found, build(*listed, source=changed, seed=int(other == "seed"), **more)), "not what is computed"
+
+
+def test_the_seed_tells_the_same_rows_apart(worked, monkeypatch):
+    def blocks(source, clients, rng):
+        hands = np.arange(80).reshape(clients, -1)
+        return pack.Split(list(hands[:, :-5]), list(hands[:, -5:]))
+
+    monkeypatch.setitem(data.PARTITIONS, "blocks", blocks)
+    x = [data.build(toy(), Spec(name="blocks"), [Spec.parse(NOISE)], 4, seed).x_R for seed in (0, 1, 0)]
+    assert worked == [0, 1, 2] * 2
+    assert torch.equal(x[0], x[2])
+    assert not torch.equal(x[0], x[1])
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty", "text"])
+def test_a_broken_file_is_built_again(worked, own_cache, damage):
+    first = build(NOISE)
+    (path,) = own_cache.iterdir()
+    content = path.read_bytes()
+    bit = bytearray(content)
+    bit[-5] ^= 1
+    path.write_bytes({"cut": content[:-9], "bit": bytes(bit), "empty": b"", "text": b"not a tensor"}[damage])
+    assert same(first, build(NOISE))
+    assert worked == [0, 1, 2] * 2
+    assert cache.load(path) is not None
+    build(NOISE)
+    assert len(worked) == 6
+
+
+def test_quick_shifts_and_none_leave_nothing(monkeypatch, own_cache):
+    build()
+    monkeypatch.setattr(pack, "_WORTH_KEEPING", 60)
+    build(NOISE)
+    assert not own_cache.exists()
+
+
+def test_no_room_for_a_cache(monkeypatch, tmp_path, worked):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert same(build(NOISE), build(NOISE))
+    assert worked == [0, 1, 2] * 2
+
+
+def test_no_home(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert cache.place("x") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    assert str(cache.place("x")) == "/there/idiolect/x.safetensors"
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    tensors = {"a": torch.arange(6).view(2, 3), "b": torch.tensor([1.5, float("nan")])}
+    path = tmp_path / "new" / "x.safetensors"
+    assert cache.load(path) is None
+    assert cache.save(path, tensors, {"says": "ä"})
+    kept = cache.load(path)
+    assert kept.about == {"says": "ä"}
+    assert torch.equal(kept.tensors["a"], tensors["a"])
+    np.testing.assert_array_equal(kept.tensors["b"].numpy(), tensors["b"].numpy())
+    assert [p.name for p in path.parent.iterdir()] == ["x.safetensors"]

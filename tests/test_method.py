@@ -1,0 +1,26 @@
+"""What networks are fed: rows of numbers, normalised per feature or channel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from idiolect.method import Task
+from idiolect.network import Network
+
+
+@pytest.mark.parametrize("shape", [(9, 2), (9, 2, 5), (9, 2, 4, 3)])
+def test_numbers_are_normalised_and_what_is_missing_is_the_mean(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).normal(3, 2, shape).astype(np.float32)
+    x[2, 1], x[5] = np.nan, np.nan
+    mean, std = (np.array(v).reshape(-1, *[1] * (len(shape) - 2)) for v in ((3.0, -1.0), (2.0, 0.5)))
+    want = np.where(np.isnan(x), 0, (x - mean) / std)
+    task = Task(Network(lambda: (nn.Identity(), nn.Linear(2, 2)), (2,)), 2, 1, mean=(3.0, -1.0), std=(2.0, 0.5))
+    given = torch.from_numpy(x)
+    np.testing.assert_allclose(task.inputs(given), want, rtol=1e-5, atol=1e-6)
+    clients = torch.stack([given, given.flip(0)])
+    mapped = torch.vmap(task.inputs)(clients)
+    np.testing.assert_allclose(mapped[0], want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mapped[1], want[::-1], rtol=1e-5, atol=1e-6)
