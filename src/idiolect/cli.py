@@ -259,6 +259,8 @@ def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], res
     for own, other in (("data", by_name), ("dataset", own_data)):
         if own in settings:  # the one takes the other's place
             written = {k: v for k, v in written.items() if k not in other}
+    if "data" in settings or "client_column" in settings:  # which say how rows are divided
+        written = {k: v for k, v in written.items() if k not in ("partition", "clients")}
     study = Study(**written | settings)
     return Study(**study.model_dump() | {"methods": _with(study, sets)})
 

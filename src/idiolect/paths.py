@@ -32,7 +32,7 @@ def by_path(path: str, what: str) -> Any:
                 f"can be imported from {here}"
             ) from None
         raise InputError(f"{what} {path!r}: {module_name} needs {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{what} {path!r}: importing {module_name} fails ({type(error).__name__}: {error})") from error
     try:
         return getattr(module, name)

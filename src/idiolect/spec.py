@@ -143,7 +143,7 @@ def check(
         if key not in known:
             raise InputError(f"{what} has no option {key!r}; {nearest(key, [*known, *beside])}")
     fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in options}
-    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, coerce_numbers_to_str=True)
     model = pydantic.create_model("Options", __config__=config, **fields)
     try:
         checked = model(**options)

@@ -610,3 +610,63 @@ def test_real_fashion_mnist_in_the_papers_setting(fashion_mnist):
     assert about[0]["train"] == [172] * 3 + [12] * 7
     assert about[9]["test"] == [86] + [6] * 7 + [86] * 2
     assert d.x_R.shape == (18000, 1, 28, 28)
+
+
+# --- what a row looks like, however many are kept; what others write
+
+
+@pytest.mark.parametrize("keep", [0.5, 13])
+def test_images_do_not_change_with_how_many_are_kept(keep):
+    whole = build("iid", "noise:std=0.3", "rotate:groups=4")
+    some = build("iid", "noise:std=0.3", "rotate:groups=4", keep=keep)
+    for k in range(5):
+        assert torch.equal(whole.x_R[whole.test[k]], some.x_R[some.test[k]])
+        known = {bytes(x.numpy()) for x in whole.x_R[whole.train[k]]}
+        kept = [bytes(x.numpy()) for x in some.x_R[some.train[k]]]
+        assert len(set(kept)) == len(some.train[k]) < len(whole.train[k])
+        assert known.issuperset(kept)
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ("raise KeyError('beds')", r"partition theirs.divide fails \(KeyError: 'beds'\): let it return Split"),
+        ("import sys; sys.exit(3)", r"fails \(SystemExit: 3\)"),
+        ("return 7", "fails .*let it return Split"),
+        ("return [[0.5], [1.5]], [[2], [3]]", "row numbers are whole numbers"),
+        ("return [[0], [1]], [[2], [3]]", "made 2 clients of 3: .* or ask for clients=2"),
+    ],
+)
+def test_a_partition_of_ones_own_that_misbehaves(tmp_path, monkeypatch, body, match):
+    (tmp_path / "theirs.py").write_text(f"def divide(source, clients, rng):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    with pytest.raises(InputError, match=match):
+        build("theirs.divide", clients=3)
+
+
+def test_a_partition_of_ones_own_may_give_plain_lists(tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text("def divide(source, clients, rng):\n    return [[0, 1], [4]], [[2], [3]]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    d = build("plain.divide", clients=2)
+    assert [number(d.x_R[rows(d, k)]) for k in range(2)] == [[0, 1, 2], [4, 3]]
+
+
+def test_rows_at_two_hospitals_are_said_though_one_is_shifted(caplog):
+    source = hospitals()
+    code_R = source.columns["hospital"].code_R
+    a, b = np.flatnonzero(code_R == 0)[:3], np.flatnonzero(code_R == 1)[:3]
+    source.x_R[b] = source.x_R[a]
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        build("natural", "invert:clients=1", source=source, clients=None)
+    assert [r.getMessage()[:45] for r in caplog.records] == ["6 rows stand at more than one client (for one"]
+
+
+def test_a_number_that_is_a_name_too_is_said(caplog):
+    source = hospitals(names=("1", "2", "3", "4"))
+    with caplog.at_level("WARNING"):
+        last = build("natural", source=source, clients=None, new_clients="2")
+    assert "the one named 2 is written 2+" in caplog.text
+    assert last.names[-2:] == ("3", "4")
+    assert build("natural", source=source, clients=None, new_clients="2+").names == ("1", "3", "4", "2")

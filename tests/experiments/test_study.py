@@ -225,3 +225,17 @@ def test_bars(width: int) -> None:
     assert "3/4" in last
     assert "accuracy 87.5%" in last
     assert len(last) <= width
+
+
+@pytest.mark.parametrize("name", ["sizes", "clients", "new_clients", "keep", "rounds"])
+def test_true_is_no_number(name):
+    with pytest.raises(InputError, match=f"{name}=true is not valid: no setting is true or false"):
+        idl.Study(**{name: True})
+
+
+def test_numbers_may_be_names():
+    study = idl.Study(data="x.csv", target=3, client_column=1, drop=[2, "id"], partition={"name": "natural"})
+    assert (study.target, study.client_column, study.drop) == ("3", "1", ("2", "id"))
+    assert idl.Study(partition="natural:column=1").partition.options["column"] == "1"
+    with pytest.raises(InputError, match="there is no module 'nowhere'"):
+        idl.Study(model="nowhere.net")

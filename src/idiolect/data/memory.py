@@ -7,7 +7,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class File:
     def fileno(self) -> int:
         """Its descriptor."""
         return self._descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy, in this process or another, has no part in it
 
 
 class Shared(NamedTuple):

@@ -11,18 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache as cached
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect import keys
-from idiolect.data import cache, corruptions, flower, memory, partitions, shifts
+from idiolect.data import cache, corruptions, flower, memory, shifts
+from idiolect.data.corruptions import Images
 from idiolect.data.dealing import Rows, Split
 from idiolect.data.flower import Partitioner
+from idiolect.data.partitions import PARTITIONS as PARTITIONS
 from idiolect.data.sets import SETS
 from idiolect.data.shifts import KINDS, Shifted, Who
 from idiolect.data.sizes import draw_sizes, scarce
@@ -38,7 +42,7 @@ log = logging.getLogger(__name__)
 Normalise = Literal["reference", "training", "symmetric"]
 _CLIENTS = 20  # where nothing says how many
 _WORTH_KEEPING = 2.0  # seconds that shifts took
-_KEPT = 4e9  # bytes of other settings' shifted rows
+_KEPT = 4e9  # bytes of all settings' shifted rows
 
 
 def _listing(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -47,7 +51,6 @@ def _listing(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {name: f for name, f in functions if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-PARTITIONS = _listing(partitions)
 SHIFTS = _listing(shifts)
 
 
@@ -163,7 +166,9 @@ def build(
         () if split.names is None else tuple(split.names[s.client] for s in stints),
         tuple(s.condition for s in stints[trained:]), file,
     )  # fmt: skip
-    _warn(data, own=split.names is not None and source.name not in SETS)
+    _warn(data)
+    if source.client_column is not None and source.name not in SETS:
+        _warn_of_own(data, source, split)
     return data
 
 
@@ -240,7 +245,8 @@ def follows_a_column(spec: Spec) -> bool:
     known = inspect.signature(function).parameters
     if flower.is_kind(function):
         return "num_partitions" not in known or "num_partitions" in options
-    return "clients" in known and "None" in str(known["clients"].annotation)
+    annotated = inspect.signature(function, eval_str=True).parameters
+    return "clients" in known and type(None) in get_args(annotated["clients"].annotation)
 
 
 def _divide(
@@ -262,9 +268,27 @@ def _divide(
             count = clients or (None if follows_a_column(partition) else _CLIENTS)
             sized = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
             more = {"sizes_K": draw_sizes(sizes, count, draw)} if sized and count else {}
-            split = function(source, count, rng, **more, **options)
+            call = partial(function, source, count, rng, **more, **options)
+            split = call() if name in PARTITIONS else _guarded(call, name)
     _check_split(split, clients, len(source.y_R), name)
     return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not sized else split
+
+
+def _guarded(divide: Callable[[], Any], name: str) -> Split:
+    """What a function of the user's gives, as a split."""
+    try:
+        found = divide()
+        train, test = ([np.asarray(rows) for rows in part] for part in found[:2])
+        if not all(rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) for rows in [*train, *test]):
+            raise TypeError("row numbers are whole numbers, in one array for each client")
+        return Split([r.astype(np.int64) for r in train], [r.astype(np.int64) for r in test], *found[2:])
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"partition {name} fails ({type(error).__name__}: {error}): let it return Split(train, test), each a list "
+            "with an array of row numbers for every client"
+        ) from error
 
 
 def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
@@ -285,7 +309,8 @@ def _check_split(split: Split, clients: int | None, rows: int, name: str) -> Non
     count = len(split.train)
     if not 0 < count == len(split.test) == (clients or count):
         asked = f" of {clients}" if clients else ""
-        raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client")
+        fits = f", or ask for clients={count}" if count else ""
+        raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client{fits}")
     if split.names is not None and len(split.names) != count:
         raise InputError(f"partition {name} gives {len(split.names)} names to {count} clients: give each client one")
     for client, (train, test) in enumerate(zip(*split[:2], strict=True)):
@@ -302,13 +327,14 @@ def _new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], i
     count = len(split.train)
     if new_clients is None:
         return list(range(count)), 0
-    text = str(new_clients).strip()
-    if text.removesuffix("%").replace(".", "", 1).isdecimal():
-        new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(float(text))
+    text, names = str(new_clients).strip(), list(split.names or ())
+    if text.isdecimal() or (text.removesuffix("%").replace(".", "", 1).isdecimal() and text.endswith("%")):
+        new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(text)
         chosen = list(range(count - new, count))
+        if text in names:
+            log.warning("new_clients=%s is the last %s clients; the one named %s is written %s+", *[text] * 4)
     else:
-        names = list(split.names or ())
-        asked = [name.strip() for name in text.split("+")]
+        asked = [name.strip() for name in text.removesuffix("+").split("+")]
         if unknown := [name for name in asked if name not in names]:
             hint = nearest(unknown[0], names) if names else "these clients have no names: give a number or a share"
             raise InputError(f"new_clients={text}: there is no client {unknown[0]!r}; {hint}")
@@ -421,7 +447,8 @@ def _fill(
     steps = list({id(s): s for stint in stints for _, s in stint.steps}.values())
     images = source.x_R.dtype == torch.uint8 and source.x_R.ndim == 4
     for step in steps:
-        if not images and "Images" in str(inspect.signature(step.function).parameters["x_N"].annotation):
+        takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
+        if not images and takes == Images:
             raise InputError(f"shift {step.text} changes images, and these rows are numbers: leave it out")
     kept = cache.place(f"shifts-{_digest(source, stints, seed)}") if steps else None
     if kept and (found := cache.load(kept)):
@@ -454,8 +481,8 @@ def _fill(
         y_R[start:end] = torch.from_numpy(np.ascontiguousarray(y_N[stint.at_N]))
         says.append(",".join(filter(None, done)))
     if kept and time.monotonic() - begun > _WORTH_KEEPING:
-        cache.trim(kept, "shifts-", _KEPT)
         cache.save(kept, {"x": x_R, "y": y_R}, {"says": json.dumps(says)})
+        cache.trim(kept, "shifts-", _KEPT)
     return tuple(says)
 
 
@@ -477,7 +504,8 @@ def _digest(source: Source, stints: Sequence[_Stint], seed: int) -> str:
 
 @cached
 def _code() -> bytes:
-    return b"".join(Path(inspect.getfile(m)).read_bytes() for m in (shifts, corruptions, keys))
+    code = [Path(inspect.getfile(m)).read_bytes() for m in (shifts, corruptions, keys)]
+    return b"".join([Path(__file__).read_bytes(), *code, *(version(p).encode() for p in ("numpy", "scipy", "pillow"))])
 
 
 def members(value: object, clients: int, what: str) -> frozenset[int]:
@@ -541,7 +569,7 @@ def _moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[f
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def _warn(data: FederatedData, own: bool) -> None:
+def _warn(data: FederatedData) -> None:
     """Say what is legal and probably not meant."""
     train_C = torch.bincount(data.y_R[torch.cat(data.train[: data.trained])], minlength=data.classes)
     test_C = torch.bincount(data.y_R[torch.cat(data.test)], minlength=data.classes)
@@ -550,22 +578,25 @@ def _warn(data: FederatedData, own: bool) -> None:
             "no model can learn %s: in test rows, and in nobody's training rows; take more clients or rows",
             ", ".join(map(repr, unseen[:5])),
         )
-    if not own:
-        return
-    name = data.names.__getitem__
-    clients = data.trained + data.conditions.count("")
-    single = [k for k in range(clients) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
+
+
+def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
+    """The same, of clients that are somebody's own: a client of one class, rows that several have."""
+    from idiolect.data.own import duplicates  # brings pandas, which no worker needs
+
+    count = len(split.train)
+    names = split.names or tuple(map(str, range(count)))
+    single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
     if single:
         log.warning(
             "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with care",
-            len(single), clients, name(single[0]),
+            len(single), count, names[single[0]],
         )  # fmt: skip
-    rows_K = [len(data.train[k]) + len(data.test[k]) for k in range(clients)]
-    from idiolect.data.own import duplicates  # brings pandas, which no worker needs
-
-    count, pair = duplicates(data.x_R[: sum(rows_K)], np.repeat(np.arange(clients), rows_K))
+    rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
+    owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
+    twice, pair = duplicates(source.x_R[torch.from_numpy(np.concatenate(rows_K))], owner_R)
     if pair:
         log.warning(
             "%d rows stand at more than one client (for one, at %s and %s): one may test on what another trains on",
-            count, *map(name, pair),
+            twice, *(names[k] for k in pair),
         )  # fmt: skip

@@ -17,6 +17,7 @@ from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
 from idiolect.errors import InputError, nearest
 from idiolect.method import SGD, Task, Training
+from idiolect.paths import by_path
 from idiolect.spec import Spec, lower, options_of, scalar, split_list
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Keep = Annotated[float, Field(gt=0, le=1)] | PositiveInt
+Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec(name="dirichlet", options={"alpha": 0.3})
 _GIVEN = "given: "  # begins what stands in a file for an object that Python gave
 
@@ -76,7 +77,9 @@ class Study(BaseModel):
         InputError: a setting is unknown, misspelt or out of range.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
+    )
     name: Name = "study"
     dataset: str | None = None
     data_dir: str | None = None
@@ -86,7 +89,7 @@ class Study(BaseModel):
     drop: tuple[str, ...] = ()
     resize: str | None = None
     partition: Any = None
-    sizes: tuple[PositiveInt, ...] = ()
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = ()
     keep: Keep | None = None
     shifts: tuple[Spec, ...] = ()
     new_clients: PositiveInt | str | None = None
@@ -108,6 +111,9 @@ class Study(BaseModel):
     checkpoint_every: PositiveInt = 5
 
     def __init__(self, **settings: Any) -> None:
+        for name, value in settings.items():
+            if isinstance(value, bool) and name in Study.model_fields:  # pydantic takes true for 1
+                raise InputError(f"{name}={str(value).lower()} is not valid: no setting is true or false")
         try:
             super().__init__(**settings)
         except pydantic.ValidationError as error:
@@ -202,7 +208,8 @@ class Study(BaseModel):
     @pydantic.field_validator("model")
     @classmethod
     def _model(cls, name: str) -> str:
-        models.choose(name, (1, 8, 8))
+        if "." in (wanted := Spec.parse(models.choose(name, (1, 8, 8)))).name:
+            by_path(wanted.name, "model")
         return name
 
     @pydantic.field_validator("shifts")
