@@ -1,3 +1,4 @@
+import logging
 import time
 
 import numpy as np
@@ -51,6 +52,29 @@ def test_whole_numbers_in_rows_are_a_table(dtype):
     source = from_arrays(x, [0, 1])
     assert source.x_R.dtype == torch.float32
     assert (source.x_R.numpy() == x).all()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_numbers_that_float32_would_merge_keep_their_distances(split, caplog):
+    x = np.array([[100_000_000, 5], [100_000_001, 6], [100_000_002, 7], [100_000_007, 8]])
+    with caplog.at_level(logging.INFO):
+        source = from_arrays(x[:2], [0, 1], test=(x[2:], [0, 1])) if split else from_arrays(x, [0, 1, 0, 1])
+    found = source.x_R.numpy()
+    assert (found[:, 0] - found[0, 0]).tolist() == [0, 1, 2, 7]
+    assert found[:, 1].tolist() == [5, 6, 7, 8]
+    assert "less their median, to keep their numbers apart in 32 bits: 0" in caplog.text
+
+
+def test_columns_of_one_number_and_of_gaps_stay():
+    x = np.array([[0.1, np.nan, 20230101], [0.1, np.nan, 20230101]])
+    np.testing.assert_array_equal(from_arrays(x, [0, 1]).x_R.numpy(), x.astype(np.float32))
+
+
+def test_tensors_of_16_bits_are_read():
+    x = torch.tensor([[0.5, 2], [3, 4]], dtype=torch.bfloat16, requires_grad=True)
+    source = from_arrays(x, torch.tensor([1.0, 0], dtype=torch.bfloat16))
+    assert source.x_R.tolist() == [[0.5, 2], [3, 4]]
+    assert source.y_R.tolist() == [1, 0]
 
 
 def test_float_images_get_their_channels_in_front_and_others_stay():
@@ -127,6 +151,15 @@ def with_nan(x):
         (GREY, Y, {"class_names": ("a", "b")}, "y holds 0, 1, 2, which 2 class_names .a, b. do not cover"),
         (GREY, Y, {"class_names": ("a", "b", "a")}, "give each class one name"),
         (GREY, Y, {"test": (GREY,)}, r"test has 1 parts: give \(x, y\)"),
+        (GREY, Y, {"test": 5}, r"test is a int: give \(x, y\)"),
+        (
+            [[1, 2], [3]],
+            [0, 1],
+            {},
+            r"x cannot be read as an array \(.*\): give a NumPy array.* rows are all of one length",
+        ),
+        ([[1], [3]], [[0], [1, 2]], {}, "y cannot be read as an array"),
+        (torch.eye(2).to_sparse(), [0, 1], {}, "x cannot be read as an array .*a dense tensor"),
         (GREY, Y, {"test": (GREY, Y), "clients": Y}, r"test has 2 parts: give \(x, y\), and its clients"),
         (GREY, Y, {"test": (COLOUR, Y)}, "x and x of test differ in kind .uint8 .*: give both in one shape"),
         (np.zeros((1001, 2)), np.arange(1001), {}, "y has 1001 classes, more than 1000: is this an identifier"),

@@ -127,8 +127,14 @@ def test_images_that_are_files(tmp_path):
 def test_what_does_not_fit_is_said():
     with pytest.raises(InputError, match=r"dataset is a IterableDataset, not a datasets.Dataset: load it whole"):
         from_dataset(images().to_iterable_dataset())
-    with pytest.raises(InputError, match=r"dataset is a list, not a datasets.Dataset"):
+    with pytest.raises(InputError, match=r"dataset is a list, not a datasets.Dataset: give one, or a DatasetDict"):
         from_dataset([1, 2])
+    with pytest.raises(
+        InputError, match=r"dataset \(x\) is a list, not a datasets.Dataset: give one, or a DatasetDict"
+    ):
+        from_dataset({"x": [1, 2], "y": [0, 1]})
+    with pytest.raises(InputError, match=r"dataset is a DatasetDict, not a datasets.Dataset"):
+        from_dataset(datasets.DatasetDict())
     with pytest.raises(InputError, match="drop: dataset has no column 'age'; known: label, site"):
         from_dataset(images(), drop=["age"])
     with pytest.raises(
@@ -143,6 +149,18 @@ def test_what_does_not_fit_is_said():
         from_dataset(unlabelled)
     with pytest.raises(InputError, match="split differ in the columns age"):
         from_dataset(datasets.DatasetDict({"train": images(), "test": images(age=[1] * 6)}))
+
+
+def test_numbers_beyond_the_names_of_classes_are_said():
+    beyond = images().remove_columns("label").add_column("label", [0, 1, 2, 4, 1, 0])
+    kind = datasets.Features(beyond.features | {"label": datasets.ClassLabel(names=["zoo", "ant", "bee"])})
+    wrong = datasets.Dataset(beyond.data.table, info=datasets.DatasetInfo(features=kind))
+    with pytest.raises(
+        InputError, match="column 'label' of dataset holds 4, and its 3 class names are for 0 to 2: corr"
+    ):
+        from_dataset(wrong)
+    kept = wrong.add_column("y", Y)
+    assert from_dataset(kept, target="y", drop=["label"]).y_R.tolist() == Y
 
 
 def test_one_of_several_columns_of_images():

@@ -1,5 +1,7 @@
 import io
 import logging
+import os
+import time
 
 import numpy as np
 import pandas as pd
@@ -150,7 +152,8 @@ def test_many_images_are_in_order():
 
 def test_sizes():
     assert [parse_size(s) for s in ("32", 32, "32x24", " 32X24 ")] == [(32, 32), (32, 32), (32, 24), (32, 24)]
-    for wrong in ("big", "0", 0, -3, "3x", "3x4x5", 1.5):
+    assert parse_size("4096x1") == (4096, 1)
+    for wrong in ("big", "0", 0, -3, "3x", "3x4x5", 1.5, 4097, "1x4097", 99999999999, "9" * 5000):
         with pytest.raises(InputError, match=r"resize=.* is not a size in pixels: write 32, or 32x24"):
             parse_size(wrong)
 
@@ -214,6 +217,37 @@ def test_many_images_are_decoded_once(tmp_path, own_cache, monkeypatch):
     assert (open_data(tmp_path).x_R[0, 0].numpy() == 255 - x[0]).all()
     contents[0] = encode(255 - x[0])
     assert (decode(*contents)[0, 0] == 255 - x[0]).all()
+
+
+def test_decoded_images_that_nobody_asks_for_make_room(own_cache, monkeypatch):
+    monkeypatch.setattr("idiolect.data.own.images._MANY", 1)
+    monkeypatch.setattr("idiolect.data.own.images._KEPT", 2000)  # bytes: each file has 2 * 300 and a head
+    contents = [[encode(grey(10, 30)) for _ in range(2)] for _ in range(4)]
+    for age, content in zip((50, 30, 20), contents, strict=False):
+        before = set(own_cache.glob("*"))
+        decode(*content)
+        (new,) = set(own_cache.glob("*")) - before
+        os.utime(new, (time.time() - age,) * 2)
+        if age == 50:
+            first = new
+    decode(*contents[0])  # used again, so no longer the oldest
+    (own_cache / "shifts-1.safetensors").write_bytes(bytes(5000))
+    decode(*contents[3])
+    kept = set(own_cache.glob("own-*"))
+    assert sum(file.stat().st_size for file in kept) <= 2000
+    assert first in kept
+    assert (own_cache / "shifts-1.safetensors").exists()
+
+
+def test_an_image_that_may_not_be_read_is_said(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    for c in "ab":
+        save(tmp_path / c / "1.png")
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(InputError, match=r"a/1.png cannot be read as an image \(Permission denied\)"):
+        open_data(tmp_path)
 
 
 # --- folders

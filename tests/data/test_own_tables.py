@@ -1,12 +1,14 @@
 import logging
 from decimal import Decimal
+from pathlib import Path
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from idiolect.data.own import from_frame, open_data
+from idiolect.data.own import folders, from_frame, open_data
 from idiolect.data.own.tables import read_csv
 from idiolect.errors import InputError
 
@@ -250,8 +252,9 @@ def frame(**columns):
         (frame(i=[*map(str, range(60))]), {}, r"'i' has 60 different texts.*\(for example '0'"),
         (frame(m=[1, "u"]), {}, "'m' holds values of mixed or unknown kind .*make it numbers or texts, or drop it"),
         (frame(m=[[1], [2]]), {}, "column 'm' holds values of mixed or unknown kind"),
-        (frame(m=[1.0, np.inf]), {}, r"column 'm' holds a number without bound in 1 rows \(the first is row 1"),
-        (frame(m=[1e300, 1]), {}, r"column 'm' holds a number without bound in 1 rows \(the first is row 0"),
+        (frame(m=[1.0, np.inf]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
+        (frame(m=[1e300, 1]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 0"),
+        (frame(m=[1, 10**400]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
         (frame(a=[1, 1]), {}, "table has no feature beside target and client"),
         (frame(a=[]), {}, "table has no rows"),
         (pd.DataFrame([[1, 2, 0]], columns=["a", "a", "y"]), {}, r"more than once \(a\): rename them"),
@@ -281,6 +284,15 @@ def test_fifty_texts_are_not_too_many():
         ("a,a,y\n1,2,0\n", {}, r"has 1 column names more than once \(a\): rename them"),
         ("63,1,145,0\n67,1,160,1\n", {}, r"begins with 63, 1, 145, 0, which looks like data: add a first line"),
         ("63,m,sick\n67,f,well\n", {"target": "diagnosis"}, "looks like data: add a first line of column names"),
+        ("63,0,0\n67,1,1\n", {}, "begins with 63, 0, 0, which looks like data: add a first line of column names"),
+        (
+            "a,y\n1,0\n" + "9" * 400 + ",1\n",
+            {},
+            r"'a' holds an infinite or .* in 1 rows \(the first is row 1",
+        ),
+        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' holds an infinite or too large number in 1 rows"),
+        ("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n", {}, r"'a' holds an infinite .*row 60"),
+        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' holds an infinite or too large number in 1 rows .*row 2"),
         (b"PK\x03\x04\0\0", {}, "is not a text file: save it as CSV"),
         ("a,y\n1,0\n2,1\n", {"resize": 32}, "resize: patients is a table, and resize is for images: leave it out"),
     ],
@@ -288,6 +300,37 @@ def test_fifty_texts_are_not_too_many():
 def test_what_a_file_lacks_is_said(tmp_path, content, options, message):
     with pytest.raises(InputError, match=message):
         open_data(save(tmp_path, content), **options)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [100_000_000, 100_000_001, 100_000_002],
+        [20230101, 20230102, 20230201],
+        [1_700_000_000.25, 1_700_000_000.5, 1_700_086_400],
+        [16_777_216, 16_777_217, None],
+        [1, 16_777_216, 16_777_217],
+        [1000 + 2**-15, 1000 + 2**-16, 1000],
+    ],
+)
+def test_numbers_that_float32_would_merge_keep_their_distances(values, caplog):
+    with caplog.at_level(logging.INFO):
+        source = from_frame(pd.DataFrame({"a": values, "b": [1000, 1001, 1003], "y": [0, 1, 0]}))
+    exact = np.array(values, np.float64)
+    found = source.x_R[:, source.feature_names.index("a")].numpy()
+    np.testing.assert_array_equal(found - found[0], exact - exact[0])
+    assert source.x_R[:, source.feature_names.index("b")].tolist() == [1000, 1001, 1003]
+    assert "column 'a' is less its median" in caplog.text
+    assert "'b'" not in caplog.text
+
+
+def test_other_numbers_stay_as_they_are(caplog):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=3000), "b": rng.uniform(35, 42, 3000), "y": [0, 1] * 1500})
+    with caplog.at_level(logging.INFO):
+        source = from_frame(frame)
+    np.testing.assert_array_equal(source.x_R.numpy(), frame[["a", "b"]].to_numpy(np.float32))
+    assert not caplog.records
 
 
 def test_names_that_are_numbers_are_no_data_where_the_target_is_there(tmp_path):
@@ -312,6 +355,40 @@ def test_several_tables_are_not_guessed_between(tmp_path):
         save(tmp_path, PATIENTS, name)
     with pytest.raises(InputError, match="name one of its tables, or call them train and test"):
         open_data(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["X.CSV", "X.Parquet"])
+def test_a_table_that_is_not_there_is_no_import_path(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"there is no file or folder {name}"):
+        open_data(name)
+
+
+def refuse(*_, **__):
+    raise PermissionError(13, "Permission denied", "there/it")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [
+        ("a.csv", Path, "exists"),
+        ("a.csv", Path, "read_bytes"),
+        ("a.parquet", folders.pq, "read_table"),
+        ("a.jsonl", folders.pa.json, "read_json"),
+        ("some/state.json", datasets, "load_from_disk"),
+        ("some/class/1.txt", folders.os, "scandir"),
+    ],
+)
+def test_what_may_not_be_read_is_said(tmp_path, monkeypatch, name, where, what):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    save(tmp_path, "a,y\n1,0\n", name)
+    place = tmp_path / name.partition("/")[0]
+    with monkeypatch.context() as m:
+        m.setattr(where, what, refuse)
+        with pytest.raises(
+            InputError, match=r"cannot read there/it \(Permission denied\): allow it, or give another path"
+        ):
+            open_data(place)
 
 
 def test_unknown_paths_name_what_is_near(tmp_path):

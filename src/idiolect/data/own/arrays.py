@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from idiolect.data.own.columns import codes, labels, listed
+from idiolect.data.own.columns import codes, labels, listed, narrow
 from idiolect.data.source import Column, Source
 from idiolect.errors import InputError
+
+log = logging.getLogger(__name__)
 
 # R rows, C channels, H height, W width, F features
 
@@ -41,7 +44,8 @@ def from_arrays(
 
     Args:
         x: images, uint8, (R, H, W), (R, H, W, C) or (R, C, H, W) with 1 or 3 channels; or numbers, (R, F) with NaN
-            where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W).
+            where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W). A column of
+            (R, F) whose numbers float32 would not keep apart is less its median.
         y: one label per row, whole numbers or texts, (R,).
         clients: whose each row is, numbers or texts, (R,); else a partition divides the rows.
         name: what to call the data set.
@@ -51,13 +55,12 @@ def from_arrays(
     Raises:
         InputError: lengths or shapes do not fit, a label is missing, or a number is not finite.
     """
-    if test is not None and len(test) != (2 if clients is None else 3):
-        raise InputError(
-            f"test has {len(test)} parts: give (x, y), and its clients where the training rows have theirs"
-        )
+    if test is not None and (not isinstance(test, tuple | list) or len(test) != (2 if clients is None else 3)):
+        found = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
+        raise InputError(f"test {found}: give (x, y), and its clients where the training rows have theirs")
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
-    rows = [_rows(_array(part[0]), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
-    if len({x_R.shape[1:] for x_R in rows}) > 1 or len({x_R.dtype for x_R in rows}) > 1:
+    rows = [_rows(_array(part[0], what), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
+    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
         shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
         raise InputError(f"x and x of test differ in kind ({shapes}): give both in one shape and type")
     counts = [len(x_R) for x_R in rows]
@@ -66,6 +69,7 @@ def from_arrays(
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
     x_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R)
     return Source(
         name=name,
         x_R=torch.from_numpy(x_R),
@@ -94,16 +98,29 @@ def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
     return Duplicates(rows, (int(first[0]), int(first[1])))
 
 
-def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
+    try:
+        if not isinstance(values, Tensor):
+            return np.asarray(values)
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{what} cannot be read as an array ({' '.join(str(error).split())[:100]}): give a NumPy array, a dense "
+            "tensor, or a list whose rows are all of one length"
+        ) from error
+
+
+def _is_images(x_R: NDArray[Any]) -> bool:
+    return x_R.dtype == np.uint8 and x_R.ndim > 2
 
 
 def _rows(x_R: NDArray[Any], what: str) -> NDArray[Any]:
-    """Images as uint8 (R, C, H, W), anything else as float32 (R, ...)."""
+    """Images (R, C, H, W), or numbers (R, ...) that float32 can hold."""
     if x_R.ndim < 2 or not x_R.size:
         raise InputError(f"{what} has the shape {x_R.shape}: give one row of numbers, or one image, per label")
-    if x_R.dtype == np.uint8 and x_R.ndim > 2:
-        return _writable(_channels_first(x_R, what))
+    if _is_images(x_R):
+        return _channels_first(x_R, what)
     if x_R.dtype.kind not in "fiub":
         raise InputError(f"{what} holds {x_R.dtype}, not numbers: give images as uint8, or numbers as float32")
     if x_R.dtype.kind != "f" and x_R.ndim > 2:
@@ -111,14 +128,24 @@ def _rows(x_R: NDArray[Any], what: str) -> NDArray[Any]:
             f"{what} holds {x_R.dtype} of shape {x_R.shape}: give images as uint8 of 0 to 255, else float32"
         )
     with np.errstate(over="ignore"):
-        numbers_R = x_R.astype(np.float32)
+        numbers_R = x_R.astype(np.float32, copy=False)
     wrong = ~np.isfinite(numbers_R) if x_R.ndim > 2 else np.isinf(numbers_R)
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
         kind = "a number that is not finite" if x_R.ndim > 2 else "an infinite number"
         raise InputError(f"{what} holds {kind} (row {row}, counting from 0): correct it or remove the row")
     last = x_R.ndim == 4 and x_R.shape[3] in _CHANNELS and x_R.shape[1] not in _CHANNELS
-    return np.ascontiguousarray(numbers_R.transpose(0, 3, 1, 2)) if last else numbers_R
+    return x_R.transpose(0, 3, 1, 2) if last else x_R
+
+
+def _float32(x_R: NDArray[Any]) -> NDArray[np.float32]:
+    if x_R.ndim > 2 or np.can_cast(x_R.dtype, np.float32):
+        return x_R.astype(np.float32, order="C")
+    columns = [narrow(x_N) for x_N in x_R.T.astype(np.float64)]
+    shifted = [str(i) for i, (_, less) in enumerate(columns) if less]
+    if shifted:
+        log.info("columns of x are less their median, to keep their numbers apart in 32 bits: %s", listed(shifted))
+    return np.stack([x_N for x_N, _ in columns], axis=1)
 
 
 def _channels_first(x_R: NDArray[Any], what: str) -> NDArray[Any]:
@@ -144,7 +171,7 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
     """One value per row of all splits, joined."""
     columns = []
     for values, count in zip(parts, counts, strict=True):
-        array = _array(values)
+        array = _array(values, what)
         if array.ndim != 1:
             mend = ", for example y.argmax(axis=1)" if what == "y" and array.ndim == 2 else ""
             raise InputError(f"{what} has the shape {array.shape}: give one value per row{mend}")

@@ -119,6 +119,20 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(every, key=float) if all(NUMBER.fullmatch(name) for name in every) else every
 
 
+def narrow(x_R: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
+    """The numbers as float32, and whether they are less their median.
+
+    They are where float32 would round whole numbers, or others by more than a millionth of their range, so that
+    different ones might become one.
+    """
+    known = x_R[~np.isnan(x_R)]
+    span = np.ptp(known) if known.size else 0.0
+    lost = np.abs(known.astype(np.float32) - known).max(initial=0)
+    if not span or lost <= min(0.5, 1e-6 * span):
+        return x_R.astype(np.float32), False
+    return (x_R - np.median(known)).astype(np.float32), True
+
+
 def _name(value: object) -> str:
     whole = isinstance(value, float | np.floating) and float(value).is_integer()
     return str(int(value)) if whole else str(value).strip()  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ from idiolect.data.own.columns import find_target, listed
 from idiolect.data.own.images import SUFFIXES, Encoded
 from idiolect.data.own.parts import Part, are_splits, assemble, choose_splits, from_arrow, from_dataset, is_split
 from idiolect.data.own.programs import from_program
-from idiolect.data.own.tables import looks_like_data, read_csv
+from idiolect.data.own.tables import looks_like_data, no_header, read_csv
 from idiolect.data.source import Source
 from idiolect.errors import InputError
 
@@ -61,12 +61,20 @@ def open_data(
         resize: of images, 32 or "32x24" for width x height in pixels.
 
     Raises:
-        InputError: there is nothing of the kind, or a file, a column or an image is not fit.
+        InputError: there is nothing of the kind, it may not be read, or a file, a column or an image is not fit.
     """
-    path = Path(where).expanduser()
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
-    if not path.exists() and _DOTTED.fullmatch(str(where)) and path.suffix not in _TABLES:
+    try:
+        return _open(where, options)
+    except OSError as error:
+        what = error.filename or where
+        raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
+
+
+def _open(where: str | Path, options: dict[str, Any]) -> Source:
+    path = Path(where).expanduser()
+    if not path.exists() and _DOTTED.fullmatch(str(where)) and path.suffix.lower() not in _TABLES:
         return from_program(str(where), **options)
     if not path.exists():
         return from_dataset(_from_hub(str(where), path), name=str(where), **options)
@@ -82,9 +90,9 @@ def open_data(
         if any(map(_metadata, places)):
             parts = [_metadata_part(place, options) for place in places]
         else:
-            options["target"] = target or "class"
+            options["target"] = options["target"] or "class"
             parts = [_levels(place, options) for place in places]
-            if "client" in parts[0].frame and client_column is None:
+            if "client" in parts[0].frame and options["client_column"] is None:
                 options["client_column"] = "client"
     return assemble(name, parts, **options)
 
@@ -106,9 +114,7 @@ def _table(path: Path, options: dict[str, Any]) -> Part:
             find_target(columns, options["target"], str(path))
         except InputError:
             if looks_like_data(columns):
-                raise InputError(
-                    f"{path} begins with {listed(columns, 5)}, which looks like data: add a first line of column names"
-                ) from None
+                raise no_header(path, columns) from None
             raise
         part = Part(frame)
     else:
@@ -142,6 +148,8 @@ def _parquet(path: Path, drop: list[str]) -> Part:
 
     try:
         table = pq.read_table(path)
+    except PermissionError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from error
     hub = b"huggingface" in (table.schema.metadata or {})
@@ -151,6 +159,8 @@ def _parquet(path: Path, drop: list[str]) -> Part:
 def _jsonl(path: Path) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = pa.json.read_json(path).to_pandas()
+    except PermissionError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is no table ({_said(error)}): write one JSON object per line") from error
     return frame
@@ -265,6 +275,8 @@ def _from_disk(path: Path) -> Any:
 
     try:
         return datasets.load_from_disk(str(path))
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as a saved data set ({_said(error)}): save it again") from error
 

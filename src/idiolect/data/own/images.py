@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST = 512  # pixels a side, without resize
+_LARGEST_RESIZED = 4096  # pixels a side
+_KEPT = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
 _STRETCH = 256  # images per task of a thread
 _ORIENTATION = 0x0112
@@ -52,17 +54,20 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
     """Width and height in pixels.
 
     Raises:
-        InputError: it is no size.
+        InputError: it is no size, or more than 4096 pixels a side.
 
     >>> parse_size("32x24"), parse_size(32), parse_size(None)
     ((32, 24), (32, 32), None)
     """
     if resize is None:
         return None
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(resize).strip().lower())
+    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", str(resize).strip().lower())
     size = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if min(size) < 1:
-        raise InputError(f"resize={resize} is not a size in pixels: write 32, or 32x24 for width x height")
+    if min(size) < 1 or max(size) > _LARGEST_RESIZED:
+        raise InputError(
+            f"resize={resize} is not a size in pixels: write 32, or 32x24 for width x height, at most "
+            f"{_LARGEST_RESIZED} a side"
+        )
     return size
 
 
@@ -79,9 +84,12 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) 
     """
     place = cache.place(f"own-{_digest(images, resize)}") if len(images) > _MANY else None
     if place and (kept := cache.load(place)):
+        with suppress(OSError):
+            place.touch()  # used now
         return kept.tensors["x"]
     x_R = _read(images, resize, where)
     if place and cache.save(place, {"x": x_R}, {}) and (kept := cache.load(place)):
+        cache.trim(place, "own-", _KEPT)
         return kept.tensors["x"]  # mapped, to save memory
     return x_R
 
@@ -156,7 +164,9 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0] if isinstance(item.data, bytes) else "broken"
+        reason = getattr(error, "strerror", None) or "broken"
+        if isinstance(item.data, bytes):
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"{item.name} cannot be read as an image ({reason}): mend it, save it as PNG, or remove it"
         ) from error

@@ -84,7 +84,7 @@ def from_dataset(
     Raises:
         InputError: a column is missing or not fit for its role, or an image cannot be read.
     """
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, Mapping) and dataset:
         which = [key for key in choose_splits(list(map(str, dataset)), name) if key]
         splits = {f"{name} ({key})": dataset[key] for key in which}
     else:
@@ -93,9 +93,10 @@ def from_dataset(
     parts = []
     for where, split in splits.items():
         if not hasattr(split, "with_format") or not hasattr(split, "features") or not hasattr(split, "__len__"):
-            raise InputError(
-                f"{where} is a {type(split).__name__}, not a datasets.Dataset: load it whole, without streaming=True"
+            mend = (
+                "load it whole, without streaming=True" if hasattr(split, "features") else "give one, or a DatasetDict"
             )
+            raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {mend}")
         table = split.with_format("arrow")[:]
         parts.append(from_arrow(table, split.features, where, image_column=image_column, drop=drop))
     return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize)
@@ -134,8 +135,14 @@ def from_arrow(
     frame = table.to_pandas(ignore_metadata=True)
     for name in frame:
         classes = getattr(features.get(name), "names", None)
-        if classes:
-            frame[name] = pd.Categorical.from_codes(frame[name].fillna(-1).clip(lower=-1).astype(int), classes)
+        if classes and name not in drop:
+            code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
+            if code_R.max() >= len(classes):
+                raise InputError(
+                    f"column {name!r} of {where} holds {code_R.max()}, and its {len(classes)} class names are for 0 to "
+                    f"{len(classes) - 1}: correct the numbers, or name every class"
+                )
+            frame[name] = pd.Categorical.from_codes(code_R, classes)
     return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
 
 

@@ -30,12 +30,12 @@ def from_program(path: str, **options: Any) -> Source:
         given = found()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): mend the function") from error
     if isinstance(given, pd.DataFrame):
         asked = {k: v for k, v in options.items() if k != "resize"}
         return from_frame(given, name=path, **asked)
-    if hasattr(given, "features") or (isinstance(given, dict) and given):
+    if any(hasattr(one, "features") for one in (given.values() if isinstance(given, dict) else [given])):
         return from_dataset(given, name=path, **options)
     if set_ := [k for k, v in options.items() if v]:
         raise InputError(f"{set_[0]} is for tables and images of files, and {path} gives arrays: leave it out")

@@ -6,6 +6,7 @@ import codecs
 import io
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.data.own.columns import NUMBER, codes, listed, missing
+from idiolect.data.own.columns import NUMBER, codes, listed, missing, narrow
 from idiolect.errors import InputError
 
 # R rows, F features
@@ -27,6 +28,7 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
+_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
@@ -49,6 +51,8 @@ class _Feature(NamedTuple):
 
 def features(frame: pd.DataFrame, where: str) -> Table:
     """Numbers as they are, NaN where missing, and one 0/1 feature per text: (R, F), float32.
+
+    A column whose numbers float32 would not keep apart, such as 20230101 and 20230102, is less its median.
 
     A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
     feature "<column>=missing". Columns of one value only are left out.
@@ -83,23 +87,35 @@ def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
 
 
 def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
-    with np.errstate(over="ignore"):
-        x_R = values.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
-    endless = np.flatnonzero(np.isinf(x_R))
+    x_R = _doubles(values)
+    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
     if endless.size:
         raise InputError(
-            f"column {name!r} holds a number without bound in {endless.size} rows (the first is row {endless[0]}, "
-            "counting from 0): correct it, leave it empty, or drop the column"
+            f"column {name!r} holds an infinite or too large number in {endless.size} rows (the first is row "
+            f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
         )
     gone_R = np.isnan(x_R)
     different = np.unique(x_R[~gone_R])
-    found = [_Feature(x_R, name, not np.isin(different, (0, 1)).all())] if len(different) > 1 else []
+    found = []
+    if len(different) > 1:
+        numbers_R, shifted = narrow(x_R)
+        if shifted:
+            log.info("column %r is less its median, to keep its numbers apart in 32 bits", name)
+        found.append(_Feature(numbers_R, name, not np.isin(different, (0, 1)).all()))
     if gone_R.any() and len(different):
         found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
     whole = pd.api.types.is_integer_dtype(values.dtype)
     if whole and len(values) > MOST_VALUES and values.nunique() == len(values):
         log.warning("column %r has another whole number in every row: drop it if it is an identifier", name)
     return found
+
+
+def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
+    try:
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    except OverflowError:  # Python's whole numbers know no bound
+        bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
+        return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
@@ -159,12 +175,14 @@ def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
         log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
     frame = raw.iloc[1:, named].dropna(how="all").reset_index(drop=True)
     frame.columns = pd.Index([header[i] for i in named])
+    if frame.columns.has_duplicates and looks_like_data(header):
+        raise no_header(path, header)
     check_frame(frame, str(path))
     frame = frame.apply(lambda column: column.str.strip())
     numeric = [name for name in frame if name != as_text]
     comma = separator != "," and any(
         column.str.fullmatch(_COMMA).all() and column.str.contains(",").any()
-        for column in (frame[name].dropna() for name in numeric)
+        for column in (_finite(frame[name]) for name in numeric)
     )
     return pd.DataFrame({name: column if name == as_text else _typed(column, comma) for name, column in frame.items()})
 
@@ -185,6 +203,11 @@ def check_frame(frame: pd.DataFrame, where: str) -> None:
 def looks_like_data(names: list[str]) -> bool:
     """Whether a line of column names is rather a row."""
     return any(NUMBER.fullmatch(name) for name in names)
+
+
+def no_header(path: Path, names: list[str]) -> InputError:
+    """What to say where a file's line of column names is rather a row."""
+    return InputError(f"{path} begins with {listed(names, 5)}, which looks like data: add a first line of column names")
 
 
 def _decode(path: Path) -> str:
@@ -208,12 +231,19 @@ def _separator(text: str) -> str:
     return max(",;\t|", key=first.count)
 
 
+def _finite(column: pd.Series[Any]) -> pd.Series[Any]:
+    values = column.dropna()
+    return values[~values.str.fullmatch(_INFINITE)]
+
+
 def _typed(column: pd.Series[Any], comma: bool) -> pd.Series[Any]:
     values = column.dropna()
-    if comma and len(values) and values.str.fullmatch(_COMMA).all():
+    finite = _finite(column)
+    if comma and len(finite) and finite.str.fullmatch(_COMMA).all():
         column = column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
     elif len(values) and values.str.lower().isin(["true", "false"]).all():
         return column.str.lower().map({"true": True, "false": False})
-    elif not values.str.fullmatch(NUMBER).all():
+    elif not finite.str.fullmatch(NUMBER).all():
         return column
-    return pd.to_numeric(column)
+    doubles = column.astype(np.float64)
+    return doubles if np.isinf(doubles).any() else pd.to_numeric(column)
