@@ -1,6 +1,8 @@
 """Shifted rows that took long are kept, found again by what they are made of, and never trusted when broken."""
 
 import dataclasses
+import os
+import time
 
 import numpy as np
 import pytest
@@ -150,3 +152,46 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert torch.equal(kept.tensors["a"], tensors["a"])
     np.testing.assert_array_equal(kept.tensors["b"].numpy(), tensors["b"].numpy())
     assert [p.name for p in path.parent.iterdir()] == ["x.safetensors"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Makes a file of 10 bytes that is so many seconds old."""
+
+    def make(name, age):
+        path = tmp_path / name
+        path.write_bytes(bytes(10))
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    return make
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("most", "stay"), [(30, "abc"), (29, "bc"), (20, "bc"), (10, "c"), (0, "c")])
+def test_the_oldest_go_first_and_the_new_one_stays(store, tmp_path, most, stay):
+    for age, name in enumerate("cba"):
+        store(f"x-{name}.safetensors", 100 * age)
+    store("y-d.safetensors", 999)
+    cache.trim(tmp_path / "x-c.safetensors", "x-", most)
+    assert left(tmp_path) == [*(f"x-{name}.safetensors" for name in stay), "y-d.safetensors"]
+
+
+def test_drafts_of_a_day_ago_go(store, tmp_path):
+    store("x-a.11.tmp", 90_000)
+    store("y-a.11.tmp", 90_000)
+    store("x-b.12.tmp", 80_000)
+    cache.trim(tmp_path / "x-c.safetensors", "x-", 100)
+    assert left(tmp_path) == ["x-b.12.tmp"]
+
+
+def test_a_file_that_another_process_removes_stops_nothing(store, tmp_path):
+    (tmp_path / "x-gone.safetensors").symlink_to(tmp_path / "nowhere")
+    store("x-a.safetensors", 100)
+    store("x-b.11.tmp", 90_000)
+    cache.trim(tmp_path / "x-c.safetensors", "x-", 0)
+    assert left(tmp_path) == ["x-gone.safetensors"]
+    cache.trim(tmp_path / "no" / "folder", "x-", 0)

@@ -1,6 +1,7 @@
 """The numbers that describe clients, against SciPy and NumPy from the definitions."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.spatial import distance
 
 from idiolect import data
 from idiolect.data import Source, description
-from idiolect.data.description import describe_clients, jensen_shannon, over_pairs
+from idiolect.data.description import describe_clients, jensen_shannon, to_others
 from idiolect.spec import Spec
 
 
@@ -44,21 +45,55 @@ counts = st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3).filter(an
 @settings(deadline=None, max_examples=25)
 @given(counts)
 def test_jensen_shannon_is_scipys_distance_squared(count_KC):
-    got = jensen_shannon(np.array(count_KC))
-    for i, p in enumerate(count_KC):
+    got = jensen_shannon(np.array(count_KC[:2]), np.array(count_KC))
+    assert got.shape == (2, len(count_KC))
+    for i, p in enumerate(count_KC[:2]):
         for j, q in enumerate(count_KC):
             assert got[i, j] == pytest.approx(distance.jensenshannon(p, q, base=2) ** 2, abs=1e-7)
 
 
 def test_the_ends_of_the_scale():
-    got = jensen_shannon(np.array([[1, 1, 0, 0], [20, 20, 0, 0], [0, 0, 3, 5]]))
+    count_KC = np.array([[1, 1, 0, 0], [20, 20, 0, 0], [0, 0, 3, 5]])
+    got = jensen_shannon(count_KC, count_KC)
     np.testing.assert_allclose(got, [[0, 0, 1], [0, 0, 1], [1, 1, 0]], atol=1e-12)
 
 
-def test_pairs():
-    value_KK = np.arange(9.0).reshape(3, 3)
-    assert over_pairs(value_KK) == pairs(value_KK) == 4
-    assert over_pairs(np.zeros((1, 1))) == 0
+def apart(one_B, other_O):
+    """A comparison whose values nobody expects of a client with itself."""
+    return np.where(one_B[:, None] == other_O, 1e9, abs(one_B[:, None] - other_O))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 255, 256, 257, 600])
+def test_means_to_the_others_block_by_block(clients):
+    about_K = np.random.default_rng(clients).permutation(clients).astype(float)
+    want = [sum(abs(a - b) for b in about_K) / max(1, clients - 1) for a in about_K]
+    np.testing.assert_allclose(to_others(apart, about_K), want)
+
+
+def test_of_many_clients_each_is_compared_with_a_draw(monkeypatch):
+    monkeypatch.setattr(description, "COMPARED", 40)
+    about_K = np.arange(300.0)
+    met = np.zeros((300, 300), bool)
+
+    def note(one_B, other_O):
+        met[np.ix_(one_B.astype(int), other_O.astype(int))] = True
+        return apart(one_B, other_O)
+
+    got = to_others(note, about_K)
+    (others,) = np.nonzero(met[0])
+    assert len(others) == 40
+    assert (met == met[0]).all()
+    assert np.diff(others).max() > 8, "the first, and no draw"
+    for k in range(300):
+        assert got[k] == pytest.approx(np.mean([abs(k - o) for o in others if o != k]))
+    np.testing.assert_array_equal(got, to_others(apart, about_K))
+
+
+def test_ten_thousand_clients_take_seconds():
+    count_KC = np.random.default_rng(0).integers(0, 3, (10_000, 10)) + 1
+    begun = time.process_time()
+    to_others(jensen_shannon, count_KC)
+    assert time.process_time() - begun < 20
 
 
 def test_who_holds_what():
@@ -68,7 +103,10 @@ def test_who_holds_what():
         for parts, got_KC in ((d.train, about.train_KC), (d.test, about.test_KC)):
             assert got_KC[k].tolist() == [int((d.y_R[parts[k]] == c).sum()) for c in range(4)]
     np.testing.assert_allclose(about.label_KK, about.label_KK.T, atol=1e-12)
-    assert about.label_mean == pytest.approx(pairs(about.label_KK))
+    want = [[distance.jensenshannon(p, q, base=2) ** 2 for p in about.train_KC] for q in about.train_KC]
+    np.testing.assert_allclose(about.label_KK, want, atol=1e-7)
+    np.testing.assert_allclose(about.label_K, np.sum(want, 0) / 5, atol=1e-7)
+    assert about.label_mean == pytest.approx(pairs(want))
 
 
 @pytest.mark.parametrize("source", [images(), table()], ids=["images", "table"])
@@ -80,7 +118,7 @@ def test_feature_distance_is_that_of_mean_normalised_rows(source):
     z_R = np.nan_to_num((x_R - mean) / std)
     mean_K = [z_R[rows.numpy()].mean(0).ravel() for rows in d.train]
     want = [[np.sqrt(((a - b) ** 2).mean()) for b in mean_K] for a in mean_K]
-    np.testing.assert_allclose(about.feature_KK, want, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(about.feature_K, np.sum(want, 0) / 5, rtol=1e-6, atol=1e-7)
     assert about.feature_mean == pytest.approx(pairs(np.array(want)), rel=1e-6)
     assert pairs(np.array(want)) > 0.01
 
@@ -124,14 +162,21 @@ def test_new_clients_stand_once():
     about = describe_clients(d)
     assert (d.clients, len(about.train_KC)) == (10, 6)
     np.testing.assert_array_equal(about.label_KK, plain.label_KK)
-    np.testing.assert_array_equal(about.feature_KK, plain.feature_KK)
+    np.testing.assert_array_equal(about.feature_K, plain.feature_K)
 
 
 def test_a_shift_is_seen():
     inverted = build("iid", shifts=[Spec.parse("invert:clients=0")])
     about = describe_clients(inverted)
-    assert about.feature_KK[0, 1:].min() > 2 * about.feature_KK[1:, 1:].max()
-    assert describe_clients(build("iid")).feature_KK.max() < about.feature_KK[0, 1:].min() / 2
+    assert about.feature_K[0] > 1.5 * about.feature_K[1:].max()
+    assert describe_clients(build("iid")).feature_K.max() < about.feature_K[0] / 2
+
+
+@pytest.mark.parametrize(("clients", "kept"), [(60, True), (61, False)])
+def test_all_pairs_are_kept_of_few_clients(clients, kept):
+    about = describe_clients(build("iid", clients=clients))
+    assert (about.label_KK is not None) == kept
+    assert len(about.label_K) == len(about.feature_K) == clients
 
 
 def test_a_single_client():
@@ -143,4 +188,4 @@ def test_rows_are_read_in_pieces(monkeypatch):
     whole = describe_clients(build())
     real = torch.split
     monkeypatch.setattr(description.torch, "split", lambda rows, size: real(rows, 7))
-    np.testing.assert_allclose(describe_clients(build()).feature_KK, whole.feature_KK, atol=1e-9)
+    np.testing.assert_allclose(describe_clients(build()).feature_K, whole.feature_K, atol=1e-9)

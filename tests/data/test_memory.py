@@ -1,5 +1,6 @@
 """Rows that processes share stand in a file that has no name, and nothing of it stays."""
 
+import errno
 import gc
 import mmap
 import os
@@ -65,6 +66,24 @@ def test_descriptors_are_given_back(folder):
     kept = [build() for _ in range(3)]
     assert len(list(DESCRIPTORS.iterdir())) > before, "the test could not fail"
     del kept
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_file_systems_that_cannot_set_room_aside(number, monkeypatch, folder):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    rows, file = memory.shared((3, 5), torch.float32)
+    rows[:] = 7.0
+    assert torch.equal(memory.mapped(file.fileno(), (3, 5), torch.float32), rows)
+
+
+def test_no_rows(folder):
+    rows, file = memory.shared((0, 3, 4), torch.uint8)
+    other = memory.mapped(file.fileno(), (0, 3, 4), torch.uint8)
+    for empty in (rows, other):
+        assert (empty.shape, empty.dtype) == ((0, 3, 4), torch.uint8)
 
 
 def full(*arguments):

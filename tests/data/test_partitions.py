@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import logging
 import re
@@ -16,6 +17,7 @@ from idiolect.data.dealing import allocate, fill, suffices
 from idiolect.data.partitions import classes, dirichlet, dirichlet_fixed, domains, dominant, iid, natural, pathological
 from idiolect.data.source import Column, Source
 from idiolect.errors import InputError
+from idiolect.spec import check
 
 quick = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 2**32)
@@ -81,7 +83,39 @@ def divide(name, source, clients, rng, **more):
 
 
 def test_every_partition_is_listed_and_tested():
-    assert set(PARTITIONS) == set(partitions.PARTITIONS) == set(SMALL)
+    assert PARTITIONS is partitions.PARTITIONS
+    assert set(PARTITIONS) == set(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rows_themselves_are_not_read(name):
+    source = toy(800, 200)
+    split = divide(name, dataclasses.replace(source, x_R=source.x_R.to("meta")), 5, rng())
+    same = divide(name, source, 5, rng())
+    for rows, others in zip((*split.train, *split.test), (*same.train, *same.test), strict=True):
+        np.testing.assert_array_equal(rows, others)
+
+
+@pytest.mark.parametrize("number", [2**40, 2**40 + 1, 99999999999999999999])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(("dirichlet", "min_rows"), ("dirichlet_fixed", "rows"), ("classes", "rows"), ("classes", "per_client")),
+        *(("dominant", "test_size"), ("pathological", "test_size"), ("natural", "min_rows")),
+        ("domains", "train_rows"),
+    ],
+)
+def test_huge_numbers_are_refused_or_have_no_effect(name, option, number):
+    source = toy(800, 200)
+    given = {option: number}
+    if number > 2**40:
+        with pytest.raises(InputError, match=rf"{option}=.* is not valid: .*1099511627776"):
+            check(PARTITIONS[name], given, f"partition {name}")
+    elif option == "train_rows":
+        assert len(divide(name, source, 5, rng(), **check(PARTITIONS[name], given, name)).train) == 5
+    else:
+        with pytest.raises(InputError, match=f"partition {name}: "):
+            divide(name, source, 5, rng(), **check(PARTITIONS[name], given, name))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -963,6 +997,13 @@ def test_domains_divides_each_domain_by_dirichlet():
     assert np.ptp(sizes(split).sum(1)[:4]) > 0
     even = domains(source, 20, rng(), inside="iid")
     assert sizes(even).sum(1).tolist() == [50] * 4 + [100] * 4 + [150] * 4 + [200] * 4 + [250] * 4
+
+
+def test_domains_copies_no_rows():
+    source = toy()
+    pixels = torch.zeros(1, dtype=torch.uint8).expand(600, 10**6, 10**4, 10**3)  # more than an address space
+    split = domains(dataclasses.replace(source, x_R=pixels), 4, rng(), column="place", inside="iid")
+    assert disjoint(source, split)
 
 
 def test_domains_keeps_official_splits_columns_and_names():

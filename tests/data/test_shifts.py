@@ -1,4 +1,5 @@
 import inspect
+import math
 from collections import Counter
 from itertools import pairwise
 
@@ -168,6 +169,37 @@ def test_permute_labels_differ_as_far_as_there_are_enough(classes, groups, diffe
         assert len({permutation(k, classes, seed, groups=groups) for k in range(groups)}) == different
 
 
+def drawn_again(seed, classes, group):
+    """The definition: in the order of the groups, again where an earlier one has the same and others are left."""
+    found = []
+    for g in range(group + 1):
+        source = keys.generator(seed, "labels", g)
+        found.append(tuple(source.permutation(classes).tolist()))
+        while found[-1] in found[:-1] and len(set(found)) < math.factorial(classes):
+            found[-1] = tuple(source.permutation(classes).tolist())
+    return found[group]
+
+
+@pytest.mark.parametrize("clients", [range(9), range(8, -1, -1)], ids=["in order", "backwards"])
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_permute_labels_depend_on_the_group_alone(clients, classes):
+    for seed in (31, 32):
+        for client in clients:
+            assert permutation(client, classes, seed, groups=9) == drawn_again(seed, classes, client)
+
+
+def test_permute_labels_draw_once_for_all_clients():
+    drawn = Counter()
+
+    def common(*path):
+        drawn[path] += 1
+        return keys.generator(77, *path)
+
+    for client in range(300):
+        permute_labels(COLOUR, LABELS, Who(client, client, 10, common), rng(), groups=100)
+    assert [drawn["labels", g] for g in range(100)] == [1] * 100
+
+
 def test_permute_labels_as_given():
     out = permute_labels(COLOUR, np.array([0, 1, 3, 0]), who(7, classes=4), rng(), to="3+1+0+2")
     assert out.y_N.tolist() == [3, 1, 2, 3]
@@ -277,3 +309,13 @@ def test_corrupt_by_seed():
     out = [images(corrupt, kind="fog", seed=seed) for seed in (1, 1, 2)]
     assert (out[0] == out[1]).all()
     assert all((a != b).any() for a, b in pairwise(out[1:]))
+
+
+@pytest.mark.parametrize("kind", ORDER)
+@pytest.mark.parametrize("shape", [(7, 9), (9, 7), (1, 1)])
+def test_corrupt_needs_eight_pixels_each_way(kind, shape):
+    small = np.zeros((2, 1, *shape), np.uint8)
+    with pytest.raises(InputError, match=rf"at least 8x8 pixels, and these have {shape[1]}x{shape[0]}: .*resize=8"):
+        images(corrupt, small, kind=kind)
+    eight = RNG.integers(0, 256, (2, 1, 8, 8)).astype(np.uint8)
+    assert images(corrupt, eight, kind=kind).shape == eight.shape

@@ -21,7 +21,9 @@ from idiolect.method import SGD, Task, Training
 
 NETS = """
 from __future__ import annotations
+import random
 from typing import TYPE_CHECKING, Annotated
+import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
@@ -68,6 +70,46 @@ class Noise(nn.Module):
     def forward(self, x): return F.dropout(x, training=self.training)
 
 def draws(shape, classes): return nn.Sequential(nn.Linear(5, 6), Noise()), nn.Linear(6, classes)
+
+def numpys(shape, classes):
+    body = nn.Linear(5, 6)
+    with torch.no_grad():
+        body.weight.copy_(torch.from_numpy(np.random.randn(6, 5)))
+    return body, nn.Linear(6, classes)
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("by", torch.tensor(random.random()))
+    def forward(self, x): return x * self.by
+
+def scales(shape, classes): return nn.Linear(5, 6), nn.Sequential(nn.Linear(6, classes), Scale())
+
+class Do(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+centre = lambda z: z - z.mean(0)
+def leave(z): raise SystemExit("bye")
+def does(f): return nn.Sequential(nn.Linear(5, 6), Do(f)), nn.Linear(6, 3)
+def centred(shape, classes): return does(centre)
+def centred_head(shape, classes): return nn.Linear(5, 6), nn.Sequential(nn.Linear(6, classes), Do(centre))
+def centred_frozen(shape, classes): return nn.Sequential(nn.BatchNorm1d(5), Do(centre)), nn.Linear(5, 3)
+
+def hidden(shape, classes):
+    body, head = does(centre)
+    for p in head.parameters():
+        nn.init.zeros_(p)
+    return body, head
+
+def two_rows(shape, classes): return does(lambda z: z.view(2, 6))
+def no_single(shape, classes): return does(torch.squeeze)
+def no_numbers(shape, classes): return does(lambda z: (-z.square()).sqrt())
+def endless(shape, classes): return nn.Linear(5, 6), nn.Sequential(nn.Linear(6, 3), Do(lambda z: z / 0))
+def empty(shape, classes): return nn.Linear(5, 0), nn.Linear(0, classes)
+def quits(shape, classes): raise SystemExit(3)
+def quits_later(shape, classes): return does(leave)
 """
 ROWS = (5,)
 
@@ -153,13 +195,26 @@ def test_policies_are_the_models_option_like_any() -> None:
         ("ward.nets.hospital:widht=3", r"no option 'widht'; did you mean 'width'\? Known: width, buffers"),
         ("ward.nets.hospital:width=0", r"width=0 is not valid"),
         ("ward.nets.plain:width=3", r"pair of modules, which has no option 'width': leave it out"),
-        ("ward.nets.flat", r"of 2 rows its body makes shape \(10,\): make it \(2, d\)"),
-        ("ward.nets.too_many", r"of 2 rows its head makes shape \(2, 4\): make it \(2, 3\)"),
-        ("ward.nets.other_rows", r"its body fails on rows of shape \(5,\) \(RuntimeError: .*: mend it"),
-        ("ward.nets.other_width", r"its head fails on features of shape \(6,\) \(RuntimeError: "),
+        ("ward.nets.flat", r"of 3 rows its body makes shape \(15,\): make it \(3, d\)"),
+        ("ward.nets.too_many", r"of 3 rows its head makes shape \(3, 4\): make it \(3, 3\)"),
+        ("ward.nets.other_rows", r"its body fails on 3 rows of shape \(5,\) \(RuntimeError: .*: mend it"),
+        ("ward.nets.other_width", r"its head fails on features of shape \(3, 6\) \(RuntimeError: "),
         ("ward.nets.twice", r"body and head share head\.weight: give each"),
         ("ward.nets.drops", r"body\.1 is dropout, whose draws no seed decides here: set its p to 0"),
         ("ward.nets.draws", r"something else of the same rows each time"),
+        ("ward.nets.numpys", r"body\.weight differs each time it is built, whatever the seed: draw with torch"),
+        ("ward.nets.scales:buffers=frozen", r"head\.1\.by differs each time it is built"),
+        ("ward.nets.centred", r"something else of a row alone than of the same row among others"),
+        ("ward.nets.centred_head", r"something else of a row alone"),
+        ("ward.nets.centred_frozen:buffers=frozen", r"something else of a row alone"),
+        ("ward.nets.hidden", r"something else of a row alone"),
+        ("ward.nets.two_rows", r"its body fails on 3 rows of shape \(5,\) \(RuntimeError: "),
+        ("ward.nets.no_single", r"of 1 row its body makes shape \(6,\): make it \(1, d\)"),
+        ("ward.nets.no_numbers", r"its body makes numbers that are not finite of 3 rows: mend it"),
+        ("ward.nets.endless", r"its head makes numbers that are not finite"),
+        ("ward.nets.empty", r"of 3 rows its body makes shape \(3, 0\): make it \(3, d\) with d of at least 1"),
+        ("ward.nets.quits", r"cannot be built \(SystemExit: 3\): mend it"),
+        ("ward.nets.quits_later", r"its body fails on 3 rows of shape \(5,\) \(SystemExit: bye\)"),
         ("ward.nets.lazy", r"the size of body\.weight is not known yet"),
         ("ward.nets.stuck", r"body\.weight has requires_grad=False"),
     ],

@@ -119,6 +119,8 @@ def test_many_clients_and_many_classes(tmp_path):
     page = page_of(d, tmp_path)
     body = page[page.index("<tbody>") : page.index("</tbody>")]
     assert body.count("<tr>") == 300
+    assert "describe-divergence" not in page
+    assert "describe-divergence" in page_of(build("iid", source=images(), clients=60), tmp_path)
     assert len(page) < 3_000_000
 
 
@@ -138,6 +140,7 @@ def test_rows_without_images_show_none(tmp_path):
     page = page_of(build("iid", source=numbers()), tmp_path)
     assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
     assert "a row is 7 numbers" in page
+    assert "of more than 2,000 clients over 2,000 drawn at random" in page
 
 
 def test_names_are_no_markup(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+_DAY = 86_400  # seconds
 
 
 class Kept(NamedTuple):
@@ -61,13 +64,23 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) ->
 
 
 def trim(beside: Path, begins: str, most: float) -> None:
-    """Of the files beside one, whose names begin so, remove the oldest until they hold at most ``most`` bytes."""
-    with suppress(OSError):
-        found = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in beside.parent.glob(f"{begins}*.safetensors"))
-        held = sum(size for _, size, _ in found)
-        for _, size, file in found:
-            if held > most:
+    """Of the files whose names begin so, remove the oldest until they hold at most ``most`` bytes.
+
+    ``beside``, which is one of them, stays. Drafts of more than a day ago, which nobody will finish, go too.
+    """
+    found = []
+    for file in [*beside.parent.glob(f"{begins}*.safetensors"), *beside.parent.glob("*.tmp")]:
+        with suppress(OSError):  # another process removes files too
+            about = file.stat()
+            if file.suffix != ".tmp":
+                found.append((about.st_mtime, about.st_size, file))
+            elif about.st_mtime < time.time() - _DAY:
                 file.unlink()
+    held = sum(size for _, size, _ in found)
+    for _, size, file in sorted(found):
+        if held > most and file != beside:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
                 held -= size
 
 

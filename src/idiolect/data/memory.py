@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -52,10 +53,7 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
     try:
         with tempfile.TemporaryFile() as opened:
             file = File(os.dup(opened.fileno()))
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, max(1, size))  # a full disk is an error here and a crash later
-        else:
-            os.ftruncate(file.fileno(), max(1, size))
+        _make_room(file.fileno(), max(1, size))
         memory = mmap.mmap(file.fileno(), max(1, size))
     except OSError as error:
         raise RunError(
@@ -72,5 +70,17 @@ def mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     return _view(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), shape, dtype)
 
 
+def _make_room(descriptor: int, size: int) -> None:
+    os.ftruncate(descriptor, size)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here and a crash later
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot say
+                raise
+
+
 def _view(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if not math.prod(shape):  # which frombuffer refuses
+        return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from idiolect.data.dealing import Rows as Rows
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 Alpha = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-Size = Annotated[int, Field(ge=1)]
-Least = Annotated[int, Field(ge=2)]
+Size = Annotated[int, Field(ge=1, le=2**40)]
+Least = Annotated[int, Field(ge=2, le=2**40)]
 
 _TRIES = 30_000  # 100 clients with alpha=0.1 on ten classes, a published setting, take some 2,000
 _SHARES = 15_000_000  # drawn in all, for a second or two: with more clients or classes, fewer deals
@@ -681,7 +682,7 @@ def _column(source: Source, name: str | None, what: str) -> Column:
 
 
 def _part(source: Source, row_R: Rows, domain: str) -> Source:
-    """Some rows of a source, as one."""
+    """Some rows of a source, as one to divide: of the rows themselves it has the shape, and nothing to read."""
 
     def part(column: Column) -> Column:
         found, code_R = np.unique(column.code_R[row_R], return_inverse=True)
@@ -690,7 +691,7 @@ def _part(source: Source, row_R: Rows, domain: str) -> Source:
     return dataclasses.replace(
         source,
         name=f"{source.name} ({domain})",
-        x_R=source.x_R[row_R],
+        x_R=torch.empty((len(row_R), *source.x_R.shape[1:]), dtype=source.x_R.dtype, device="meta"),
         y_R=source.y_R[row_R],
         train_rows=int((row_R < source.train_rows).sum()),
         columns={name: part(column) for name, column in source.columns.items()},

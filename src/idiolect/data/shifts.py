@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -44,6 +45,7 @@ Kind = Literal[
 
 KINDS = get_args(Kind)[1:]
 _SEVERITIES = 5
+_LEAST = 8  # pixels that the corruptions need each way
 
 
 class Who(NamedTuple):
@@ -139,13 +141,21 @@ def permute_labels(
 
 def _permutation(who: Who, group: int) -> tuple[int, ...]:
     """The group's permutation, drawn again where an earlier group has the same and there are others left."""
-    drawn: list[tuple[int, ...]] = []
-    for g in range(group + 1):
-        rng = who.common("labels", g)
-        drawn.append(tuple(rng.permutation(who.classes).tolist()))
-        while drawn[-1] in drawn[:-1] and len(set(drawn)) < math.factorial(who.classes):
-            drawn[-1] = tuple(rng.permutation(who.classes).tolist())
+    drawn, different = _drawn(int(who.common("labels").integers(2**63)), who.classes)
+    while len(drawn) <= group:
+        rng = who.common("labels", len(drawn))
+        to_C = tuple(rng.permutation(who.classes).tolist())
+        while to_C in different and len(different) < math.factorial(who.classes):
+            to_C = tuple(rng.permutation(who.classes).tolist())
+        drawn.append(to_C)
+        different.add(to_C)
     return drawn[group]
+
+
+@lru_cache(maxsize=8)
+def _drawn(shift: int, classes: int) -> tuple[list[tuple[int, ...]], set[tuple[int, ...]]]:
+    """Room for the permutations that one shift's groups have drawn, in order and as a set, so that each draws once."""
+    return [], set()
 
 
 def _read_permutation(text: str, classes: int) -> tuple[int, ...]:
@@ -193,13 +203,20 @@ def corrupt(
         official_assignment: assign severity i mod 5 + 1 as the released code does, which makes 10 pairs.
 
     Raises:
-        InputError: ``official_assignment`` beside a kind or a severity, or frost without its photographs.
+        InputError: ``official_assignment`` beside a kind or a severity, images of fewer than 8 x 8 pixels, or frost
+            without its photographs.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1; CIFAR-10-C (Hendrycks & Dietterich, ICLR 2019).
     Differs from source: the paper speaks of unique pairs, the released code has each of its 10 on five clients.
     """
     if official_assignment and (kind != "assigned" or severity is not None):
         raise InputError("shift corrupt: official_assignment=true chooses kind and severity: leave those two out")
+    height, width = x_N.shape[2:]
+    if min(height, width) < _LEAST:
+        raise InputError(
+            f"shift corrupt needs images of at least {_LEAST}x{_LEAST} pixels, and these have {width}x{height}: leave "
+            f"it out, or enlarge your own images with resize={_LEAST}"
+        )
     place = who.place % (len(KINDS) * _SEVERITIES)
     if kind == "assigned":
         kind = KINDS[place % len(KINDS)]

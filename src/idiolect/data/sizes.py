@@ -21,8 +21,8 @@ def draw_sizes(sizes: Sequence[int], clients: int, rng: np.random.Generator) -> 
 
     Source: FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.6: 300, 600 or 1200.
     """
-    if not sizes or min(sizes) < 1:
-        raise InputError(f"training sizes {list(sizes)} are not possible: give one or more numbers of at least 1")
+    if not sizes or min(sizes) < 1 or max(sizes) > 2**40:
+        raise InputError(f"training sizes {list(sizes)} are not possible: give one or more numbers from 1 on")
     return rng.choice(np.asarray(sizes, np.int64), clients)
 
 

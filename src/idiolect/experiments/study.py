@@ -191,7 +191,10 @@ class Study(BaseModel):
     @pydantic.field_validator("new_clients", mode="before")
     @classmethod
     def _number(cls, value: object) -> object:
-        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        if isinstance(number, int) and number < 1:
+            raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
+        return number
 
     @pydantic.field_validator("resize", mode="before")
     @classmethod

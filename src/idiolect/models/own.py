@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from idiolect import keys, spec
 from idiolect.errors import InputError
@@ -51,7 +52,11 @@ def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shap
         elif options:
             raise InputError(f"{what} is a pair of modules, which has no option {next(iter(options))!r}: leave it out")
         make = partial(_parts, path, shape, classes, dict(options))
-        _sound(make(), what)
+        torch.manual_seed(0)
+        parts = make()
+        _sound(parts, what)
+        torch.manual_seed(0)
+        _same(parts, make(), what)
     built = Network(make, shape, buffers)
     _try(built, what, classes)
     return built
@@ -61,10 +66,12 @@ def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) ->
     """Body and head, anew in every process that needs them."""
     target = by_path(path, "model")
     try:
-        found = target(shape, classes, **options) if callable(target) else copy.deepcopy(target)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element")  # refused in one sentence by _try
+            found = target(shape, classes, **options) if callable(target) else copy.deepcopy(target)
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"model {path} cannot be built ({_said(error)}): mend it") from error
     if not _are_modules(found):
         raise InputError(f"model {path} gives {_kind(found)}: it should give a pair of torch modules, (body, head)")
@@ -103,20 +110,34 @@ def _sound(parts: Parts, what: str) -> None:
         for name, m in module.named_modules():
             if isinstance(m, _DropoutNd) and m.p > 0:
                 raise InputError(f"{what}: {part}.{name} is dropout, whose draws no seed decides here: set its p to 0")
+        for name, held in [*module.named_parameters(), *module.named_buffers()]:
+            if is_lazy(held):
+                raise InputError(f"{what}: the size of {part}.{name} is not known yet: give lazy layers their sizes")
         for name, p in module.named_parameters():
             where = f"{part}.{name}"
-            if isinstance(p, UninitializedParameter):
-                raise InputError(f"{what}: the size of {where} is not known yet: give lazy layers their sizes")
             if not p.requires_grad:
                 raise InputError(f"{what}: {where} has requires_grad=False: make it a buffer, or let it train")
             if owner.setdefault(id(p), where) != where:
                 raise InputError(f"{what}: body and head share {where}: give each weights of its own")
 
 
+def _same(parts: Parts, again: Parts, what: str) -> None:
+    """Raise unless two modules that were built after the same seed hold the same."""
+    for part, module, other in zip(("body", "head"), parts, again, strict=True):
+        held, others = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
+        for name in sorted(held.keys() | others.keys()):
+            one, two = held.get(name), others.get(name)
+            if one is None or two is None or not torch.equal(one.nan_to_num(), two.nan_to_num()):
+                raise InputError(
+                    f"{what}: {part}.{name} differs each time it is built, whatever the seed: draw with torch, whose "
+                    "seed is set, and not with numpy or random"
+                )
+
+
 def _try(network: Network, what: str, classes: int) -> None:
-    """Raise unless made-up rows pass through body and head, twice alike."""
+    """Raise unless made-up rows pass through body and head, twice alike, and a row alone as among others."""
     model = network.init(keys.key(0))
-    x_B = keys.normal(keys.key(0, "rows"), (2, *network.shape))
+    x_B = keys.normal(keys.key(0, "rows"), (3, *network.shape))
 
     def run(part: str, forward: Callable[[], Tensor], given: str) -> Any:
         try:
@@ -124,29 +145,46 @@ def _try(network: Network, what: str, classes: int) -> None:
                 return forward()
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): mend it") from error
 
-    def features() -> Any:
-        return run("body", lambda: network.features(model.body, x_B), f"rows of shape {network.shape}")
+    def predict(x_B: Tensor) -> tuple[Tensor, Tensor]:
+        rows = f"{len(x_B)} row{'s' * (len(x_B) > 1)}"
+        z_Bd = run("body", lambda: network.features(model.body, x_B), f"{rows} of shape {network.shape}")
+        if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != len(x_B) or not z_Bd.shape[1]:
+            raise InputError(
+                f"{what}: of {rows} its body makes {_kind(z_Bd)}: make it ({len(x_B)}, d) with d of at least 1, as "
+                "nn.Flatten() does"
+            )
+        logit_BC = run("head", lambda: network.logits(model.head, z_Bd), f"features of shape {tuple(z_Bd.shape)}")
+        if not isinstance(logit_BC, Tensor) or logit_BC.shape != (len(x_B), classes):
+            raise InputError(
+                f"{what}: of {rows} its head makes {_kind(logit_BC)}: make it ({len(x_B)}, {classes}), as the classes"
+            )
+        for part, made in (("body", z_Bd), ("head", logit_BC)):
+            if not made.isfinite().all():
+                raise InputError(f"{what}: its {part} makes numbers that are not finite of {rows}: mend it")
+        return z_Bd, logit_BC
 
-    z_Bd = features()
-    if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != 2:
-        raise InputError(f"{what}: of 2 rows its body makes {_kind(z_Bd)}: make it (2, d), as nn.Flatten() does")
-
-    def logits(z_Bd: Tensor) -> Any:
-        return run("head", lambda: network.logits(model.head, z_Bd), f"features of shape ({z_Bd.shape[1]},)")
-
-    logit_BC = logits(z_Bd)
-    if not isinstance(logit_BC, Tensor) or logit_BC.shape != (2, classes):
-        raise InputError(f"{what}: of 2 rows its head makes {_kind(logit_BC)}: make it (2, {classes}), as the classes")
-    if not torch.equal(logits(features()), logit_BC):
+    made = predict(x_B)
+    if not all(map(torch.equal, made, predict(x_B))):
         raise InputError(f"{what} makes something else of the same rows each time: leave out what it draws or counts")
+    alone = predict(x_B[:1])
+    if network.buffers in (None, "frozen") and not all(map(_close, made, alone)):
+        raise InputError(
+            f"{what} makes something else of a row alone than of the same row among others: let every row be predicted "
+            "by itself"
+        )
+
+
+def _close(made_B: Tensor, alone_B: Tensor) -> bool:
+    """Whether the first row is that one, up to rounding."""
+    return torch.allclose(made_B[:1], alone_B, rtol=0, atol=1e-3 * float(made_B.abs().max()))
 
 
 def _kind(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

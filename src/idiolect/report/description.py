@@ -19,18 +19,20 @@ from rich.text import Text
 
 from idiolect import files
 from idiolect.data import FederatedData, manifest
-from idiolect.data.description import Description
+from idiolect.data.description import COMPARED, Description
 from idiolect.errors import InputError
-from idiolect.report.figures import divided, partition_figures, short
+from idiolect.report.figures import partition_figures
 from idiolect.report.page import render_page
 from idiolect.report.reader import Run
 from idiolect.report.tables import size
+from idiolect.report.words import divided, short
 
 LEGEND = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "
     "classes, 1 for no class in common. Feature distance: root mean square distance of two clients' mean training "
-    "rows, in standard deviations of the data set. Both as means over the other clients. At random: the mean over "
-    "pairs, had the rows been dealt to clients of these sizes without regard to anything."
+    "rows, in standard deviations of the data set. Both as means over the other clients, of more than "
+    f"{COMPARED:,} clients over {COMPARED:,} drawn at random. At random: the mean over pairs, had the rows been dealt "
+    "to clients of these sizes without regard to anything."
 )
 _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
@@ -109,10 +111,10 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
 
 def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -> dict[str, Any]:
     """The same numbers, per client and over all."""
-    label_K, feature_K = _to_others(about.label_KK), _to_others(about.feature_KK)
+    described = zip(about.label_K.tolist(), about.feature_K.tolist(), manifest(data)["clients"], strict=False)
     clients = [
-        client | {"label_divergence": round(label_K[k], 4), "feature_distance": round(feature_K[k], 4)}
-        for k, client in enumerate(manifest(data)["clients"][: len(about.train_KC)])
+        client | {"label_divergence": round(label, 4), "feature_distance": round(feature, 4)}
+        for label, feature, client in described
     ]
     return {
         "dataset": data.name,
@@ -143,13 +145,12 @@ def write_description(
     run = Run(data.name, {}, listed, pd.DataFrame(), pd.DataFrame())
     figures = partition_figures(run, about)
     names = _names(data)
-    label_K, feature_K = _to_others(about.label_KK), _to_others(about.feature_KK)
     lines = [
         {
             "who": names[k],
             "cells": [
                 int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), int((about.train_KC[k] > 0).sum()),
-                f"{label_K[k]:.3f}", f"{feature_K[k]:.3f}",
+                f"{about.label_K[k]:.3f}", f"{about.feature_K[k]:.3f}",
             ],
             "shift": short(data.shifts[k]),
         }
@@ -182,11 +183,6 @@ def _names(data: FederatedData) -> list[str]:
     named = data.names or tuple(map(str, range(data.clients)))
     new = ["" if k < data.trained else " (joins)" for k in range(data.clients)]
     return [name + more for name, more in zip(named, new, strict=True)]
-
-
-def _to_others(value_KK: Any) -> list[float]:
-    """Per client the mean over the others."""
-    return list((value_KK.sum(1) - value_KK.diagonal()) / max(1, len(value_KK) - 1))
 
 
 def _images(data: FederatedData) -> bool:

@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 
 from idiolect.data.description import Description
-from idiolect.errors import InputError
 from idiolect.report.reader import Run, last
 from idiolect.report.tables import Row, finished, size, summary
-from idiolect.spec import Spec
+from idiolect.report.words import short
 
 Json = dict[str, Any]
 
@@ -125,45 +124,6 @@ def figures(run: Run, colours: Mapping[str, str]) -> tuple[list[Figure], list[st
     view = _View(run, summary(run), colours)
     found = [thing for make in FIGURES for thing in make(view)]
     return [f for f in found if isinstance(f, Figure)], [f for f in found if isinstance(f, str)]
-
-
-def plain(text: object) -> str:
-    """A spec in words; options that are off go without saying.
-
-    >>> plain("dirichlet:alpha=0.3,min_rows=5"), plain("digits")
-    ('dirichlet (alpha 0.3, min_rows 5)', 'digits')
-    """
-    spec = _parse(text)
-    if isinstance(spec, str):
-        return spec
-    options = ", ".join(k if v is True else f"{k} {v}" for k, v in spec.options.items() if v is not False)
-    return f"{spec.name} ({options})" if options else spec.name
-
-
-def divided(partition: object, named: bool) -> str:
-    """How rows were divided, in words; where the study left it to its data, what these have made of it.
-
-    >>> divided(None, True), divided("iid", True)
-    ('natural', 'iid')
-    """
-    return plain(partition or ("natural" if named else "dirichlet:alpha=0.3"))
-
-
-def short(text: str) -> str:
-    """A shift in as few words as an axis has room for.
-
-    >>> short("rotate:degrees=90"), short("")
-    ('rotate 90', '')
-    """
-    spec = _parse(text)
-    return spec if isinstance(spec, str) else " ".join([spec.name, *map(str, spec.options.values())])
-
-
-def _parse(value: object) -> Spec | str:
-    try:
-        return Spec.model_validate(value)
-    except (InputError, ValueError):
-        return str(value)
 
 
 def _data(frame: pd.DataFrame) -> Json:
@@ -692,7 +652,7 @@ def _sizes(about: Description) -> Figure:
 def _divergence(view: _View, about: Description) -> Iterator[Figure]:
     """Clients x clients: the divergence of labels, where there is room to read it."""
     names = list(view.clients.values())
-    if not 1 < len(names) <= 60 or len(names) < len(about.label_KK):
+    if about.label_KK is None or not 1 < len(names) == len(about.label_KK):
         return
     values = [
         {"client": view.clients[i], "other": view.clients[j], "bits": round(float(about.label_KK[i, j]), 3)}

@@ -18,9 +18,10 @@ from markupsafe import Markup
 
 from idiolect import files
 from idiolect.errors import InputError
-from idiolect.report.figures import divided, figures, palette, plain
+from idiolect.report.figures import figures, palette
 from idiolect.report.reader import Run, read
 from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, joined, summary
+from idiolect.report.words import divided, plain
 
 PROTOCOL = (
     "Mean over clients of test accuracy of each client's personal model after the last round; "

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect.report.reader import Run
+from idiolect.report.words import short
 
 
 class Row(NamedTuple):
@@ -102,7 +103,7 @@ def joined(run: Run) -> list[Joined]:
     conditions = list(dict.fromkeys(run.joins.values()))
     return [
         row("clients that trained", run.final),
-        *(row(f"new clients, {c}" if c else "new clients", frame[condition == c]) for c in conditions),
+        *(row(f"new clients, {short(c)}" if c else "new clients", frame[condition == c]) for c in conditions),
     ]
 
 
