@@ -630,7 +630,7 @@ def test_images_do_not_change_with_how_many_are_kept(keep):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        ("raise KeyError('beds')", r"partition theirs.divide fails \(KeyError: 'beds'\): let it return Split"),
+        ("raise KeyError('beds')", r"partition wayward.divide fails \(KeyError: 'beds'\): let it return Split"),
         ("import sys; sys.exit(3)", r"fails \(SystemExit: 3\)"),
         ("return 7", "fails .*let it return Split"),
         ("return [[0.5], [1.5]], [[2], [3]]", "row numbers are whole numbers"),
@@ -638,11 +638,11 @@ def test_images_do_not_change_with_how_many_are_kept(keep):
     ],
 )
 def test_a_partition_of_ones_own_that_misbehaves(tmp_path, monkeypatch, body, match):
-    (tmp_path / "theirs.py").write_text(f"def divide(source, clients, rng):\n    {body}\n")
+    (tmp_path / "wayward.py").write_text(f"def divide(source, clients, rng):\n    {body}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    monkeypatch.delitem(sys.modules, "wayward", raising=False)
     with pytest.raises(InputError, match=match):
-        build("theirs.divide", clients=3)
+        build("wayward.divide", clients=3)
 
 
 def test_a_partition_of_ones_own_may_give_plain_lists(tmp_path, monkeypatch):
