@@ -167,7 +167,7 @@ def build(
         tuple(s.condition for s in stints[trained:]), file,
     )  # fmt: skip
     _warn(data)
-    if source.client_column is not None and source.name not in SETS:
+    if source.name not in SETS:
         _warn_of_own(data, source, split)
     return data
 
@@ -581,17 +581,19 @@ def _warn(data: FederatedData) -> None:
 
 
 def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
-    """The same, of clients that are somebody's own: a client of one class, rows that several have."""
+    """The same of somebody's own data: a client of one class, where clients are real, and rows that several have."""
     from idiolect.data.own import duplicates  # brings pandas, which no worker needs
 
     count = len(split.train)
     names = split.names or tuple(map(str, range(count)))
     single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
-    if single:
+    if single and split.names is not None:
         log.warning(
             "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with care",
             len(single), count, names[single[0]],
         )  # fmt: skip
+    if split.shared:
+        return
     rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
     owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
     twice, pair = duplicates(source.x_R[torch.from_numpy(np.concatenate(rows_K))], owner_R)
