@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,12 +30,7 @@ NAMES = ("fedavg_ft", "ditto", "pfedfda", "fedem")
 POLICIES = ("local", "aggregate", "frozen")
 
 
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def task(policy: str) -> Task:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,7 @@ from idiolect import keys, tree
 from idiolect.method import SGD, Data, Training
 from idiolect.training import Batch, batches, cross_entropy_mean, mean, sgd, sgd_from
 
-
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 RULES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -55,13 +54,6 @@ def test_inputs_are_normalised_per_channel() -> None:
 
 ROW = torch.tensor([3, 19, 0, 7, 12, 11, 2, 5, 1])
 RULE = SGD(0.1, 0.6, 0.05)
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def problem() -> tuple[Task, Model, Model, Data]:

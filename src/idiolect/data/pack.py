@@ -121,7 +121,7 @@ def build(
 ) -> FederatedData:
     """Divide a data set among clients and shift some of them; a function of the arguments alone.
 
-    The owned rows are gathered into one new tensor, client by client, and shifted in place there. A shift's option
+    The owned rows stand in one new tensor, client by client, shifted. A shift's option
     ``clients`` says who is shifted: "all" (the default), "half" (the first half, rounded up), "0-4", "0-4+8", a number
     or a list of numbers. Shifts apply in the order given, to training and test rows alike, and what a client's shift
     draws depends on the seed, the client and the shift's place in the list alone.
@@ -172,8 +172,8 @@ def build(
     return data
 
 
-def manifest(data: FederatedData) -> dict[str, Any]:
-    """Who holds how many rows of each class, ready for JSON, and a SHA-256 over rows, labels and row numbers."""
+def holdings(data: FederatedData) -> dict[str, Any]:
+    """Who holds how many rows of each class, ready for JSON."""
 
     def counts(rows: Tensor) -> list[int]:
         return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
@@ -187,17 +187,21 @@ def manifest(data: FederatedData) -> dict[str, Any]:
             about["joins"] = data.conditions[k - data.trained]
         return about
 
-    digest = hashlib.sha256()
-    for tensor in (data.x_R, data.y_R, *data.train, *data.test):
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.numpy().data)
     return {
         "dataset": data.name,
         "classes": data.classes,
         "class_names": list(data.class_names),
         "clients": [client(k) for k in range(data.clients)],
-        "hash": digest.hexdigest(),
     }
+
+
+def manifest(data: FederatedData) -> dict[str, Any]:
+    """The holdings, and a SHA-256 over rows, labels and row numbers."""
+    digest = hashlib.sha256()
+    for tensor in (data.x_R, data.y_R, *data.train, *data.test):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.numpy().data)
+    return holdings(data) | {"hash": digest.hexdigest()}
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, memory.File | None]:
@@ -424,11 +428,12 @@ def _stints(whole: Split, split: Split, new: int, shifts: Sequence[Spec], new_sh
     def stint(k: int) -> _Stint:
         mine = tuple(((i,), s) for i, s in enumerate(steps) if k in s.members)
         train_N, row_N = whole.train[k], np.concatenate([whole.train[k], whole.test[k]])
-        order_N = np.argsort(train_N, kind="stable")
-        kept_N = order_N[np.searchsorted(train_N, split.train[k], sorter=order_N)]
-        if split.train[k] is train_N:
-            kept_N = np.arange(len(train_N))
-        return _Stint(k, "", mine, row_N, np.concatenate([kept_N, np.arange(len(train_N), len(row_N))]))
+        at_N = np.arange(len(row_N))
+        if split.train[k] is not train_N:  # some are not kept
+            order_N = np.argsort(train_N, kind="stable")
+            kept_N = order_N[np.searchsorted(train_N, split.train[k], sorter=order_N)]
+            at_N = np.concatenate([kept_N, at_N[len(train_N) :]])
+        return _Stint(k, "", mine, row_N, at_N)
 
     plain = [stint(k) for k in range(count)]
     joining = frozenset(range(count - new, count))
@@ -563,9 +568,9 @@ def _moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[f
         square += np.nansum(x_N**2, axes)
     mean = total / np.maximum(count, 1)
     std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
-    plain = ~np.array(source.scaled or (True,) * len(mean)) | (std < 1e-8 * (1 + abs(mean)))
-    std[plain] = 1.0
-    mean[~np.array(source.scaled or (True,) * len(mean))] = 0.0
+    plain = ~np.array(source.scaled or (True,) * len(mean))
+    std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
+    mean[plain] = 0.0
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
@@ -582,18 +587,20 @@ def _warn(data: FederatedData) -> None:
 
 def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
     """The same of somebody's own data: a client of one class, where clients are real, and rows that several have."""
-    from idiolect.data.own import duplicates  # brings pandas, which no worker needs
-
     count = len(split.train)
     names = split.names or tuple(map(str, range(count)))
-    single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
-    if single and split.names is not None:
-        log.warning(
-            "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with care",
-            len(single), count, names[single[0]],
-        )  # fmt: skip
+    if split.names is not None:
+        single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
+        if single:
+            log.warning(
+                "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with "
+                "care",
+                len(single), count, names[single[0]],
+            )  # fmt: skip
     if split.shared:
         return
+    from idiolect.data.own import duplicates  # brings pandas, which no worker needs
+
     rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
     owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
     twice, pair = duplicates(source.x_R[torch.from_numpy(np.concatenate(rows_K))], owner_R)

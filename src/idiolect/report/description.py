@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect import files
-from idiolect.data import FederatedData, manifest
+from idiolect.data import FederatedData, holdings
 from idiolect.data.description import COMPARED, Description
 from idiolect.errors import InputError
 from idiolect.report.figures import partition_figures
@@ -111,7 +111,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
 
 def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -> dict[str, Any]:
     """The same numbers, per client and over all."""
-    described = zip(about.label_K.tolist(), about.feature_K.tolist(), manifest(data)["clients"], strict=False)
+    described = zip(about.label_K.tolist(), about.feature_K.tolist(), holdings(data)["clients"], strict=False)
     clients = [
         client | {"label_divergence": round(label, 4), "feature_distance": round(feature, 4)}
         for label, feature, client in described
@@ -140,7 +140,7 @@ def write_description(
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'describe.html'}")
     count = len(about.train_KC)
-    listed = manifest(data)
+    listed = holdings(data)
     listed["clients"] = listed["clients"][:count]
     run = Run(data.name, {}, listed, pd.DataFrame(), pd.DataFrame())
     figures = partition_figures(run, about)
