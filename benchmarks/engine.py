@@ -85,7 +85,7 @@ def measure(name: str, repeats: int, workers: int) -> None:
         loop.start()
     ours, theirs, clock = [], [], [0.0]
 
-    def turn(state: State, _: Any) -> None:
+    def turn(state: State, *_: Any) -> None:
         ours.append(STEPS / (time.perf_counter() - clock[0]))
         if state.round <= repeats:
             barrier.wait()

@@ -68,7 +68,7 @@ def measure(method: str, clients: int, rows: int, workers: int) -> str:
         while not done.wait(0.02):
             peak[0] = max(peak[0], resident())
 
-    def on_round(state: State, records: list[Record]) -> None:
+    def on_round(state: State, records: list[Record], seconds: float) -> None:
         wire.update({r.metric: r.value for r in records if r.moment == "wire"})
 
     thread = threading.Thread(target=watch)

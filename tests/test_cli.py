@@ -644,11 +644,11 @@ def test_divergence_later_leaves_a_checkpoint(idiolect: Command, monkeypatch: py
 
     real, rounds = site.Site.run, []
 
-    def run(self: site.Site, stage: Any, round: int, id: int, down: Any, client: Any) -> Any:
+    def run(self: site.Site, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
         rounds.append(round)
-        if (self.job.name, stage, round, id) == ("fedavg", "local", 3, 1):
+        if (self.job.name, stage, round, ids) == ("fedavg", "local", 3, [1]):
             down = down._replace(shared=site.tree.map(lambda a: a * float("nan"), down.shared))
-        return real(self, stage, round, id, down, client)
+        return real(self, stage, round, ids, down, clients)
 
     line = f"{SMALL} --methods local,fedavg --rounds 4 --quiet"
     with monkeypatch.context() as patched:

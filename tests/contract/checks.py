@@ -44,7 +44,7 @@ def _run(build: toy.Build, engine: Any, rounds: int, state: State | None = None,
     with engine:
         end = fit(
             _job(build), engine, rounds=rounds, participation=0.7, state=state,
-            on_round=lambda state, new: records.extend(new), **how,
+            on_round=lambda state, new, seconds: records.extend(new), **how,
         )  # fmt: skip
     return end, records
 
@@ -64,7 +64,7 @@ def engines_agree(build: toy.Build) -> None:
     end, records = _run(build, Sequential(), 2)
     for workers in (1, 2):
         other, others = _run(build, Processes(workers), 2)
-        _same((end.server, end.clients), (other.server, other.clients), f"sequential and {workers} workers")
+        _same((end.server, list(end.clients)), (other.server, list(other.clients)), f"sequential and {workers} workers")
         assert records == others, f"records of sequential and {workers} workers differ"
 
 
@@ -77,7 +77,7 @@ def resumes_exactly(build: toy.Build, folder: Path) -> None:
     (folder / "build").write_bytes(pickle.dumps(build))
     subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=Path(__file__).parent)
     resumed = load(folder / "end", end)
-    _same((end.server, end.clients), (resumed.server, resumed.clients), "resumed in a fresh process")
+    _same((end.server, list(end.clients)), (resumed.server, list(resumed.clients)), "resumed in a fresh process")
 
 
 def _resume(folder: Path) -> None:
@@ -170,7 +170,7 @@ def maps_over_clients(build: toy.Build) -> None:
     many = Data(
         federation.x_R, federation.y_R, torch.stack([d.row_N for d in data]), torch.stack([d.real_N for d in data])
     )
-    clients, key = tree.stack(state.clients), torch.stack([toy.key(i) for i in ids])
+    clients, key = tree.stack(list(state.clients)), torch.stack([toy.key(i) for i in ids])
     axes = (Down(None, 0), 0, Data(None, None, 0, 0), 0)
 
     def mapped(function: Any, axes: Any) -> Any:

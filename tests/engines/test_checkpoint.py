@@ -11,6 +11,7 @@ import torch
 from idiolect import files, tree
 from idiolect.engines import State
 from idiolect.engines.checkpoint import load, save
+from idiolect.engines.clients import InMemory
 from idiolect.errors import InputError, RunError
 
 
@@ -21,7 +22,13 @@ class Server(NamedTuple):
 
 def _state(width: int = 3, value: float = 1.0, dtype: torch.dtype = torch.float32, round: int = 4) -> State:
     server = Server(torch.full((2, width), value, dtype=dtype), torch.tensor(7))
-    return State(server, [{"head": torch.full((width,), value + k), "none": ()} for k in range(2)], round)
+    clients = InMemory({"head": torch.full((width,), value), "none": ()}, 3)
+    clients.put([2, 0], [{"head": torch.full((width,), value + k), "none": ()} for k in (2, 0)])
+    return State(server, clients, round)
+
+
+def _nothing(round: int) -> State:
+    return State((), InMemory((), 2), round)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -30,18 +37,22 @@ def test_round_trip(tmp_path: Path) -> None:
     got = load(tmp_path / "new" / "checkpoint", _state(value=0.0, round=0))
     assert type(got.server) is Server
     assert got.round == 4
-    assert tree.flatten(got.clients)[0][1].tolist() == tree.flatten(state.clients)[0][1].tolist()
-    for a, b in zip(tree.leaves((got.server, got.clients)), tree.leaves((state.server, state.clients)), strict=True):
+    assert [float(c["head"][0]) for c in got.clients] == pytest.approx([0.1, 0.0, 2.1])
+    ours, theirs = ((s.server, [s.clients[0], s.clients[2]]) for s in (got, state))
+    for a, b in zip(tree.leaves(ours), tree.leaves(theirs), strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
 
 def test_stateless_method(tmp_path: Path) -> None:
-    save(State((), [(), ()], 2), tmp_path / "c")
-    assert load(tmp_path / "c", State((), [(), ()], 0)) == State((), [(), ()], 2)
+    state = _nothing(2)
+    state.clients.put([0, 1], [(), ()])
+    save(state, tmp_path / "c")
+    got = load(tmp_path / "c", _nothing(0))
+    assert (got.server, list(got.clients), got.round) == ((), [(), ()], 2)
 
 
-@pytest.mark.parametrize("other", [_state(width=4), _state(dtype=torch.float64), State((), [(), ()], 0)])
+@pytest.mark.parametrize("other", [_state(width=4), _state(dtype=torch.float64), _nothing(0)])
 def test_other_method(tmp_path: Path, other: State) -> None:
     save(_state(), tmp_path / "c")
     with pytest.raises(InputError, match=r"another method, model or version: delete it"):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # counting travels to workers by
 import counting
 import toy
 
-from idiolect import tree
 from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit
+from idiolect.engines.clients import InMemory
 from idiolect.engines.loop import participants
 from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.errors import InputError, Interrupted, RunError
-from idiolect.method import Down
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 
@@ -93,15 +93,20 @@ def test_participants_are_uniform_and_fixed_by_seed_and_round() -> None:
 
 def test_what_a_round_does(runs_on: Engine) -> None:
     """counting: a client adds 1 to its own count and uploads client * round; the server sums what it gets."""
-    seen: list[tuple[State, list[Record]]] = []
-    end = fit(_job(), runs_on, rounds=4, participation=0.5, evaluate_every=3, on_round=lambda s, r: seen.append((s, r)))
+    seen: list[tuple[State, list[int], list[Record]]] = []
+
+    def on_round(state: State, records: list[Record], seconds: float) -> None:
+        assert seconds > 0
+        seen.append((state, [int(c) for c in state.clients], records))
+
+    end = fit(_job(), runs_on, rounds=4, participation=0.5, evaluate_every=3, on_round=on_round)
     drawn = {n: participants(3, n, 6, 0.5) for n in range(1, 5)}
     total = 0
-    for n, (state, records) in enumerate(seen, 1):
+    for n, (state, clients, records) in enumerate(seen, 1):
         total += sum(drawn[n])
         assert state.round == n
         assert state.server.tolist() == [n, total]
-        assert [int(c) for c in state.clients] == [sum(i in drawn[m] for m in range(1, n + 1)) for i in range(6)]
+        assert clients == [sum(i in drawn[m] for m in range(1, n + 1)) for i in range(6)]
         by = {(r.moment, r.metric): {s.client for s in records if s[2:4] == r[2:4]} for r in records}
         assert all(r.round == n for r in records)
         assert by["local", "count"] == by["wire", "bytes_up"] == by["wire", "bytes_down"] == set(drawn[n])
@@ -112,7 +117,7 @@ def test_what_a_round_does(runs_on: Engine) -> None:
         for i in drawn[n]:
             assert values[i, "bytes_up"] == 8
             assert values[i, "bytes_down"] == 16 + 8
-            assert values[i, "count"] == int(state.clients[i])
+            assert values[i, "count"] == clients[i]
             if evaluated:
                 assert values[i, "uploaded"] == i
                 assert {values[i, f"pair[{j}]"] for j in drawn[n]} == {10 * i + j for j in drawn[n]}
@@ -123,7 +128,7 @@ def test_what_a_round_does(runs_on: Engine) -> None:
 def test_accuracy_and_loss(runs_on: Engine) -> None:
     """counting predicts class 0 with probability 1/2 and shares the rest."""
     records: list[Record] = []
-    fit(_job(), runs_on, rounds=1, on_round=lambda s, r: records.extend(r))
+    fit(_job(), runs_on, rounds=1, on_round=lambda s, r, t: records.extend(r))
     federation = toy.data()
     for client in range(6):
         y = federation.y_R[federation.test[client]].numpy()
@@ -133,7 +138,7 @@ def test_accuracy_and_loss(runs_on: Engine) -> None:
 
 
 def test_nothing_left_to_do(runs_on: Engine) -> None:
-    state = State(torch.tensor([9, 0]), [torch.tensor(0)] * 6, 3)
+    state = State(torch.tensor([9, 0]), InMemory(torch.tensor(0), 6), 3)
     assert fit(_job(), runs_on, rounds=3, state=state) is state
 
 
@@ -166,10 +171,9 @@ def test_stop(runs_on: Engine, after: int) -> None:
         return asked > after
 
     with pytest.raises(Interrupted):
-        fit(_job(wait=0.01), runs_on, rounds=50, stop=stop, on_round=lambda s, r: rounds.append(s.round))
+        fit(_job(wait=0.01), runs_on, rounds=50, stop=stop, on_round=lambda s, r, t: rounds.append(s.round))
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(rounds) <= after
-    assert not _children()
     assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
 
 
@@ -183,7 +187,7 @@ def test_failing_client_is_named(runs_on: Engine, stage: str) -> None:
     with pytest.raises(RunError, match=words) as caught:
         fit(_job(fails=(stage, 2, 4)), runs_on, rounds=3)
     assert "\n" not in str(caught.value)
-    assert not _children(), "workers go on after an error"
+    assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
 
 
 @pytest.mark.parametrize("stage", ["local", "predict"])
@@ -205,25 +209,25 @@ def test_probabilities_that_are_none_are_said_so() -> None:
     site = Site(_job())
     state = begin(site.method, site.job.data.clients, 0)
     down = site.method.send(state.server, torch.tensor([0]))
-    one = Down(down.shared, tree.rows(down.own, 0))
-    site.run("evaluate", 1, 0, one, state.clients[0])
+    site.run("evaluate", 1, [0], down, [state.clients[0]])
     predict = site.method.predict
     site.method = site.method._replace(predict=lambda down, client, x: predict(down, client, x).exp())
     with pytest.raises(
         RunError, match=r"evaluate: ValueError: predict gives no log-probabilities \(a row's probabilities sum to"
     ):
-        site.run("evaluate", 1, 0, one, state.clients[0])
+        site.run("evaluate", 1, [0], down, [state.clients[0]])
 
 
 def test_worker_that_dies() -> None:
-    def kill(state: State, records: list[Record]) -> None:
+    def kill(state: State, records: list[Record], seconds: float) -> None:
         if state.round == 2:
             os.kill(min(_children()), 9)
 
     with Processes(2) as workers:
         with pytest.raises(RunError, match=r"^a worker process died in round 3 \(local\).*try fewer --workers$"):
             fit(_job(), workers, rounds=5, on_round=kill)
-        assert not _children()
+        assert fit(_job(), workers, rounds=1).round == 1, "the next job starts afresh"
+    assert not _children()
 
 
 def test_worker_that_dies_in_a_client() -> None:
@@ -261,6 +265,54 @@ def test_threads_are_given_back() -> None:
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+# --- jobs side by side
+
+
+def test_jobs_share_the_workers() -> None:
+    """Two at once give what each gives alone; one that fails leaves the other be."""
+    with Sequential() as loop:
+        want = [fit(_job()._replace(seed=seed), loop, rounds=4, participation=0.5) for seed in (1, 2)]
+    with Processes(2) as workers, ThreadPoolExecutor(3) as threads:
+        job = _job(wait=0.01)
+        good = [threads.submit(fit, job._replace(seed=seed), workers, rounds=4, participation=0.5) for seed in (1, 2)]
+        bad = threads.submit(fit, _job(fails=("local", 2, 4))._replace(data=job.data), workers, rounds=4)
+        with pytest.raises(RunError, match="client 4, round 2"):
+            bad.result()
+        for run, alone in zip(good, want, strict=True):
+            assert torch.equal(run.result().server, alone.server)
+            assert [int(c) for c in run.result().clients] == [int(c) for c in alone.clients]
+        assert len(_children()) == 2
+        assert workers.seconds >= 2 * 4 * 3 * 0.01, "each of the two trained three clients a round, for 10 ms at least"
+    assert not _children()
+
+
+def test_a_dying_worker_ends_all_jobs() -> None:
+    with Processes(2) as workers, ThreadPoolExecutor(2) as threads:
+        job = _job(wait=0.05)
+        other = threads.submit(fit, job, workers, rounds=200)
+        with pytest.raises(RunError, match="a worker process died"):
+            fit(_job(fails=("exit", 2, 4))._replace(data=job.data), workers, rounds=3)
+        with pytest.raises(RunError, match="a worker process died"):
+            other.result()
+
+
+def test_jobs_side_by_side_are_on_the_same_data() -> None:
+    with Processes(1) as workers:
+        open = workers.open(_job())
+        with pytest.raises(InputError, match="counting is on other data than the job that is open: close that first"):
+            workers.open(_job())
+        open.close()
+        workers.open(_job())
+
+
+def test_what_no_worker_can_be_told() -> None:
+    """A lambda does not travel: said at once, and the workers are still there."""
+    with Processes(1) as workers:
+        with pytest.raises(RunError, match=r"lambda.*put the method in a module that can be imported"):
+            fit(Job("lambda", lambda: counting.build(), toy.data(), 0), workers, rounds=1)
+        assert fit(_job(), workers, rounds=1).round == 1
 
 
 # --- choice

@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 def _sent(message: Any) -> Any:
     ours, theirs = Pipe()
     with ours, theirs:
-        wire.send(ours, message)
+        wire.send(ours, wire.pack(message))
         return wire.receive(theirs)
 
 
@@ -94,6 +94,6 @@ def test_other_side_gone() -> None:
     theirs.close()
     with ours:
         with pytest.raises(OSError):
-            wire.send(ours, GRID)
+            wire.send(ours, wire.pack(GRID))
         with pytest.raises((EOFError, OSError)):
             wire.receive(ours)

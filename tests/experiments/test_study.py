@@ -218,7 +218,7 @@ def test_bars(width: int) -> None:
     with shown:
         shown.start(label, 4, 1)
         shown.advance(label, 0, 2, 0.875)
-        shown.start(label, 4, 2)
+        shown.start(label, 4, 0)
         shown.advance(label, 1, 1, None)
     text = re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
     last = text.strip().splitlines()[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from idiolect.engines.loop import Engine, Record, State, begin, fit
+from idiolect.engines.loop import Engine, Record, Session, State, begin, fit
 from idiolect.engines.processes import Processes, cores
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.site import Job
@@ -13,7 +13,9 @@ from idiolect.errors import InputError, nearest
 
 ENGINES: dict[str, Callable[[int | None], Engine]] = {"sequential": Sequential, "processes": Processes}
 
-__all__ = ["ENGINES", "Engine", "Job", "Processes", "Record", "Sequential", "State", "begin", "engine", "fit"]
+__all__ = [
+    "ENGINES", "Engine", "Job", "Processes", "Record", "Sequential", "Session", "State", "begin", "engine", "fit",
+]  # fmt: skip
 
 
 def engine(name: str = "auto", workers: int | None = None) -> Engine:

@@ -21,12 +21,12 @@ def save(state: State, path: Path) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    tensors = tree.named({"server": state.server, "clients": state.clients})
+    tensors = tree.named({"server": state.server, "clients": state.clients.saved()})
     files.write(path, safetensors.torch.save(tensors, metadata={"round": str(state.round)}))
 
 
-def load(path: Path, like: State) -> State:
-    """Read a state whose trees have the shape of ``like``'s.
+def load(path: Path, start: State) -> State:
+    """Read a state of the method that ``start`` is the start of; its clients are taken over.
 
     Raises:
         InputError: the file is broken, or was written by another method or model.
@@ -37,10 +37,13 @@ def load(path: Path, like: State) -> State:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a readable checkpoint ({error}): {_MEND}") from error
-    trees = {"server": like.server, "clients": like.clients}
-    wanted = tree.named(trees)
-    if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in found.items()}:
-        raise InputError(f"{path} was written by another method, model or version: {_MEND}")
-    _, rebuild = tree.flatten(trees)
-    new = tree.copy(rebuild([found[name] for name in wanted]))
-    return State(new["server"], new["clients"], number)
+    wanted = tree.named({"server": start.server})
+    server = {name: a for name, a in found.items() if name.partition("/")[0] == "server"}
+    try:
+        if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in server.items()}:
+            raise ValueError("another server")
+        start.clients.restore({name.removeprefix("clients/"): a for name, a in found.items() if name not in server})
+    except (KeyError, ValueError):
+        raise InputError(f"{path} was written by another method, model or version: {_MEND}") from None
+    _, rebuild = tree.flatten(start.server)
+    return State(tree.copy(rebuild([server[name] for name in wanted])), start.clients, number)

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from idiolect import keys, tree
+from idiolect.engines.clients import Clients, store
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import Diverged, blame
-from idiolect.method import Down, Info, Method, Up
+from idiolect.method import Down, Info, Method
 from idiolect.tree import Tree
+
+_TOGETHER = 512  # clients that are measured at a time, so that what they are sent fits in memory
+
+
+class Session(Protocol):
+    """A job that an engine has taken up."""
+
+    seconds: float
+    """Of work done in ``map`` so far, added up over all workers."""
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained] | list[Measured]:
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        Raises:
+            RunError: a client failed, or what runs it.
+            Interrupted: ``stop`` said so.
+        """
+
+    def close(self) -> None:
+        """Let go of the job."""
 
 
 class Engine(Protocol):
-    """Runs a stage for some clients. Engines know no method."""
+    """Runs stages of jobs for some clients. Engines know no method."""
+
+    name: str
+    workers: int
+    """How many clients, or groups of them, can be under way at once."""
+    lanes: int
+    """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
+    seconds: float
+    """Of work done for all jobs so far, added up over the workers."""
 
     def __enter__(self) -> Self:
         """Take what the engine needs."""
@@ -26,20 +60,15 @@ class Engine(Protocol):
     ) -> None:
         """Give it back."""
 
-    def open(self, job: Job) -> None:
-        """Take up a job; ``map`` works on the one opened last."""
-
-    def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained | Measured]:
-        """One stage for some clients, in the order of ``ids``."""
+    def open(self, job: Job) -> Session:
+        """Take up a job. Jobs that are open together are on the same data."""
 
 
 class State(NamedTuple):
-    """All that a run continues from."""
+    """All that a run continues from; the clients are continued in place."""
 
     server: Tree
-    clients: list[Tree]
+    clients: Clients
     round: int
     """Rounds done."""
 
@@ -56,12 +85,10 @@ class Record(NamedTuple):
     value: float
 
 
-def begin(method: Method, clients: int, seed: int) -> State:
-    """The state before the first round."""
-    key = keys.key(seed, "enrol")
-    return State(
-        tree.copy(method.init(keys.key(seed, "init"))), [tree.copy(method.enrol(key)) for _ in range(clients)], 0
-    )
+def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
+    """The state before the first round; with a folder, large states of clients stand there."""
+    enrolled = tree.copy(method.enrol(keys.key(seed, "enrol")))
+    return State(tree.copy(method.init(keys.key(seed, "init"))), store(enrolled, clients, folder), 0)
 
 
 def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
@@ -78,10 +105,10 @@ def fit(
     participation: float = 1.0,
     evaluate_every: int = 1,
     state: State | None = None,
-    on_round: Callable[[State, list[Record]], None] = lambda state, records: None,
+    on_round: Callable[[State, list[Record], float], None] = lambda state, records, seconds: None,
     stop: Stop = lambda: False,
 ) -> State:
-    """Run a job to round ``rounds``, from the start or from a state.
+    """Run a job to round ``rounds``, from the start or from a state, whose clients it goes on with in place.
 
     A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
     numbers. At evaluation rounds and after the last, every client's personal model (``adapt``, then ``predict``) is
@@ -95,7 +122,8 @@ def fit(
         participation: share of the clients that take part in a round.
         evaluate_every: rounds between evaluations.
         state: where to continue.
-        on_round: called after each round with the new state and the round's records.
+        on_round: called after each round with the new state, the round's records and its seconds: those of the server,
+            and those of the clients' work over the number of workers. Waiting for another job's clients does not count.
         stop: asked between clients; True ends the run at the last whole round.
 
     Raises:
@@ -104,66 +132,89 @@ def fit(
     """
     method = job.build()
     state = state or begin(method, job.data.trained, job.seed)
-    engine.open(job)
-    everyone = list(range(job.data.trained))
-    for number in range(state.round + 1, rounds + 1):
-        ids = participants(job.seed, number, len(everyone), participation)
-        down = _send(job, method, state.server, ids, number)
-        clients, ups, reports = list(state.clients), list[Up](), list[Info]()
-        for i, t in zip(ids, engine.map("local", number, ids, down, [clients[i] for i in ids], stop), strict=True):
-            assert isinstance(t, Trained)
-            clients[i] = t.client
-            ups.append(t.up)
-            reports.append(t.info)
-        del t  # with it the only other hold on an upload
-        with blame(f"{job.name}: server, round {number}, uploads"):
-            up = tree.gather(ups)
-        server, info = _aggregate(job, method, state.server, up, ids, number)
-        state = State(server, clients, number)
-
-        evaluating = number % evaluate_every == 0 or number == rounds
-        with blame(f"{job.name}: round {number}, info"):
-            records = _reported(number, ids, reports)
-            records += _wired(number, ids, down, up)
-            records += _from_server(number, ids, info) if evaluating else []
-        del up, down
-        if evaluating:
-            records += _evaluated(job, method, engine, state, everyone, "adapted", stop)
-        if number == rounds:
-            fresh = method.enrol(keys.key(job.seed, "enrol"))
-            newcomers = range(job.data.trained, job.data.clients)
-            for ids in (list(newcomers[k : k + len(everyone)]) for k in range(0, len(newcomers), len(everyone))):
-                joining = state._replace(clients=[fresh] * len(ids))
-                records += _evaluated(job, method, engine, joining, ids, "joined", stop)
-        on_round(state, records)
+    run = _Run(job, method, engine.open(job), engine.workers, stop)
+    try:
+        for number in range(state.round + 1, rounds + 1):
+            evaluating = number % evaluate_every == 0 or number == rounds
+            server, new, records = run.round(state, number, participation, evaluating)
+            if evaluating:
+                clients = (new[i] if i in new else state.clients[i] for i in range(job.data.trained))
+                records += run.measured(server, number, range(job.data.trained), clients, "adapted")
+            if number == rounds:
+                fresh = method.enrol(keys.key(job.seed, "enrol"))
+                newcomers = range(job.data.trained, job.data.clients)
+                records += run.measured(server, number, newcomers, itertools.repeat(fresh), "joined")
+            with blame(f"{job.name}: round {number}, states"):
+                state.clients.put(list(new), list(new.values()))  # now that the round is whole
+            state = State(server, state.clients, number)
+            on_round(state, records, run.seconds())
+    finally:
+        run.session.close()
     return state
 
 
-def _evaluated(
-    job: Job, method: Method, engine: Engine, state: State, ids: Sequence[int], moment: str, stop: Stop
-) -> list[Record]:
-    """What the personal models of some clients, whose states these are, do on their test rows."""
-    down = _send(job, method, state.server, ids, state.round)
-    found = engine.map("evaluate", state.round, ids, down, state.clients, stop)
-    records = []
-    for i, measured in zip(ids, found, strict=True):
-        assert isinstance(measured, Measured)
-        records += [Record(state.round, i, moment, metric, value) for metric, value in measured._asdict().items()]
-    return records
+class _Run:
+    """A job under way."""
 
+    def __init__(self, job: Job, method: Method, session: Session, workers: int, stop: Stop) -> None:
+        self.job, self.method, self.session, self.stop = job, method, session, stop
+        self._workers, self._mapped, self._last = workers, 0.0, (time.perf_counter(), session.seconds)
 
-def _send(job: Job, method: Method, server: Tree, ids: Sequence[int], number: int) -> Down:
-    with blame(f"{job.name}: server, round {number}, send"):
-        return method.send(server, torch.tensor(ids))
+    def seconds(self) -> float:
+        """Of the server since the last call, and of the clients' work over the number of workers."""
+        now, (start, worked) = time.perf_counter(), self._last
+        spent = now - start - self._mapped + (self.session.seconds - worked) / self._workers
+        self._mapped, self._last = 0.0, (now, self.session.seconds)
+        return spent
 
+    def map(self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
+        start = time.perf_counter()
+        found = self.session.map(stage, round, ids, down, clients, self.stop)
+        self._mapped += time.perf_counter() - start
+        return list(found)
 
-def _aggregate(job: Job, method: Method, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
-    where = f"{job.name}: server, round {number}, aggregate"
-    with blame(where):
-        server, info = method.aggregate(server, up, torch.tensor(ids))
-    if (path := tree.not_finite(server)) is not None:
-        raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
-    return tree.copy(server), info
+    def round(
+        self, state: State, number: int, share: float, reporting: bool
+    ) -> tuple[Tree, dict[int, Tree], list[Record]]:
+        """The server after a round, the states of its participants, and what was seen."""
+        job = self.job
+        ids = participants(job.seed, number, job.data.trained, share)
+        down = self.send(state.server, ids, number)
+        trained: list[Trained] = self.map("local", number, ids, down, [state.clients[i] for i in ids])
+        new, reports, ups = [t.client for t in trained], [t.info for t in trained], [t.up for t in trained]
+        trained.clear()  # so that ``gather`` holds the uploads alone
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            up = tree.gather(ups)
+        server, info = self.aggregate(state.server, up, ids, number)
+        with blame(f"{job.name}: round {number}, info"):
+            records = _reported(number, ids, reports)
+            records += _wired(number, ids, down, up)
+            records += _from_server(number, ids, info) if reporting else []
+        return server, dict(zip(ids, new, strict=True)), records
+
+    def measured(
+        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str
+    ) -> list[Record]:
+        """What the personal models of some clients, whose states these are, do on their test rows."""
+        records, states = [], iter(clients)
+        for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
+            down = self.send(server, part, number)
+            found: list[Measured] = self.map("evaluate", number, part, down, [next(states) for _ in part])
+            for i, measured in zip(part, found, strict=True):
+                records += [Record(number, i, moment, k, value) for k, value in measured._asdict().items()]
+        return records
+
+    def send(self, server: Tree, ids: Sequence[int], number: int) -> Down:
+        with blame(f"{self.job.name}: server, round {number}, send"):
+            return self.method.send(server, torch.tensor(list(ids)))
+
+    def aggregate(self, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
+        where = f"{self.job.name}: server, round {number}, aggregate"
+        with blame(where):
+            server, info = self.method.aggregate(server, up, torch.tensor(ids))
+        if (path := tree.not_finite(server)) is not None:
+            raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
+        return tree.copy(server), info
 
 
 def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Record]:

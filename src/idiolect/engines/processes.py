@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any
 
@@ -16,12 +19,13 @@ import torch
 from idiolect import tree
 from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
-from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
+from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, groups
 from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.method import Down
 from idiolect.tree import Tree
 
-_AHEAD = 2  # clients sent to a worker before it has answered, so that it never waits for the next one
+_AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
+_PAUSE = 0.2  # seconds between two questions whether to stop
 
 
 def cores() -> int:
@@ -34,7 +38,7 @@ class Processes:
 
     Workers are fresh interpreters that import this package, not copies of the calling program, so a script or a
     notebook needs no ``if __name__ == "__main__"``. They share one copy of the rows through a memory-mapped file, and
-    end with the calling program, however that ends.
+    end with the calling program, however that ends. Jobs that are open together share the workers.
 
     Args:
         workers: how many, at most; None takes the number of cores. There are never more than clients.
@@ -43,16 +47,20 @@ class Processes:
         InputError: fewer than one worker, or a system without POSIX pipes.
     """
 
+    name = "processes"
+
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers={workers} is not possible: ask for at least 1")
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use --engine sequential here")
         self.workers = workers or cores()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self.lanes = 2 if self.workers > 1 else 1  # while one job is at its server, the other's clients are trained
+        self.seconds = 0.0
+        self._pool: _Pool | None = None
         self._data: FederatedData | None = None
         self._threads = torch.get_num_threads()
+        self._opened, self._lock = 0, Lock()
 
     def __enter__(self) -> Processes:
         self._threads = torch.get_num_threads()
@@ -65,39 +73,124 @@ class Processes:
         self._stop()
         torch.set_num_threads(self._threads)
 
-    def open(self, job: Job) -> None:
-        """Take up a job; ``map`` works on the one opened last.
+    def open(self, job: Job) -> Pooled:
+        """Take up a job.
 
         Raises:
             RunError: workers cannot start, or die.
+            InputError: a job on other data is open.
         """
-        try:
-            if self._data is not job.data:
+        with self._lock:
+            if self._pool is None or self._pool.dead or self._data is not job.data:
+                if self._pool is not None and self._pool.jobs and not self._pool.dead:
+                    raise InputError(f"{job.name} is on other data than the job that is open: close that first")
                 self._stop()
-                self._start(job.data)
-            self._tell("at the start", "job", job._replace(data=None))  # type: ignore[arg-type]
-        except BaseException:
-            self._stop()
-            raise
+                self._pool, self._data = _Pool(min(self.workers, job.data.clients), job.data), job.data
+            self._opened += 1
+            return Pooled(self, self._pool, self._opened, job)
 
-    def _start(self, data: FederatedData) -> None:
-        file = data.file
-        if file is None or file.address != data.x_R.data_ptr():  # rows of the caller's own making
-            rows, file = memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
-            rows.copy_(data.x_R)
-        for _ in range(min(self.workers, data.clients)):
-            self._spawn(file.fileno())
-        self._tell("at the start", "start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R))
-        for connection in self._connections:
-            self._receive("at the start", connection)
-        self._data = data
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+        self._pool = self._data = None
 
-    def _spawn(self, rows: int) -> None:
-        ours, theirs = Pipe()
-        self._connections.append(ours)
+
+class Pooled:
+    """A job on worker processes."""
+
+    def __init__(self, engine: Processes, pool: _Pool, number: int, job: Job) -> None:
+        self.seconds = 0.0
+        self.number = number
+        self._engine, self._pool, self._data = engine, pool, job.data
+        try:
+            told = wire.pack(job._replace(data=None))  # type: ignore[arg-type]
+        except Exception as error:
+            what = f"{job.name} cannot be told to a worker ({' '.join(str(error).split())})"
+            raise RunError(
+                f"{what}: put the method in a module that can be imported, or use --engine sequential"
+            ) from error
+        self.message = wire.pack(("job", number, bytes(told)))
+        pool.jobs.add(number)
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained] | list[Measured]:
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        The largest clients go first and each worker takes the next when it has answered, so that all end together.
+
+        Raises:
+            RunError: a client failed, or a worker died.
+            Interrupted: ``stop`` said so.
+        """
+        batch = _Batch(self, stage, round, ids, down, clients, groups(stage, self._data, ids))
+        self._pool.add(batch)
+        try:
+            while not batch.over.is_set():
+                if stop():
+                    raise Interrupted
+                batch.over.wait(_PAUSE)
+        finally:
+            self._pool.drop(batch)
+        if batch.error is not None:
+            raise batch.error
+        self.seconds += batch.seconds
+        self._engine.seconds += batch.seconds
+        return batch.results
+
+    def close(self) -> None:
+        """Let the workers forget the job."""
+        self._pool.close(self.number)
+
+
+class _Batch:
+    """The clients of one ``map``."""
+
+    def __init__(
+        self, job: Pooled, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
+        groups: list[list[int]],
+    ) -> None:  # fmt: skip
+        self.job, self.shared = job, wire.pack(("down", job.number, bytes(wire.pack(down.shared))))
+        self.when = f"in round {round} ({stage})"
+        self._about = stage, round, ids, down.own, clients
+        self.todo, self._left = groups[::-1], len(groups)
+        self.results: list[Any] = [None] * len(ids)
+        self.seconds, self.over = 0.0, Event()
+        self.error: BaseException | None = None
+        if not groups:
+            self.over.set()
+
+    def message(self, group: list[int]) -> memoryview:
+        """What a worker is told of a group of clients."""
+        stage, round, ids, own, clients = self._about
+        mine = tree.rows(own, torch.tensor(group))
+        return wire.pack(
+            ("run", self.job.number, stage, round, [ids[k] for k in group], mine, [clients[k] for k in group])
+        )
+
+    def take(self, group: list[int], found: Sequence[Any], seconds: float) -> None:
+        """A group's results."""
+        for k, result in zip(group, found, strict=True):
+            self.results[k] = result
+        self.seconds += seconds
+        self._left -= 1
+        if not self._left:
+            self.over.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it."""
+        self.todo, self.error = [], error
+        self.over.set()
+
+
+class _Worker:
+    """One worker process, what it holds and what it has been asked."""
+
+    def __init__(self, rows: int) -> None:
+        self.connection, theirs = Pipe()
         descriptors = [theirs.fileno(), rows]
         try:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", f"{__package__}.worker", *map(str, descriptors)],
                 pass_fds=descriptors,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
@@ -108,79 +201,143 @@ class Processes:
             raise RunError(f"cannot start a worker process ({error.strerror}): try fewer --workers") from error
         finally:
             theirs.close()
-        self._processes.append(process)
+        self.holds: dict[int, _Batch | None] = {}
+        self.asked: deque[tuple[_Batch, list[int]]] = deque()
 
-    def _stop(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._connections, self._processes, self._data = [], [], None
-
-    def _tell(self, when: str, *message: Any) -> None:
-        for connection in self._connections:
-            self._send(when, connection, *message)
-
-    def _send(self, when: str, connection: Connection, *message: Any) -> None:
+    def send(self, when: str, message: memoryview) -> None:
         try:
-            wire.send(connection, message)
+            wire.send(self.connection, message)
         except OSError:
             raise _died(when) from None
 
-    def _receive(self, when: str, connection: Connection) -> Any:
+    def receive(self, when: str) -> Any:
         try:
-            error, answer = wire.receive(connection)
+            return wire.receive(self.connection)
         except (EOFError, OSError):
             raise _died(when) from None
-        if error is not None:
-            raise error
-        return answer
 
-    def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained | Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+    def ask(self, batch: _Batch, group: list[int]) -> None:
+        """Send a group of clients, after what the worker has to know of their job and their stage."""
+        number = batch.job.number
+        if number not in self.holds:
+            self.send(batch.when, batch.job.message)
+            self.holds[number] = None
+        if self.holds[number] is not batch:
+            self.send(batch.when, batch.shared)
+            self.holds[number] = batch
+        self.send(batch.when, batch.message(group))
+        self.asked.append((batch, group))
 
-        The largest clients go first and each worker takes the next when it has answered, so that all end together.
 
-        Raises:
-            RunError: a client failed, or a worker died.
-            Interrupted: ``stop`` said so.
-        """
+class _Pool:
+    """Worker processes on one federation, and the thread that hands them clients of all open jobs."""
+
+    def __init__(self, workers: int, data: FederatedData) -> None:
+        self.dead = False
+        self._lock = Lock()
+        self.jobs: set[int] = set()
+        self._batches: list[_Batch] = []
+        self._workers: list[_Worker] = []
+        self._bell, self._ear = Pipe()
+        self._thread = Thread(target=self._serve, daemon=True)
+        file = data.file
+        if file is None or file.address != data.x_R.data_ptr():  # rows of the caller's own making
+            rows, file = memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
+            rows.copy_(data.x_R)
         try:
-            return self._map(stage, round, ids, down, clients, stop)
+            for _ in range(workers):
+                self._workers.append(_Worker(file.fileno()))
+            start = wire.pack(("start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R)))
+            for worker in self._workers:
+                worker.send("at the start", start)
+            for worker in self._workers:
+                error, _ = worker.receive("at the start")
+                if error is not None:
+                    raise error
         except BaseException:
-            self._stop()  # answers still under way belong to nobody; the next job starts afresh
+            self.stop()
             raise
+        self._thread.start()
 
-    def _map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained | Measured]:
-        assert self._data is not None
-        when = f"in round {round} ({stage})"
-        self._tell(when, "down", down.shared)
-        train = self._data.train
-        todo = sorted(range(len(ids)), key=lambda k: len(train[ids[k]]))
-        results: dict[int, Any] = {}
+    def add(self, batch: _Batch) -> None:
+        """Take clients to hand out."""
+        with self._lock:
+            if self.dead:
+                raise _died(batch.when)
+            self._batches.append(batch)
+        self._bell.send_bytes(b"!")
 
-        def give(connection: Connection) -> None:
-            if todo:
-                k = todo.pop()
-                self._send(when, connection, "run", k, stage, round, ids[k], tree.rows(down.own, k), clients[k])
+    def drop(self, batch: _Batch) -> None:
+        """Forget what is left of a batch."""
+        with self._lock:
+            batch.todo = []
+            if batch in self._batches:
+                self._batches.remove(batch)
 
-        for _ in range(_AHEAD):
-            for connection in self._connections:
-                give(connection)
-        while len(results) < len(ids):
-            if stop():
-                raise Interrupted
-            ready = wait(self._connections, timeout=0.5)
-            for connection in (c for c in self._connections if c in ready):
-                place, result = self._receive(when, connection)
-                results[place] = result
-                give(connection)
-        return [results[k] for k in range(len(ids))]
+    def close(self, number: int) -> None:
+        """Let the workers forget a job."""
+        with self._lock:
+            self.jobs.discard(number)
+            for worker in self._workers:
+                if number in worker.holds and not self.dead:
+                    del worker.holds[number]
+                    with suppress(RunError):  # who asks it next hears that it is gone
+                        worker.send("at the end", wire.pack(("close", number)))
+
+    def stop(self) -> None:
+        """End the workers; what is under way fails."""
+        with self._lock:
+            self._end(_died("at the end"))
+        if self._thread.is_alive():
+            self._bell.send_bytes(b"!")
+            self._thread.join()
+        for worker in self._workers:
+            worker.process.wait()
+            worker.connection.close()
+        self._bell.close()
+        self._ear.close()
+
+    def _end(self, error: Exception) -> None:
+        self.dead = True
+        for worker in self._workers:
+            worker.process.kill()
+        for batch in self._batches:
+            batch.fail(error)
+
+    def _serve(self) -> None:
+        """Hand out clients and take results, until a worker dies or the pool is stopped."""
+        connections: dict[Any, _Worker] = {w.connection: w for w in self._workers}
+        while not self.dead:
+            ready = wait([self._ear, *connections])
+            with self._lock:
+                try:
+                    for one in ready if not self.dead else ():
+                        if one is self._ear:
+                            self._ear.recv_bytes()
+                        else:
+                            self._answered(connections[one])
+                    self._hand_out()
+                except Exception as error:  # noqa: BLE001  whoever waits for this thread must hear of it
+                    self._end(error)
+
+    def _answered(self, worker: _Worker) -> None:
+        batch, group = worker.asked[0] if worker.asked else (None, [])
+        error, answer = worker.receive(batch.when if batch else "between two rounds")
+        assert batch is not None
+        worker.asked.popleft()
+        if error is not None:
+            batch.fail(error)
+        else:
+            batch.take(group, *answer)
+
+    def _hand_out(self) -> None:
+        """The oldest batch goes first, to the worker with the least before it."""
+        for batch in self._batches:
+            while batch.todo and not self.dead:
+                worker = min(self._workers, key=lambda w: len(w.asked))
+                if len(worker.asked) >= _AHEAD:
+                    return
+                worker.ask(batch, batch.todo.pop())
 
 
 def _died(when: str) -> RunError:

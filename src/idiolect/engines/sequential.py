@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from idiolect import tree
-from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained
+from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, groups
 from idiolect.errors import InputError, Interrupted
 from idiolect.method import Down
 from idiolect.tree import Tree
@@ -21,9 +23,13 @@ class Sequential:
         InputError: more or fewer than one worker.
     """
 
+    name = "sequential"
+    workers = lanes = 1
+
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the sequential engine: leave it out")
+        self.seconds = 0.0
         self._threads = torch.get_num_threads()
 
     def __enter__(self) -> Sequential:
@@ -36,23 +42,41 @@ class Sequential:
     ) -> None:
         torch.set_num_threads(self._threads)
 
-    def open(self, job: Job) -> None:
-        """Take up a job; ``map`` works on the one opened last."""
+    def open(self, job: Job) -> Loop:
+        """Take up a job."""
+        return Loop(job, self)
+
+
+class Loop:
+    """A job in this process."""
+
+    def __init__(self, job: Job, engine: Sequential) -> None:
+        self.seconds, self._engine = 0.0, engine
         self._site = Site(job)
 
     def map(
         self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained | Measured]:
+    ) -> list[Trained] | list[Measured]:
         """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
             RunError: a client failed.
             Interrupted: ``stop`` said so.
         """
-        results = []
-        for k, id in enumerate(ids):
+        start = time.perf_counter()
+        shared = tree.copy(down.shared)
+        results: list[Any] = [None] * len(ids)
+        for group in sorted(groups(stage, self._site.job.data, ids)):
             if stop():
                 raise Interrupted
-            one = Down(down.shared, tree.rows(down.own, k))
-            results.append(self._site.run(stage, round, id, one, clients[k]))
+            some = Down(shared, tree.rows(down.own, torch.tensor(group)))
+            found = self._site.run(stage, round, [ids[k] for k in group], some, [clients[k] for k in group])
+            for k, result in zip(group, found, strict=True):
+                results[k] = result
+        spent = time.perf_counter() - start
+        self.seconds += spent
+        self._engine.seconds += spent
         return results
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,8 +1,8 @@
-"""One client at a time: what every engine runs, wherever it runs."""
+"""What every engine runs of a client, wherever it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -45,50 +45,119 @@ class Job(NamedTuple):
     seed: int
 
 
+def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
+    """Places in ``ids`` of the clients that a site is given at a time, the most work first.
+
+    Training takes one client after another. Clients with few test rows are measured together, those of like numbers
+    (see ``Site.run``). What is together hangs on ``ids`` alone, so that no number of workers changes a result.
+    """
+    if stage == "local":
+        return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
+    found: list[list[int]] = []
+    rows = [len(data.test[i]) for i in ids]
+    for k in sorted(range(len(ids)), key=lambda k: -rows[k]):
+        if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _CHUNK:
+            found[-1].append(k)
+        else:
+            found.append([k])
+    return found
+
+
 class Site:
     """Runs stages for clients of a job, and says of every failure which method, round, client and stage it was."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.method = job.build()
+        self._together = True
 
-    def run(self, stage: Stage, round: int, id: int, down: Down, client: Tree) -> Trained | Measured:
-        """One stage of one client.
+    def run(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
+    ) -> list[Trained] | list[Measured]:
+        """One stage of a group of clients; ``down.own`` has a row for each.
+
+        Where what a client has of its own is small beside what all are sent, a head beside a body, the group's test
+        rows pass through the model together.
 
         Raises:
             RunError: the method raised.
             Diverged: something it computed is not finite.
         """
-        where = f"{self.job.name}: client {id}, round {round}, {stage}"
-        with blame(where):
-            key = keys.key(self.job.seed, round, id, stage)
-            do = self._local if stage == "local" else self._evaluate
-            result, checked = do(id, tree.copy(down), tree.copy(client), key)
-        if (path := tree.not_finite(checked)) is not None:
-            what = f"training diverged ({path} is not a finite number)"
-            raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")
-        return result
+        downs = [Down(down.shared, tree.copy(tree.rows(down.own, k))) for k in range(len(ids))]
+        clients = [tree.copy(c) for c in clients]
+        if stage == "local":
+            return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        adapted = [self._adapt(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        logp = self._predict_together(ids, downs, adapted) if self._together and len(ids) > 1 else None
+        if logp is None:
+            logp = [self._predict(round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
+        return [self._measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
+
+    def _where(self, round: int, id: int, stage: Stage) -> str:
+        return f"{self.job.name}: client {id}, round {round}, {stage}"
 
     def _data(self, rows: Tensor) -> Data:
         data = self.job.data
         return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)))
 
-    def _local(self, id: int, down: Down, client: Tree, key: Tensor) -> tuple[Trained, Tree]:
-        client, up, info = self.method.local(down, client, self._data(self.job.data.train[id]), key)
-        trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
-        return trained, trained
+    def _key(self, round: int, id: int, stage: Stage) -> Tensor:
+        return keys.key(self.job.seed, round, id, stage)
 
-    def _evaluate(self, id: int, down: Down, client: Tree, key: Tensor) -> tuple[Measured, Tree]:
+    def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
+        where = self._where(round, id, "local")
+        with blame(where):
+            rows = self._data(self.job.data.train[id])
+            client, up, info = self.method.local(down, client, rows, self._key(round, id, "local"))
+            trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
+        check(where, trained)
+        return trained
+
+    def _adapt(self, round: int, id: int, down: Down, client: Tree) -> Tree:
+        with blame(self._where(round, id, "evaluate")):
+            rows = self._data(self.job.data.train[id])
+            return self.method.adapt(down, client, rows, self._key(round, id, "evaluate"))
+
+    def _predict(self, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
-        client = self.method.adapt(down, client, self._data(data.train[id]), key)
-        rows = data.test[id]
-        with torch.no_grad():
-            logp_NC = torch.cat(
-                [self.method.predict(down, client, data.x_R[r]) for r in torch.split(rows, _CHUNK)]
-            ).double()
-        if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
-            what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
-            raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
-        y_N = data.y_R[rows]
+        with blame(self._where(round, id, "evaluate")), torch.no_grad():
+            parts = torch.split(data.test[id], _CHUNK)
+            return torch.cat([self.method.predict(down, client, data.x_R[rows]) for rows in parts])
+
+    def _predict_together(
+        self, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
+    ) -> list[Tensor] | None:
+        """Log-probabilities of each client's test rows in one pass, or None where it would not be less work."""
+        if 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
+            return None
+        data = self.job.data
+        rows = [data.test[i] for i in ids]
+        longest = max(map(len, rows))
+        at_KN = torch.stack([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])
+        predict = torch.func.vmap(self.method.predict, in_dims=(Down(None, 0), 0, 0))
+        try:
+            down = Down(downs[0].shared, tree.stack([d.own for d in downs]))
+            with torch.no_grad():
+                logp_KNC = predict(down, tree.stack(clients), data.x_R[at_KN])
+        except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
+            self._together = False
+            return None
+        return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
+
+    def _measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
+        where = self._where(round, id, "evaluate")
+        logp_NC = logp_NC.double()
+        with blame(where):
+            if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
+                what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
+                raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
+        check(where, {"prediction": logp_NC.amax(1)})
+        y_N = self.job.data.y_R[self.job.data.test[id]]
         right = (logp_NC.argmax(1) == y_N).double().mean()
-        return Measured(float(right), float(nll_loss(logp_NC, y_N))), {"prediction": logp_NC.amax(1)}
+        return Measured(float(right), float(nll_loss(logp_NC, y_N)))
+
+
+def check(where: str, result: Tree) -> None:
+    """Raise Diverged where a number is not finite."""
+    if (path := tree.not_finite(result)) is not None:
+        what = f"training diverged ({path} is not a finite number)"
+        raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")

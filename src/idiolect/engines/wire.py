@@ -24,15 +24,20 @@ def _tensor(flat: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ..
     return torch.tensor(flat).view(dtype).view(shape)
 
 
-def send(connection: Connection, message: Any) -> None:
-    """Send anything that pickles.
+def pack(message: Any) -> memoryview:
+    """Anything that pickles, for ``send``."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(message)
+    return buffer.getbuffer()
+
+
+def send(connection: Connection, message: memoryview) -> None:
+    """Send what ``pack`` made.
 
     Raises:
         OSError: the other side is gone.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(message)
-    connection.send_bytes(buffer.getbuffer())
+    connection.send_bytes(message)
 
 
 def load(message: bytes) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -16,19 +17,23 @@ import torch
 
 from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
-from idiolect.engines.site import Job, Site
+from idiolect.engines.site import Site, Stage
 from idiolect.errors import IdiolectError, RunError
 from idiolect.method import Down
+from idiolect.tree import Tree
 
 
 class Worker:
-    """What a worker holds between messages: the data, the job's site, and what the server sent to all."""
+    """What a worker holds between messages: the data, and of each open job its site and what the server sent to all.
+
+    ``start`` and ``run`` are answered, and nothing else, so what may not be readable here is read when it is to run.
+    """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.data: FederatedData | None = None
-        self.site: Site | None = None
-        self.shared: Any = ()
+        self.jobs: dict[int, bytes | Site] = {}
+        self.shared: dict[int, bytes | Tree] = {}
 
     def answer(self, message: bytes) -> tuple[IdiolectError | None, Any]:
         """Do what a message says; the error or the answer, where there is one."""
@@ -49,19 +54,31 @@ class Worker:
         self.data = replace(data, x_R=x_R)
         return True
 
-    def job(self, job: Job) -> None:
-        """Build the job's method."""
-        assert self.data is not None
-        self.site = Site(job._replace(data=self.data))
+    def job(self, number: int, job: bytes) -> None:
+        """Keep a job."""
+        self.jobs[number] = job
 
-    def down(self, shared: Any) -> None:
+    def close(self, number: int) -> None:
+        """Let go of a job."""
+        self.jobs.pop(number, None)
+        self.shared.pop(number, None)
+
+    def down(self, number: int, shared: bytes) -> None:
         """Keep what all clients of a stage get."""
-        self.shared = shared
+        self.shared[number] = shared
 
-    def run(self, place: int, stage: Any, round: int, id: int, own: Any, client: Any) -> tuple[int, Any]:
-        """One stage of one client, and where its result belongs."""
-        assert self.site is not None
-        return place, self.site.run(stage, round, id, Down(self.shared, own), client)
+    def run(
+        self, number: int, stage: Stage, round: int, ids: list[int], own: Tree, clients: list[Tree]
+    ) -> tuple[Any, float]:
+        """One stage of a group of clients, and the seconds that it took."""
+        start = time.perf_counter()
+        site, shared = self.jobs[number], self.shared[number]
+        if isinstance(site, bytes):
+            site = self.jobs[number] = Site(wire.load(site)._replace(data=self.data))
+        if isinstance(shared, bytes):
+            shared = self.shared[number] = wire.load(shared)
+        found = site.run(stage, round, ids, Down(shared, own), clients)
+        return found, time.perf_counter() - start
 
 
 def main() -> None:
@@ -85,7 +102,7 @@ def main() -> None:
         while True:
             answer = worker.answer(inbox.get())
             if answer != (None, None):
-                wire.send(connection, answer)
+                wire.send(connection, wire.pack(answer))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Watcher(Protocol):
         """Stop showing."""
 
     def start(self, label: str, total: int, done: int) -> None:
-        """A method begins (or goes on) with ``done`` of ``total`` rounds, those of all seeds."""
+        """A method begins with one more seed, of which ``done`` rounds are done; ``total`` is that of all its seeds."""
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """A round is over; ``accuracy`` is the mean over clients where it was measured."""
@@ -74,7 +74,7 @@ class Bars(Silent):
         """Add the method's bar."""
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total, completed=0, accuracy="")
-        self._bars.update(self._tasks[label], completed=done)
+        self._bars.advance(self._tasks[label], done)
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Move it."""
@@ -88,17 +88,22 @@ class Lines(Silent):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._total: dict[str, tuple[int, float]] = {}
+        self._since: dict[str, float] = {}
+        self._done: dict[str, int] = {}
 
     def start(self, label: str, total: int, done: int) -> None:
         """Say where the method stands."""
-        self._total[label] = (total, time.monotonic())
-        self._say(f"{label}: {done} of {total} rounds done" if done else f"{label}: {total} rounds")
+        first = label not in self._since
+        self._since.setdefault(label, time.monotonic())
+        self._done[label] = self._done.get(label, 0) + done
+        if first or done:
+            self._say(f"{label}: {self._done[label]} of {total} rounds done" if done else f"{label}: {total} rounds")
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Say the accuracy where it was measured."""
+        self._done[label] += 1
         if accuracy is not None:
-            seconds = time.monotonic() - self._total[label][1]
+            seconds = time.monotonic() - self._since[label]
             self._say(f"{label}: seed {seed}, round {round}, accuracy {accuracy:.1%}, {seconds:.0f} s")
 
     def _say(self, text: str) -> None:

@@ -6,7 +6,8 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -44,7 +45,7 @@ def run(
         RunError: a client failed or diverged, a worker died, or the disk is full; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM came; whole rounds are on disk.
     """
-    worker = engines.engine(engine, workers)
+    runs = engines.engine(engine, workers)
     if resume and out is None:
         raise InputError("resume needs the folder to continue: give --out")
     federation = study.federation()
@@ -58,34 +59,24 @@ def run(
     manifest = data.manifest(federation) | {"methods": about}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
-    where = "before the first round"
-
-    def here(label: str, seed: int, round: int) -> None:
-        nonlocal where
-        where = f"after round {round} of {study.rounds} of {label}, seed {seed}"
+    sitting = _Sitting(store, runs)
 
     with _signals() as came:
         try:
-            with watcher or Silent() as show, worker:
-                done = dict.fromkeys(about, 0)
-                for u, job in jobs:
-                    cell = store.cell(u.label, job.seed)
-                    state = cell.load(begin(job.build(), federation.trained, job.seed))
-                    show.start(u.label, study.rounds * len(study.seeds), done[u.label] + state.round)
-                    here(u.label, job.seed, state.round)
-                    if state.round < study.rounds:
-                        _fit(study, job, worker, cell, state, show, here, lambda: bool(came))
-                        store.merge()
-                    done[u.label] += study.rounds
+            with watcher or Silent() as show, runs:
+                start = time.monotonic()
+                sitting.run([job for _, job in jobs], show, came)
+                seconds = time.monotonic() - start
             store.merge()
+            if runs.seconds:
+                store.sat(runs.name, runs.workers, seconds, runs.seconds / (runs.workers * seconds))
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
             with suppress(IdiolectError):
                 store.merge()
             again = f"continue with: {_command(store.folder, engine, workers)}"
-            if isinstance(error, KeyboardInterrupt):
-                where = "at once"
             if isinstance(error, Interrupted | KeyboardInterrupt):
+                where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
             if isinstance(error, Diverged):
                 raise Diverged(f"{error}; what was done is in {store.folder}, a new try needs another --out") from error
@@ -95,41 +86,81 @@ def run(
     return result
 
 
-def _fit(
-    study: Study,
-    job: Job,
-    engine: Engine,
-    cell: Cell,
-    state: State,
-    watcher: Watcher,
-    here: Callable[[str, int, int], None],
-    stop: Callable[[], bool],
-) -> None:
-    engine.open(job)  # so that no method's first round is charged with the start of the workers
-    clock, latest, saved = time.monotonic(), state, state.round
+class _Sitting:
+    """The jobs of a study on one engine, as many side by side as it takes to keep its workers busy."""
 
-    def on_round(state: State, records: list[Record]) -> None:
-        nonlocal clock, latest, saved
-        now = time.monotonic()
-        cell.add(records, now - clock)
-        latest = state
-        here(job.name, job.seed, state.round)
-        if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
-            cell.save(state)
-            saved = state.round
-        right = [r.value for r in records if (r.moment, r.metric) == ("adapted", "accuracy")]
-        watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
-        clock = time.monotonic()
+    def __init__(self, store: Store, engine: Engine) -> None:
+        self._store, self._engine = store, engine
+        self._halt, self._lock = threading.Event(), threading.Lock()
+        self._at: dict[tuple[str, int], int] = {}
 
-    try:
-        fit(
-            job, engine, rounds=study.rounds, participation=study.participation, evaluate_every=study.evaluation,
-            state=state, on_round=on_round, stop=stop,
-        )  # fmt: skip
-    except Exception:
-        if latest.round > saved:
-            cell.save(latest)
-        raise
+    @property
+    def where(self) -> str:
+        """How far the jobs under way have come."""
+        rounds = self._store.study.rounds
+        parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._at.items()]
+        return f"after {' and '.join(parts)}" if parts else "before the first round"
+
+    def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
+        """Run the rest of every job; the first failure ends all, each at its last whole round."""
+        lanes = min(self._engine.lanes, len(jobs))
+
+        def stop() -> bool:
+            return bool(came) or self._halt.is_set()
+
+        if lanes == 1:
+            for job in jobs:
+                self._one(job, watcher, stop)
+            return
+        with ThreadPoolExecutor(lanes) as pool:
+            futures = [pool.submit(self._one, job, watcher, stop) for job in jobs]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                errors = [f.exception() for f in futures if f in done]
+            finally:
+                self._halt.set()
+                pool.shutdown(cancel_futures=True)
+        first = next((e for e in errors if e is not None and not isinstance(e, Interrupted)), None)
+        for error in (first, *errors):
+            if error is not None:
+                raise error
+
+    def _one(self, job: Job, watcher: Watcher, stop: Callable[[], bool]) -> None:
+        if stop():
+            raise Interrupted
+        study, cell = self._store.study, self._store.cell(job.name, job.seed)
+        with self._lock:
+            state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
+            watcher.start(job.name, study.rounds * len(study.seeds), state.round)
+            self._at = {k: n for k, n in self._at.items() if n < study.rounds} | {(job.name, job.seed): state.round}
+        if state.round < study.rounds:
+            self._fit(job, cell, state, watcher, stop)
+            with self._lock:
+                self._store.merge()
+
+    def _fit(self, job: Job, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]) -> None:
+        study, latest, saved = self._store.study, state, state.round
+
+        def on_round(state: State, records: list[Record], seconds: float) -> None:
+            nonlocal latest, saved
+            cell.add(records, seconds)
+            latest = state
+            self._at[job.name, job.seed] = state.round
+            if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
+                cell.save(state)
+                saved = state.round
+            right = [r.value for r in records if (r.moment, r.metric) == ("adapted", "accuracy")]
+            watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
+
+        try:
+            fit(
+                job, self._engine, rounds=study.rounds, participation=study.participation,
+                evaluate_every=study.evaluation, state=state, on_round=on_round, stop=stop,
+            )  # fmt: skip
+        except Exception:
+            if latest.round > saved:
+                cell.save(latest)
+            raise
 
 
 @contextmanager

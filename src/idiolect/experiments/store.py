@@ -47,7 +47,7 @@ class Cell:
         self._seconds: list[float] = []
 
     def add(self, records: list[Record], seconds: float) -> None:
-        """Take one round's records and its wall time."""
+        """Take one round's records and its seconds."""
         self._new += records
         self._seconds.append(seconds)
 
@@ -127,6 +127,13 @@ class Store:
         number = [u.label for u in self.study.methods].index(label) + 1
         name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
         return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
+
+    def sat(self, engine: str, workers: int, seconds: float, busy: float) -> None:
+        """Note what ran the study, for how long, and which share of the workers' time was work."""
+        path = self.folder / "engine.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        now = {"engine": engine, "workers": workers, "seconds": round(seconds, 1), "busy": round(busy, 3)}
+        files.write(path, json.dumps([*before, now], indent=1))
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study."""
