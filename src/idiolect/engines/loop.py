@@ -18,7 +18,7 @@ from idiolect.errors import Diverged, blame
 from idiolect.method import Down, Info, Method
 from idiolect.tree import Tree
 
-_TOGETHER = 512  # clients that are measured at a time, so that what they are sent fits in memory
+_TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
 
 
 class Session(Protocol):

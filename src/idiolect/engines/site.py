@@ -18,6 +18,7 @@ from idiolect.tree import Tree
 Stage = Literal["local", "evaluate"]
 Stop = Callable[[], bool]
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
+_TOGETHER = 128  # test rows that several clients are measured on at a time: a pass of fewer costs more by the row
 
 
 class Trained(NamedTuple):
@@ -56,7 +57,7 @@ def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[i
     found: list[list[int]] = []
     rows = [len(data.test[i]) for i in ids]
     for k in sorted(range(len(ids)), key=lambda k: -rows[k]):
-        if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _CHUNK:
+        if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _TOGETHER:
             found[-1].append(k)
         else:
             found.append([k])
@@ -91,9 +92,9 @@ class Site:
         logp = self._predict_together(ids, downs, adapted) if self._together and len(ids) > 1 else None
         if logp is None:
             logp = [self._predict(round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
-        return [self._measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
+        return [self.measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
 
-    def _where(self, round: int, id: int, stage: Stage) -> str:
+    def where(self, round: int, id: int, stage: Stage) -> str:
         return f"{self.job.name}: client {id}, round {round}, {stage}"
 
     def _data(self, rows: Tensor) -> Data:
@@ -104,7 +105,7 @@ class Site:
         return keys.key(self.job.seed, round, id, stage)
 
     def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
-        where = self._where(round, id, "local")
+        where = self.where(round, id, "local")
         with blame(where):
             rows = self._data(self.job.data.train[id])
             client, up, info = self.method.local(down, client, rows, self._key(round, id, "local"))
@@ -113,13 +114,13 @@ class Site:
         return trained
 
     def _adapt(self, round: int, id: int, down: Down, client: Tree) -> Tree:
-        with blame(self._where(round, id, "evaluate")):
+        with blame(self.where(round, id, "evaluate")):
             rows = self._data(self.job.data.train[id])
             return self.method.adapt(down, client, rows, self._key(round, id, "evaluate"))
 
     def _predict(self, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
-        with blame(self._where(round, id, "evaluate")), torch.no_grad():
+        with blame(self.where(round, id, "evaluate")), torch.no_grad():
             parts = torch.split(data.test[id], _CHUNK)
             return torch.cat([self.method.predict(down, client, data.x_R[rows]) for rows in parts])
 
@@ -132,19 +133,21 @@ class Site:
         data = self.job.data
         rows = [data.test[i] for i in ids]
         longest = max(map(len, rows))
-        at_KN = torch.stack([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])
+        x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
+        if x_M.ndim == 4:
+            x_M = x_M.contiguous(memory_format=torch.channels_last)  # mapped images cannot be laid out later
         predict = torch.func.vmap(self.method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
             down = Down(downs[0].shared, tree.stack([d.own for d in downs]))
             with torch.no_grad():
-                logp_KNC = predict(down, tree.stack(clients), data.x_R[at_KN])
+                logp_KNC = predict(down, tree.stack(clients), x_M.unflatten(0, (len(ids), longest)))
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
             self._together = False
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 
-    def _measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
-        where = self._where(round, id, "evaluate")
+    def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
+        where = self.where(round, id, "evaluate")
         logp_NC = logp_NC.double()
         with blame(where):
             if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):

@@ -1,0 +1,48 @@
+"""What the benchmarks share: made-up federations, and the memory of a program with its workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from idiolect import models
+from idiolect.data import FederatedData, memory
+from idiolect.method import SGD, Task, Training
+
+CLASSES = 10
+SHAPES = {"fmnist_cnn": (1, 28, 28), "cifar_cnn": (3, 32, 32), "resnet18_cifar": (3, 32, 32)}
+
+
+def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int = 1) -> FederatedData:
+    """Random images with labels in turn: neither speed nor memory sees what is on them."""
+    numbers = torch.arange(clients * (rows + test_rows)).view(clients, rows + test_rows)
+    draw = torch.Generator().manual_seed(0)
+    x_R, file = memory.shared((numbers.numel(), *shape), torch.uint8)
+    torch.randint(256, x_R.shape, dtype=torch.uint8, generator=draw, out=x_R)
+    return FederatedData(
+        name="random", x_R=x_R, file=file, y_R=torch.arange(numbers.numel()) % CLASSES,
+        train=tuple(n[:rows] for n in numbers), test=tuple(n[rows:] for n in numbers), classes=CLASSES, class_names=tuple("0123456789"),
+        mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("",) * clients,
+    )  # fmt: skip
+
+
+def task(model: str, data: FederatedData, epochs: int = 5) -> Task:
+    """A network by name, batch 50, the usual rates."""
+    network = models.build(model, SHAPES[model], CLASSES)
+    return Task(network, CLASSES, data.clients, Training(epochs, 50, SGD()), data.mean, data.std)
+
+
+def resident() -> int:
+    """Bytes of this process and its children, workers among them; pages that they share count once (Linux)."""
+    mine = Path(f"/proc/{os.getpid()}")
+    processes = [mine] + [Path(f"/proc/{c}") for p in mine.glob("task/*/children") for c in p.read_text().split()]
+    total = 0
+    for process in processes:
+        try:
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            total += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):  # it has ended
+            continue
+    return total
