@@ -22,9 +22,9 @@ def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int =
     x_R, file = memory.shared((numbers.numel(), *shape), torch.uint8)
     torch.randint(256, x_R.shape, dtype=torch.uint8, generator=draw, out=x_R)
     return FederatedData(
-        name="random", x_R=x_R, file=file, y_R=torch.arange(numbers.numel()) % CLASSES,
-        train=tuple(n[:rows] for n in numbers), test=tuple(n[rows:] for n in numbers), classes=CLASSES, class_names=tuple("0123456789"),
-        mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("",) * clients,
+        name="random", x_R=x_R, file=file, y_R=torch.arange(numbers.numel()) % CLASSES, classes=CLASSES,
+        train=tuple(n[:rows] for n in numbers), test=tuple(n[rows:] for n in numbers),
+        class_names=tuple("0123456789"), mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("",) * clients,
     )  # fmt: skip
 
 
