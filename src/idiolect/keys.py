@@ -26,7 +26,7 @@ def number(seed: int, *path: int | str) -> int:
 
 def key(seed: int, *path: int | str) -> Tensor:
     """The key of a seed and a path, for example ``key(seed, round, client, "local")``: an int64 scalar."""
-    return torch.tensor(number(seed, *path), dtype=torch.int64)
+    return torch.full((), number(seed, *path), dtype=torch.int64)  # no copy where it is made on a device
 
 
 def generator(seed: int, *path: int | str) -> np.random.Generator:

@@ -120,19 +120,23 @@ class Task:
         """Raw rows as the network takes them: floats, normalised, images channels-last."""
         if x_B.dtype != torch.uint8:
             return self._numbers(x_B.to(torch.get_default_dtype()))
-        x_B = x_B.to(torch.get_default_dtype())
         if x_B.ndim == 4 and not tree.mapped(x_B):
-            x_B = x_B.contiguous(memory_format=torch.channels_last)
+            # of one channel the bytes lie alike, but convolutions go by the strides; of more, floats move faster
+            x_B = x_B.clone(memory_format=torch.channels_last) if x_B.shape[1] == 1 else x_B
+            x_B = x_B.to(torch.get_default_dtype()).contiguous(memory_format=torch.channels_last)
+        x_B = x_B.to(torch.get_default_dtype())
         shape = (-1,) + (1,) * (x_B.ndim - 2)
-        scale = x_B.new_tensor([1 / (255 * s) for s in self.std]).view(shape)
-        shift = x_B.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(shape)
-        return x_B * scale + shift
+        scale = tree.constant(tuple(1 / (255 * s) for s in self.std), x_B.dtype, x_B.device)
+        shift_of = (-m / s for m, s in zip(self.mean, self.std, strict=True))
+        shift = tree.constant(tuple(shift_of), x_B.dtype, x_B.device)
+        return x_B * scale.view(shape) + shift.view(shape)
 
     def _numbers(self, x_B: Tensor) -> Tensor:
         if self.mean == (0.0,) and self.std == (1.0,):
             return torch.nan_to_num(x_B, nan=0.0)
         shape = (-1,) + (1,) * (x_B.ndim - 2)
-        z_B = (x_B - x_B.new_tensor(self.mean).view(shape)) / x_B.new_tensor(self.std).view(shape)
+        mean, std = (tree.constant(v, x_B.dtype, x_B.device).view(shape) for v in (self.mean, self.std))
+        z_B = (x_B - mean) / std
         return torch.nan_to_num(z_B, nan=0.0)
 
 

@@ -211,8 +211,19 @@ class _Pure:
             (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
             for path, m in module.named_modules() for n, p in m._parameters.items() if p is not None
         ]  # fmt: skip
+        self._buffers = [(m, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+        self._at = torch.device("cpu")
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        if x.device != self._at:
+            self._move(x.device)
         for module, name, key in self._slots:
             module._parameters[name] = weights[key]
         return self._module(x)  # type: ignore[no-any-return]
+
+    def _move(self, device: torch.device) -> None:
+        """Bring the buffers to where the rows are."""
+        with tree.unmapped():
+            for module, name, buffer in self._buffers:
+                module._buffers[name] = buffer.to(device)
+        self._at = device

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,6 +127,13 @@ def copy(tree: Tree) -> Tree:
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
+@lru_cache(maxsize=256)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector of numbers, made once: copying numbers to a device in every step would make the host wait for it."""
+    with unmapped():
+        return torch.tensor(values, dtype=dtype, device=device)
+
+
 def nbytes(tree: Tree) -> int:
     """The size of a tree on the wire, in bytes."""
     return sum(a.numel() * a.element_size() for a in leaves(tree))
@@ -138,6 +147,19 @@ def not_finite(tree: Tree) -> str | None:
     return None
 
 
+def unmapped() -> AbstractContextManager[None]:
+    """Inside, tensors are made that outlive the ``torch.func`` around them."""
+    return torch._C._DisableFuncTorch()
+
+
 def mapped(tree: Tree) -> bool:
     """Whether the leaves stand for many clients at once, under ``torch.func.vmap``."""
-    return any(torch._C._functorch.is_batchedtensor(a) for a in leaves(tree))
+    return any(_batched(a) for a in leaves(tree))
+
+
+def _batched(a: Tensor) -> bool:
+    while torch._C._functorch.is_functorch_wrapped_tensor(a):  # inside torch.func.grad it is wrapped twice
+        if torch._C._functorch.is_batchedtensor(a):
+            return True
+        a = torch._C._functorch.get_unwrapped(a)
+    return False

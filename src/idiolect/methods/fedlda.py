@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import linear, log_softmax
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
@@ -95,25 +95,24 @@ def fedlda(
         n_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in lda_head(g, log_prior(n_C))))
 
-    def penalty(z_Bd: Tensor, y_B: Tensor, used_B: Tensor) -> Tensor:
-        count = used_B.sum()
+    def penalty(z_Bd: Tensor, y_B: Tensor, used_B: Tensor, others_dd: Tensor) -> Tensor:
+        peer_BB = used_B[:, None] * used_B
         if decorrelate == "within":
-            hot_BC = weights_by_class(y_B, used_B, classes).to(z_Bd.dtype)
-            mean_Cd = hot_BC.T @ z_Bd / hot_BC.sum(0).clamp(min=1)[:, None]
-            centred_Bd = (z_Bd - mean_Cd[y_B]) * used_B[:, None]
-        else:
-            centred_Bd = (z_Bd - (z_Bd * used_B[:, None]).sum(0) / count.clamp(min=1)) * used_B[:, None]
-        cov_dd = centred_Bd.T @ centred_Bd / (count - 1).clamp(min=1)
-        return (cov_dd.abs().sum() - cov_dd.diagonal().abs().sum()) / width  # [2]
+            peer_BB = peer_BB * (y_B[:, None] == y_B)
+        centring_BB = torch.diag(used_B) - peer_BB / peer_BB.sum(1).clamp(min=1)
+        centred_Bd = centring_BB / (used_B.sum() - 1).clamp(min=1).sqrt() @ z_Bd
+        cov_dd = centred_Bd.T @ centred_Bd
+        return (cov_dd.abs() * others_dd).sum() / width  # [2]
 
     def train(shared: Shared, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
         head = head_for(everyone(shared), data)  # [1]
+        others_dd = 1 - torch.eye(width)
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(data, batch.at_B)
             z_Bd = network.features(body, task.inputs(x_B))
-            error = cross_entropy_mean(z_Bd @ head.weight_Cd.T + head.bias_C, y_B, batch.used_B)
-            extra = decorrelation * penalty(z_Bd, y_B, batch.used_B) if decorrelation else 0.0
+            error = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
+            extra = decorrelation * penalty(z_Bd, y_B, batch.used_B, others_dd) if decorrelation else 0.0
             return error + extra, (error, batch.used_B.sum())  # [2]
 
         new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.sgd)  # [2]
@@ -150,6 +149,6 @@ def fedlda(
         even = Data(x_B, torch.arange(classes), torch.arange(classes), torch.ones(classes))
         head, body = client or Personal(head_for(everyone(down.shared), even), {})
         z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
-        return log_softmax(z_Bd @ head.weight_Cd.T + head.bias_C, -1)
+        return log_softmax(linear(z_Bd, *head), -1)
 
     return Method(init, lambda key: (), send, local, aggregate, adapt, predict)

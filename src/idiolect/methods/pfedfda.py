@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import linear, log_softmax
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
@@ -154,7 +154,7 @@ def pfedfda(
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
             x_B, y_B = rows(data, batch.at_B)
             z_Bd = network.features(body, task.inputs(x_B))
-            value = cross_entropy_mean(z_Bd @ head.weight_Cd.T + head.bias_C, y_B, batch.used_B)
+            value = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
             return value, (z_Bd, batch.at_B, batch.used_B, value)
 
         plan = batches(data, task.training, keys.fold(key, "body"), drop_last=drop_last)
@@ -202,6 +202,6 @@ def pfedfda(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         head = client.head if client else cast(lda_head(everyone(down.shared), log_prior(torch.ones(classes))))
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
-        return log_softmax(z_Bd @ head.weight_Cd.T + head.bias_C, -1)
+        return log_softmax(linear(z_Bd, *head), -1)
 
     return Method(init, lambda key: (), send, local, aggregate, adapt, predict)

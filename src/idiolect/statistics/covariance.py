@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from idiolect import tree
 from idiolect.errors import InputError
 
 
@@ -78,16 +81,23 @@ def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
 
 def pack(cov_dd: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,), all that the wire has to carry."""
-    row, column = torch.triu_indices(cov_dd.shape[-1], cov_dd.shape[-1], device=cov_dd.device)
+    row, column, _ = _places(cov_dd.shape[-1], cov_dd.device)
     return cov_dd[row, column]
 
 
 def unpack(packed: Tensor, d: int) -> Tensor:
     """The symmetric matrix (d, d) of a packed upper triangle."""
-    row, column = torch.triu_indices(d, d, device=packed.device)
-    place_dd = torch.zeros(d, d, dtype=torch.int64, device=packed.device)
-    place_dd[row, column] = place_dd[column, row] = torch.arange(d * (d + 1) // 2, device=packed.device)
-    return packed[place_dd]
+    return packed[_places(d, packed.device)[2]]
+
+
+@lru_cache(maxsize=4)
+def _places(d: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the packed entries, and for each entry of the matrix where it is packed (d, d)."""
+    with tree.unmapped():
+        row, column = torch.triu_indices(d, d, device=device)
+        place_dd = torch.zeros(d, d, dtype=torch.int64, device=device)
+        place_dd[row, column] = place_dd[column, row] = torch.arange(len(row), device=device)
+    return row, column, place_dd
 
 
 def _eye(cov_dd: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from idiolect import keys
+from idiolect import keys, tree
 from idiolect.errors import InputError
 from idiolect.statistics.covariance import shrink as shrink_covariance
 from idiolect.statistics.gaussian import Gaussian, estimate
 from idiolect.statistics.moments import Moments, moments, weights_by_class
 
-_GRID = 10  # intervals of the coarse search
-_GOLDEN = (5**0.5 - 1) / 2
-_STEPS = 14  # of golden section: to a bracket of 0.2 * _GOLDEN**14 = 2e-4, where a parabola is good to about 1e-8
+_GRID = 10  # intervals of the search, and of the bracket about the best in each zoom
+_ZOOMS = 4  # to points that lie 1.6e-4 apart, where a parabola is good to about 1e-8
+_TIE = 1e-12  # relative; below it two risks differ by rounding
 _SWEEPS = 6  # over (mean weight, covariance weight)
 _LAST = torch.iinfo(torch.int64).max
 
@@ -75,7 +75,7 @@ def search(
     Classes with fewer than 2 rows are left out of training and held-out rows; if no row is left, the weight is 0.
 
     In the basis in which other's covariance is I and local_k's is diagonal, Σ(w) is diagonal for every w, so one
-    eigendecomposition per fold serves all w. A grid of 11 points, golden section about the best and a parabola at the
+    eigendecomposition per fold serves all w. A grid of 11 points, four finer ones about the best and a parabola at the
     end find the weight to about 1e-7.
 
     Args:
@@ -108,8 +108,12 @@ def search(
     weight_N = torch.where((n_C >= 2)[y_N.clamp(0, C - 1)], weight_N, 0).double()
     z_Nd = torch.where(weight_N[:, None] > 0, z_Nd, 0).double()
     hot_kN = (fold_N == torch.arange(folds, device=fold_N.device)[:, None]) * weight_N
+    y_N = y_N.clamp(0, C - 1)
+    # A single client's folds are cut out; mapped over clients, each is all rows, and those of the others weigh 0.
+    at_k = [slice(None)] * folds if tree.mapped(hot_kN) else [hot_N.nonzero()[:, 0] for hot_N in hot_kN]
+    held = [(z_Nd[at], y_N[at], hot_N[at]) for hot_N, at in zip(hot_kN, at_k, strict=True)]
 
-    parts = [moments(z_Nd, y_N, hot_N, C) for hot_N in hot_kN]
+    parts = [moments(*rows, C) for rows in held]
     trained = [Moments(*(sum(t) for t in zip(*parts[:k], *parts[k + 1 :], strict=True))) for k in range(folds)]
     local = [estimate(m, other_Cd) for m in trained]
     local_kCd = torch.stack([g.mean_Cd for g in local])
@@ -123,55 +127,66 @@ def search(
     value_kd, vector_kdd = torch.linalg.eigh(torch.where(sound, white_kdd, torch.eye(len(other_dd)).to(white_kdd)))
     value_kd = torch.where(sound, value_kd, torch.nan)
     basis_kdd = torch.linalg.solve_triangular(factor_dd.mT, vector_kdd, upper=True)
-    local_kCd, other_kCd = local_kCd @ basis_kdd, other_Cd @ basis_kdd
+    other_k1Cd = (other_Cd @ basis_kdd)[:, None]
+    apart_k1Cd = (local_kCd @ basis_kdd)[:, None] - other_k1Cd
+    stretch_k11d = value_kd[:, None, None] - 1
+    held = [(z_Nd, y_N, _shares(weight_N)) for z_Nd, y_N, weight_N in held]
 
-    held_k = hot_kN.sum(1)
-    share_N = (hot_kN / torch.where(held_k > 0, held_k, 1.0)[:, None]).sum(0)
-    fold_1CN = fold_N.clamp(0, folds - 1).expand(1, C, -1)
-    y_1N = y_N.clamp(0, C - 1)[None]
-
-    def risk(on_mean: float | Tensor, on_cov: float | Tensor) -> Tensor:
-        mean_kCd = on_mean * local_kCd + (1 - on_mean) * other_kCd
-        scaled_kCd = mean_kCd / (on_cov * value_kd + (1 - on_cov))[:, None]
-        bias_kC = logprior_C - 0.5 * (scaled_kCd * mean_kCd).sum(-1)
-        head_kCd = scaled_kCd @ basis_kdd.mT
-        logit_kCN = (head_kCd.flatten(0, 1) @ z_Nd.T).unflatten(0, (folds, C)) + bias_kC[..., None]
-        logp_CN = logit_kCN.gather(0, fold_1CN)[0].log_softmax(0)
-        loss: Tensor = -(share_N * logp_CN.gather(0, y_1N)[0]).sum()
-        return loss
+    def risk(on_mean_G: Tensor, on_cov_G: Tensor) -> Tensor:
+        """At G pairs of weights; either may be a single one."""
+        mean_kGCd = other_k1Cd + on_mean_G[:, None, None] * apart_k1Cd
+        scaled_kGCd = mean_kGCd / (1 + on_cov_G[:, None, None] * stretch_k11d)
+        bias_kGC1 = (logprior_C - 0.5 * (scaled_kGCd * mean_kGCd).sum(-1))[..., None]
+        head_kGCd = (scaled_kGCd.flatten(1, 2) @ basis_kdd.mT).view_as(scaled_kGCd)
+        loss_G = torch.zeros_like(on_mean_G * on_cov_G)
+        for (z_Nd, y_N, share_N), head_GCd, bias_GC1 in zip(held, head_kGCd, bias_kGC1, strict=True):
+            logp_GCN = (head_GCd @ z_Nd.T + bias_GC1).log_softmax(1)
+            loss_G = loss_G - logp_GCN.gather(1, y_N.expand(len(logp_GCN), 1, -1))[:, 0] @ share_N
+        return loss_G
 
     weight = _minimise(lambda w: risk(w, w))
     if separate:
         on_mean = on_cov = weight
         for _ in range(_SWEEPS):
-            on_mean = _minimise(partial(risk, on_cov=on_cov))
-            on_cov = _minimise(partial(risk, on_mean))
+            on_mean = _minimise(partial(risk, on_cov_G=on_cov[None]))
+            on_cov = _minimise(partial(risk, on_mean[None]))
         weight = torch.stack([on_mean, on_cov])
     return weight
 
 
-def _minimise(f: Callable[[float | Tensor], Tensor]) -> Tensor:
+def _shares(weight_N: Tensor) -> Tensor:
+    """Weights that sum to 1, or to 0 where all are 0."""
+    total = weight_N.sum()
+    return weight_N / torch.where(total > 0, total, 1.0)
+
+
+def _minimise(f: Callable[[Tensor], Tensor]) -> Tensor:
     """The argument of the smallest value on [0, 1]; of equal ones on the grid the first, so 0 for a constant.
 
+    Values that differ by rounding are equal: which one is the smallest would hang on the engine.
+
     A value that is not a number counts as infinite; NaN if no value on the grid is finite. The ends are met exactly.
+
+    Args:
+        f: from arguments (G,) to values (G,), several at once because that is much cheaper.
     """
-    value_G = torch.stack([f(i / _GRID) for i in range(_GRID + 1)]).nan_to_num(nan=torch.inf)
-    best = value_G.argmin().double()
-    low, high = ((best - 1) / _GRID).clamp(min=0.0), ((best + 1) / _GRID).clamp(max=1.0)
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = f(left), f(right)
-    for _ in range(_STEPS):
-        down = at_left < at_right
-        low, high = torch.where(down, low, left), torch.where(down, right, high)
-        new = torch.where(down, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
-        at_new = f(new)
-        left, right = torch.where(down, new, right), torch.where(down, left, new)
-        at_left, at_right = torch.where(down, at_new, at_right), torch.where(down, at_left, at_new)
-    middle = (left + right) / 2
-    fall, bend = at_left - at_right, at_left - 2 * f(middle) + at_right
-    vertex = torch.minimum(torch.maximum(middle + (right - left) / 4 * fall / bend, low), high)
-    found = torch.where(f(vertex) < value_G.amin(), vertex, best / _GRID)
-    return torch.where(torch.isfinite(value_G.amin()), found, torch.nan)
+    share_G = torch.arange(_GRID + 1, dtype=torch.float64) / _GRID
+    value_G = f(share_G).nan_to_num(nan=torch.inf)
+    lowest = value_G.amin()
+    enough = lowest + _TIE * lowest.abs()
+    best = (value_G <= enough).to(torch.int64).argmax().double() / _GRID
+    low, high = (best - 1 / _GRID).clamp(min=0.0), (best + 1 / _GRID).clamp(max=1.0)
+    for _ in range(_ZOOMS):
+        inner_G = low.lerp(high, share_G[1:-1])
+        value_G = f(inner_G).nan_to_num(nan=torch.inf)
+        place = value_G.argmin()
+        low, high = low.lerp(high, place.double() / _GRID), low.lerp(high, (place + 2).double() / _GRID)
+    about_3 = place.clamp(1, _GRID - 3) + torch.arange(-1, 2)
+    (left, middle, right), (at_left, at_middle, at_right) = inner_G.gather(0, about_3), value_G.gather(0, about_3)
+    bend = at_left - 2 * at_middle + at_right
+    vertex = (middle + (right - left) / 4 * (at_left - at_right) / bend).clamp(low, high)
+    found = torch.where(f(vertex[None])[0] < lowest - _TIE * lowest.abs(), vertex, best)
+    return torch.where(torch.isfinite(lowest), found, torch.nan)
 
 
 def _check(folds: int) -> None:

@@ -51,7 +51,7 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
     if any(tree.mapped(b.used_B) for b in batches):
         return _mapped(loss, weights, momentum, batches, rule)
     flat, build = tree.flatten(weights)
-    flat = [_leaf(w) for w in flat]
+    flat = [laid_out(w).requires_grad_() for w in flat]
     buffers: list[Tensor] = []
     if rule.momentum:
         buffers = tree.leaves(tree.map(lambda w, m: _laid_as(m, w).clone(), build(flat), momentum))
@@ -83,8 +83,13 @@ def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], ru
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)
         live = batch.used_B.sum() > 0
-        new = tree.map(lambda m, a, w: rule.momentum * m + a + _decay(w, rule) * w, momentum, g, weights)
-        weights = tree.map(lambda w, m, live=live: torch.where(live, w - rule.lr * m, w), weights, new)
+        new = tree.map(
+            lambda m, a, w: torch.add(torch.add(a, w, alpha=_decay(w, rule)), m, alpha=rule.momentum),
+            momentum,
+            g,
+            weights,
+        )
+        weights = tree.map(lambda w, m, live=live: torch.where(live, w.sub(m, alpha=rule.lr), w), weights, new)
         if rule.momentum:
             momentum = tree.map(lambda a, b, live=live: torch.where(live, a, b), new, momentum)
         seen.append(extra)
@@ -100,9 +105,12 @@ def _laid_as(a: Tensor, w: Tensor) -> Tensor:
     return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)
 
 
-def _leaf(w: Tensor) -> Tensor:
-    layout = torch.channels_last if w.ndim == 4 else torch.contiguous_format
-    return w.detach().clone(memory_format=layout).requires_grad_()
+def laid_out(w: Tensor) -> Tensor:
+    """A copy of a weight without a graph, channels-last: a convolution of one input channel takes a third of the time.
+
+    For a single client; torch.func.vmap knows no layouts.
+    """
+    return w.detach().clone(memory_format=torch.channels_last if w.ndim == 4 else torch.contiguous_format)
 
 
 def _shrink(grads: Sequence[Tensor], norm: float) -> Tensor:

@@ -13,11 +13,11 @@ from idiolect import tree
 from idiolect.method import SGD, Data, Task
 from idiolect.network import Model, Weights
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.sgd import cross_entropy_mean, sgd
+from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
 from idiolect.tree import Tree
 
 Part = Literal["model", "body", "head"]
-_CHUNK = 256  # rows per forward pass: larger ones leave the processor's cache
+_CHUNK = 128  # rows per forward pass: larger ones leave the processor's cache
 
 
 def train_model(
@@ -81,7 +81,9 @@ def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def features(task: Task, body: Weights, data: Data) -> tuple[Tensor, Tensor]:
     """z (N, d) of all of a client's rows and their labels, without a graph."""
-    x_N, y_N = rows(data, torch.arange(data.row_N.shape[0]))
+    x_N, y_N = data.x_R[data.row_N], data.y_R[data.row_N]
+    if not tree.mapped((body, x_N)):
+        body = tree.map(laid_out, body)
     with torch.no_grad():
         z_Nd = torch.cat([task.network.features(body, task.inputs(x)) for x in torch.split(x_N, _CHUNK)])
     return z_Nd, y_N
