@@ -48,6 +48,7 @@ class Processes:
     """
 
     name = "processes"
+    lanes = 2  # while one job is at its server, the other's clients are trained
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
@@ -55,7 +56,6 @@ class Processes:
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use --engine sequential here")
         self.workers = workers or cores()
-        self.lanes = 2 if self.workers > 1 else 1  # while one job is at its server, the other's clients are trained
         self.seconds = 0.0
         self._pool: _Pool | None = None
         self._data: FederatedData | None = None

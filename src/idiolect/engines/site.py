@@ -13,6 +13,7 @@ from idiolect import keys, tree
 from idiolect.data import FederatedData
 from idiolect.errors import Diverged, blame
 from idiolect.method import Data, Down, Info, Method, Up
+from idiolect.training.sgd import laid_out
 from idiolect.tree import Tree
 
 Stage = Literal["local", "evaluate"]
@@ -95,6 +96,7 @@ class Site:
         return [self.measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
 
     def where(self, round: int, id: int, stage: Stage) -> str:
+        """Which method, client, round and stage, for an error."""
         return f"{self.job.name}: client {id}, round {round}, {stage}"
 
     def _data(self, rows: Tensor) -> Data:
@@ -135,18 +137,19 @@ class Site:
         longest = max(map(len, rows))
         x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
         if x_M.ndim == 4:
-            x_M = x_M.contiguous(memory_format=torch.channels_last)  # mapped images cannot be laid out later
+            x_M = x_M.clone(memory_format=torch.channels_last)  # mapped images cannot be laid out later
         predict = torch.func.vmap(self.method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
-            down = Down(downs[0].shared, tree.stack([d.own for d in downs]))
+            down = Down(tree.map(laid_out, downs[0].shared), tree.stack([d.own for d in downs]))
             with torch.no_grad():
-                logp_KNC = predict(down, tree.stack(clients), x_M.unflatten(0, (len(ids), longest)))
+                logp_KNC = predict(down, tree.stack(clients), x_M.view(len(ids), longest, *x_M.shape[1:]))
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
             self._together = False
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
+        """Log-probabilities of a client's test rows, checked and held against their labels."""
         where = self.where(round, id, "evaluate")
         logp_NC = logp_NC.double()
         with blame(where):

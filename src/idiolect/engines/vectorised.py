@@ -1,0 +1,446 @@
+"""Many clients at once, by torch.func.vmap: the engine for a GPU, where small networks wait for kernels to start."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, StrictBool
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
+
+from idiolect import keys, spec, tree
+from idiolect.data import FederatedData
+from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, check
+from idiolect.errors import InputError, Interrupted, RunError, blame
+from idiolect.method import Data, Down
+from idiolect.training import Personal
+from idiolect.tree import Tree
+
+# R rows of everybody, K clients of a chunk, N rows of the longest of them, C classes, U lengths
+
+Precision = Literal["float32", "tf32", "bf16"]
+Convolution = Literal["grouped", "unfold"]
+
+_PADDED = 10  # of so many rows, one may be padding
+_CHUNK = 16  # clients at a time where memory is not measured
+_FIRST = 4  # clients of the first chunk on a GPU, by whose memory the next ones are sized
+_FILL = 0.8  # share of the free memory that a chunk may take
+_ROWS = 4096  # test rows per prediction, of all clients of a chunk together
+_OWN, _ROW = Down(None, 0), Data._make((None, None, 0, 0))  # axes of the clients: what all are sent has none
+
+
+class Vectorised:
+    """Clients in chunks, each chunk as one, by torch.func.vmap: for a GPU.
+
+    It agrees with ``Sequential`` but for rounding. All rows of the federation stand on the device; host and device
+    wait for each other between chunks, never inside one (a method that solves an eigenproblem does, once a chunk). The
+    server stays on the host. Clients of like numbers of rows stand in one chunk, so that no more than a tenth of the
+    rows is padding: ``padding`` is the share so far. Not yet measured on a GPU.
+
+    Args:
+        workers: 1, or None for the same.
+        device: such as ``cuda``, ``cuda:1`` or ``cpu``; None takes CUDA where there is a GPU.
+        chunk: clients at a time, at most; None takes as many as the GPU's free memory holds by the measure of the
+            first chunk, and 16 on a CPU. A chunk that does not fit is halved.
+        precision: of the products in a client's training and prediction: ``float32``, ``tf32`` (a GPU's, with 10 bits
+            of fraction), or ``bf16``: automatic mixed precision in ``local``, with 7.
+        convolution: ``grouped``, as vmap writes the convolutions of several clients, or ``unfold``: windows copied out,
+            and one batched product.
+        graphs: capture ``local`` of a chunk's shape as a CUDA graph when it is first met, and replay it. There are
+            fewer shapes then: chunks are filled up to 1, 2, 4, ... clients with copies of their first. Not yet
+            measured.
+
+    Raises:
+        InputError: more or fewer than one worker, an option out of its range, or one that the device does not have.
+    """
+
+    name = "vectorised"
+    workers = lanes = 1
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        device: str | None = None,
+        chunk: Annotated[int, Field(ge=1, strict=True)] | None = None,
+        precision: Precision = "float32",
+        convolution: Convolution = "grouped",
+        graphs: StrictBool = False,
+    ) -> None:
+        if workers not in (None, 1):
+            raise InputError(f"workers={workers} is not possible with the vectorised engine: leave it out")
+        options = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution}
+        checked = spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
+        self.device = _device(checked["device"])
+        for option, wanted in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
+            if wanted and self.device.type != "cuda":
+                raise InputError(f"engine vectorised: {option} needs a CUDA device, not {self.device}: leave it out")
+        self.chunk, self.precision, self.convolution, self.graphs = chunk, precision, convolution, graphs
+        self.seconds = 0.0
+        self.padded = self.real = 0
+        self._rows: tuple[FederatedData, Tensor, Tensor] | None = None
+
+    @property
+    def padding(self) -> float:
+        """Padded rows, as a share of all rows that were computed so far."""
+        return 1 - self.real / self.padded if self.padded else 0.0
+
+    def __enter__(self) -> Vectorised:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rows = None
+
+    def open(self, job: Job) -> Chunks:
+        """Take up a job; jobs on the same data share its rows.
+
+        Raises:
+            RunError: the device has no room for the rows.
+        """
+        if self._rows is None or self._rows[0] is not job.data:
+            self._rows = None  # before the next ones take their room
+            try:
+                self._rows = job.data, job.data.x_R.to(self.device), job.data.y_R.to(self.device)
+            except torch.cuda.OutOfMemoryError:
+                size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
+                what = f"the rows of {job.data.name} ({size}) do not fit in the memory of {self.device}"
+                raise RunError(f"{what}: choose --engine processes") from None
+        return Chunks(job, self, *self._rows[1:])
+
+    @contextmanager
+    def arithmetic(self, stage: Stage) -> Iterator[None]:
+        """Inside, what is made is made on the device, and products are as precise as asked for."""
+        flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+        before = [f.allow_tf32 for f in flags]
+        mixed = self.precision == "bf16" and stage == "local"
+        try:
+            for f in flags:
+                f.allow_tf32 = self.precision == "tf32"
+            with (
+                self.device,
+                torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext(),
+                Unfolded() if self.convolution == "unfold" else nullcontext(),
+                torch.autocast(self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=False),
+            ):
+                yield
+        finally:
+            for f, allowed in zip(flags, before, strict=True):
+                f.allow_tf32 = allowed
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"engine vectorised: device={name} is none: choose cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"engine vectorised: device={name} cannot compute in float64: choose cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"engine vectorised: device={name} is not there, for torch sees {count} GPUs: choose cpu")
+    return device
+
+
+class Chunks:
+    """A job whose clients run in chunks."""
+
+    def __init__(self, job: Job, engine: Vectorised, x_R: Tensor, y_R: Tensor) -> None:
+        self.seconds, self._engine, self._device = 0.0, engine, engine.device
+        self._site, self._x_R, self._y_R = Site(job), x_R, y_R
+        self._fits: dict[Stage, Fit] = {}
+        self._measures = self._device.type == "cuda" and engine.chunk is None
+        self._graphs: dict[Any, Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if engine.graphs else None
+        every = plan([len(rows) for rows in job.data.train]) if engine.graphs else []
+        self._lengths = sorted(len(job.data.train[group[0]]) for group in every)
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained] | list[Measured]:
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        Raises:
+            RunError: a client failed.
+            Interrupted: ``stop`` said so.
+        """
+        start = time.perf_counter()
+        shared = self._put(down.shared)
+        results: list[Any] = [None] * len(ids)
+        waiting = self._groups(stage, ids, clients)
+        while waiting:
+            places = waiting.pop(0)
+            if stop():
+                raise Interrupted
+            if (chunks := -(-len(places) // self._room(stage, [ids[k] for k in places]))) > 1:
+                first = -(-len(places) // chunks)
+                waiting[:0] = [places[:first], places[first:]]  # the rest is split by what the first shows
+                continue
+            some = [ids[k] for k in places]
+            own = tree.rows(down.own, torch.tensor(places))
+            found = self._attempt(stage, round, some, shared, own, [clients[k] for k in places])
+            if found is None:
+                self._fits[stage] = Fit(len(places) // 2, self._longest(some))
+                waiting.insert(0, places)
+                continue
+            for k, result in zip(places, found, strict=True):
+                results[k] = result
+        spent = time.perf_counter() - start
+        self.seconds += spent
+        self._engine.seconds += spent
+        return results
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        self._graphs.clear()
+
+    # --- who is together
+
+    def _groups(self, stage: Stage, ids: Sequence[int], clients: Sequence[Tree]) -> list[list[int]]:
+        """Places in ``ids`` of the clients that are padded to one length, the longest first.
+
+        For an evaluation, clients that have trained and clients that have not stand apart: mapped together, all would
+        compute what only some need.
+        """
+        rows = [len(self._site.job.data.train[i]) for i in ids]
+        if stage == "local" and self._engine.graphs:
+            lengths = [self._lengths[bisect.bisect_left(self._lengths, n)] for n in rows]
+            return [[k for k, n in enumerate(lengths) if n == length] for length in sorted(set(lengths), reverse=True)]
+        kinds = [float(c.trained) if stage == "evaluate" and isinstance(c, Personal) else 0.0 for c in clients]
+        found = []
+        for kind in sorted(set(kinds)):
+            of_kind = [k for k, other in enumerate(kinds) if other == kind]
+            found += [[of_kind[k] for k in group] for group in plan([rows[k] for k in of_kind])]
+        return found
+
+    def _longest(self, ids: Sequence[int]) -> int:
+        return max(len(self._site.job.data.train[i]) for i in ids)
+
+    def _room(self, stage: Stage, ids: Sequence[int]) -> int:
+        """How many clients of this length fit at a time."""
+        most = self._engine.chunk or len(ids)
+        if stage in self._fits:
+            clients, rows = self._fits[stage]
+            return max(1, min(most, clients * rows // max(rows, self._longest(ids))))
+        return self._engine.chunk or (_FIRST if self._measures else _CHUNK)
+
+    # --- what runs
+
+    def _attempt(
+        self, stage: Stage, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+    ) -> list[Any] | None:
+        """One stage of a chunk, or None where it does not fit in memory."""
+        where = f"{self._site.job.name}: {_who(ids)}, round {round}, {stage}"
+        measuring = self._measures and stage not in self._fits
+        if measuring:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            before = torch.cuda.memory_allocated(self._device)
+        run = self._local if stage == "local" else self._evaluate
+        with blame(where):
+            try:
+                found = run(round, ids, shared, own, clients)
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if len(ids) > 1:
+                    return None
+                what = f"{where}: one client does not fit in the memory of {self._device}"
+                raise RunError(f"{what}: choose a smaller batch_size, or --engine processes") from None
+            except RuntimeError as error:
+                if not str(error).startswith("vmap: "):
+                    raise
+                what = f"{where}: the method does not map over clients ({str(error).splitlines()[0]})"
+                raise RunError(f"{what}: choose --engine sequential or processes") from error
+        if measuring:
+            peak = torch.cuda.max_memory_allocated(self._device) - before
+            free, _ = torch.cuda.mem_get_info(self._device)
+            free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            self._fits[stage] = Fit(max(1, int(_FILL * free * len(ids) / max(1, peak))), self._longest(ids))
+        return found
+
+    def _local(self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]) -> list[Trained]:
+        graphs, at, length = self._engine.graphs, list(range(len(ids))), self._longest(ids)
+        if graphs:
+            length = self._lengths[bisect.bisect_left(self._lengths, length)]
+            at += [0] * ((1 << (len(at) - 1).bit_length()) - len(at))
+        down = Down(shared, self._put(tree.rows(own, torch.tensor(at))))
+        some = [ids[k] for k in at]
+        data = self._data(self._site.job.data.train, some, length)
+        inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
+        with self._engine.arithmetic("local"):
+            back = tree.map(_host, self._captured(inputs) if graphs else self._train(*inputs))
+        found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
+        if tree.not_finite(back) is not None:
+            for i, trained in zip(ids, found, strict=True):
+                check(self._site.where(round, i, "local"), trained)
+        return found
+
+    def _train(self, down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
+        return mapped(self._site.method.local, (_OWN, 0, _ROW, 0))(down, client, data, key)
+
+    def _captured(self, inputs: Tree) -> Tree:
+        shapes = tuple((a.shape, a.dtype) for a in tree.leaves(inputs))
+        if shapes not in self._graphs:
+            self._graphs[shapes] = Graph(self._train, inputs, self._pool)
+        return self._graphs[shapes](inputs)
+
+    def _evaluate(
+        self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+    ) -> list[Measured]:
+        data, method = self._site.job.data, self._site.method
+        client: Tree = self._put(tree.stack(clients))
+        axis: Any = 0
+        if isinstance(clients[0], Personal):  # alike in a group, so that ``tree.when`` computes one side alone
+            client, axis = client._replace(trained=clients[0].trained), Personal._make((0, None))
+        down, train, key = Down(shared, self._put(own)), self._data(data.train, ids), self._keys("evaluate", round, ids)
+        with self._engine.arithmetic("evaluate"):
+            adapted = self._put(mapped(method.adapt, (_OWN, axis, _ROW, 0))(down, client, train, key))
+        found: list[Any] = [None] * len(ids)
+        for places in plan([len(data.test[i]) for i in ids]):
+            at = torch.tensor(places, device=self._device)
+            some, states = Down(shared, tree.rows(down.own, at)), tree.rows(adapted, at)
+            row_KN = self._data(data.test, [ids[k] for k in places]).row_N
+            parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
+            with self._engine.arithmetic("evaluate"), torch.no_grad():
+                predict = mapped(method.predict, (_OWN, 0, 0))
+                logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
+            for k, logp_NC in zip(places, logp_KNC, strict=True):
+                found[k] = self._site.measure(round, ids[k], logp_NC[: len(data.test[ids[k]])])
+        return found
+
+    # --- what goes up
+
+    def _put(self, value: Tree) -> Tree:
+        return tree.map(lambda a: a.to(self._device), value)
+
+    def _keys(self, stage: Stage, round: int, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([keys.number(self._site.job.seed, round, i, stage) for i in ids], device=self._device)
+
+    def _data(self, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
+        """The rows of some clients, padded to the longest of them or to a length."""
+        row_KN = pad_sequence([rows[i] for i in ids], batch_first=True)
+        row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
+        count_K = torch.tensor([len(rows[i]) for i in ids])
+        real_KN = (torch.arange(row_KN.shape[1]) < count_K[:, None]).to(torch.get_default_dtype())
+        self._engine.padded += row_KN.numel()
+        self._engine.real += int(count_K.sum())
+        return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device))
+
+
+class Fit(NamedTuple):
+    """How many clients fit in memory together, at how many rows each."""
+
+    clients: int
+    rows: int
+
+
+class Graph:
+    """A function of tensors on a GPU, captured as a CUDA graph, for inputs of the same shapes. Not yet measured.
+
+    Raises:
+        InputError: it does what no graph can hold, such as waiting for the device.
+    """
+
+    def __init__(self, function: Callable[..., Tree], inputs: Tree, pool: Any) -> None:
+        flat, build = tree.flatten(inputs)
+        rows = inputs[2].x_R, inputs[2].y_R
+        self._inputs = build([a if any(a is r for r in rows) else a.clone() for a in flat])  # those of all stay
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(*self._inputs)  # what libraries set up at a first call is no part of a graph
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self._graph, pool):
+                self._outputs = function(*self._inputs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            what = " ".join(str(error).split())
+            raise InputError(f"graphs=true is not possible with this method ({what}): leave it out") from error
+
+    def __call__(self, inputs: Tree) -> Tree:
+        """What the function gives; good until the next call."""
+        for kept, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
+            if kept is not new:
+                kept.copy_(new)
+        self._graph.replay()
+        return self._outputs
+
+
+class Unfolded(TorchFunctionMode):
+    """Inside, a convolution of images without groups copies its windows out and is one product."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_conv2d if function is torch.conv2d else function)(*args, **(kwargs or {}))
+
+
+def _conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    if input.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    x = pad(input, [p for p in reversed(_pair(padding)) for _ in range(2)]).transpose(0, 1)  # channels, images, H, W
+    for axis, size, step in zip((-2, -1), weight.shape[2:], _pair(stride), strict=True):
+        end = (x.shape[axis] - size) // step * step + 1
+        x = torch.stack([x.transpose(axis, -1)[..., k : k + end : step].transpose(axis, -1) for k in range(size)])
+    columns = x.flatten(3).flatten(0, 2)  # a window's places and channels, by images and their places
+    out = (weight.permute(0, 3, 2, 1).flatten(1) @ columns).view(-1, len(input), *x.shape[-2:]).transpose(0, 1)
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def mapped(function: Callable[..., Tree], axes: Any) -> Callable[..., Tree]:
+    """A function of a method over clients."""
+    return torch.func.vmap(lambda *a: function(*a), in_dims=axes)  # vmap reads the signature of a plain function
+
+
+def plan(rows: Sequence[int]) -> list[list[int]]:
+    """The fewest groups of clients in which padding to the longest makes no more than a tenth of the rows.
+
+    Of as many groups, those with the least padding. Places in ``rows``, the longest client first.
+    """
+    if not rows:
+        return []
+    size_K = np.asarray(rows)
+    order_K = np.argsort(-size_K, kind="stable")
+    first_U = np.flatnonzero(np.diff(size_K[order_K], prepend=-1))  # where another length begins
+    end_U = np.append(first_U[1:], len(rows))
+    # rows, padding included, of a group from the i-th length to the j-th
+    cost_UU = (size_K[order_K][first_U][:, None] * (end_U - first_U[:, None])).astype(float)
+    cost_UU[np.tril_indices(len(first_U), -1)] = np.inf
+    best_U, cuts = cost_UU[0], []
+    while (best_U[-1] - size_K.sum()) * _PADDED > best_U[-1]:
+        total_UU = best_U[:-1, None] + cost_UU[1:]  # one group more, which begins at i + 1
+        cuts.append(total_UU.argmin(0) + 1)
+        best_U = total_UU.min(0)
+    starts, last = [], len(first_U) - 1
+    for cut_U in reversed(cuts):
+        starts.append(cut_U[last])
+        last = cut_U[last] - 1
+    return [group.tolist() for group in np.split(order_K, first_U[starts[::-1]])]
+
+
+def _host(a: Tensor) -> Tensor:
+    return (a.float() if a.dtype == torch.bfloat16 else a).cpu()
+
+
+def _who(ids: Sequence[int]) -> str:
+    if len(ids) <= 3:
+        return f"client{'s' * (len(ids) > 1)} {', '.join(map(str, ids))}"
+    return f"clients {ids[0]}, {ids[1]} and {len(ids) - 2} others"
