@@ -28,7 +28,7 @@ check: lint  ## what continuous integration runs: style, types, layers, tests
 	$(BIN)/python -m pytest -n 2
 
 bench: setup  ## ratios, each from one run
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

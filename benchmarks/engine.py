@@ -1,8 +1,8 @@
-"""FedAvg rounds through the processes engine against the same number of steps in a bare PyTorch loop, in one run.
+"""FedAvg rounds through the processes engine against a bare PyTorch loop, and workers against one, in one run.
 
 20 clients of 600 rows, batch 50, 5 epochs. The bare loop is what one would write by hand without a federation:
-channels-last, torch.optim.SGD(fused=True), as many processes of one thread each. The two take turns, so that a noisy
-machine hits both.
+channels-last, torch.optim.SGD(fused=True), as many processes of one thread each. It does the same number of steps.
+What is compared takes turns, so that a noisy machine hits both.
 
     python benchmarks/engine.py [--models fmnist_cnn,cifar_cnn] [--repeats 5] [--workers N]
 """
@@ -21,28 +21,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from common import CLASSES, SHAPES, federation, task
 from idiolect import methods, models
-from idiolect.data import FederatedData
-from idiolect.engines import Job, Processes, State, fit
+from idiolect.engines import Job, Processes, State, begin, fit
 from idiolect.engines.processes import cores
-from idiolect.method import SGD, Task, Training
 
-CLIENTS, ROWS, BATCH, EPOCHS, CLASSES = 20, 600, 50, 5, 10
+CLIENTS, ROWS, BATCH, EPOCHS = 20, 600, 50, 5
 STEPS = CLIENTS * (ROWS // BATCH) * EPOCHS
-SHAPES = {"fmnist_cnn": (1, 28, 28), "cifar_cnn": (3, 32, 32)}
-
-
-def federation(shape: tuple[int, ...]) -> FederatedData:
-    """Random images: speed does not see what is on them."""
-    rows = CLIENTS * (ROWS + 1)
-    draw = torch.Generator().manual_seed(0)
-    numbers = torch.arange(rows).view(CLIENTS, ROWS + 1)
-    return FederatedData(
-        name="random", x_R=torch.randint(256, (rows, *shape), dtype=torch.uint8, generator=draw),
-        y_R=torch.randint(CLASSES, (rows,), generator=draw), train=tuple(n[:-1].clone() for n in numbers),
-        test=tuple(n[-1:].clone() for n in numbers), classes=CLASSES, class_names=tuple("0123456789"),
-        mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("",) * CLIENTS,
-    )  # fmt: skip
 
 
 def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turns: int, seconds: Any) -> None:
@@ -69,14 +54,37 @@ def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turn
         seconds.put(time.perf_counter() - start)
 
 
+def fedavg(name: str) -> Job:
+    """FedAvg on made-up images."""
+    data = federation(CLIENTS, ROWS, SHAPES[name])
+    return Job("fedavg", partial(methods.build, "fedavg", {}, task(name, data, EPOCHS)), data, 0)
+
+
+def scaling(name: str, repeats: int, workers: int) -> None:
+    """Print how much faster some workers train a round's clients than one does."""
+    job = fedavg(name)
+    method = job.build()
+    state, ids = begin(method, CLIENTS, 0), list(range(CLIENTS))
+    down = method.send(state.server, torch.tensor(ids))
+
+    def seconds(session: Any, number: int) -> float:
+        start = time.perf_counter()
+        session.map("local", number, ids, down, list(state.clients), lambda: False)
+        return time.perf_counter() - start
+
+    with Processes(1) as one, Processes(workers) as many:
+        alone, together = one.open(job), many.open(job)
+        seconds(alone, 1), seconds(together, 1)
+        ratios = sorted(seconds(alone, n) / seconds(together, n) for n in range(2, repeats + 2))
+    print(
+        f"{name}: {workers} workers against 1: {statistics.median(ratios):.2f} times as fast (median of {repeats}; "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+
+
 def measure(name: str, repeats: int, workers: int) -> None:
     """Print both speeds and their ratio."""
-    shape = SHAPES[name]
-    data = federation(shape)
-    network = models.build(name, shape, CLASSES)
-    task = Task(network, CLASSES, CLIENTS, Training(EPOCHS, BATCH, SGD()), data.mean, data.std)
-    job = Job("fedavg", partial(methods.build, "fedavg", {}, task), data, 0)
-
+    shape, job = SHAPES[name], fedavg(name)
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(workers + 1), context.Queue()
     shares = [CLIENTS // workers + (k < CLIENTS % workers) for k in range(workers)]
@@ -115,6 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.models.split(","):
         measure(name, arguments.repeats, arguments.workers)
+        scaling(name, arguments.repeats, arguments.workers)
 
 
 if __name__ == "__main__":

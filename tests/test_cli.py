@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -100,6 +101,54 @@ def test_run(idiolect: Command, tmp_path: Path) -> None:
 
     assert idiolect("report runs/study a/new/place --out both.html").out == "Report: both.html\n"
     assert Path("both.html").is_file()
+
+
+# --- engines
+
+
+def test_how_busy_the_workers_were(idiolect: Command) -> None:
+    line = f"{SMALL.replace('sequential', 'processes')} --workers 2 --methods local,fedavg --seeds 0,1 --out r"
+    said = idiolect(line)
+    busy = re.search(r"^2 workers were busy (\d+)% of [\d.]+ m?s\.$", said.out, re.MULTILINE)
+    assert busy, said.out
+    (ran,) = json.loads(Path("r/engine.json").read_text())
+    assert (ran["engine"], ran["workers"]) == ("processes", 2)
+    assert 0 < ran["busy"] <= 1
+    assert f"{ran['busy']:.0%}" == f"{busy[1]}%"
+    again = idiolect("run --resume --out r --json --quiet")
+    assert json.loads(again.out)["engine"] == ran, "nothing was left to run"
+    assert idiolect(f"{SMALL} --methods local,fedavg --seeds 0,1 --out alone --quiet").code == 0
+    assert same_records(Path("r"), Path("alone")), "side by side or one after another"
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vectorised:chunck=3", ["no option 'chunck'", "did you mean 'chunk'"]),
+        ("vectorised:chunk=0", ["chunk=0 is not valid", "greater than or equal to 1"]),
+        ("vectorised:device=tpu", ["device=tpu", "choose cpu"]),
+        ("auto:chunk=1", ["engine auto has no options", "name the engine"]),
+        ("processes:chunk=1", ["engine processes has no option 'chunk'"]),
+        ("vektorised", ["did you mean 'vectorised'"]),
+        ("processes --ray-address auto", ["--ray-address goes with --engine ray, not processes"]),
+        ("vectorised --workers 3", ["workers=3"]),
+    ],
+)
+def test_engines_that_cannot_be(idiolect: Command, tmp_path: Path, engine: str, words: list[str]) -> None:
+    refused(idiolect(f"run --engine {engine} --quiet --out r"), *words)
+    assert not Path("r").exists()
+
+
+def test_vectorised(idiolect: Command) -> None:
+    """Its records are those of the plain loop but for rounding."""
+    assert idiolect(f"{SMALL} --methods fedavg,ditto --out plain --quiet").code == 0
+    line = SMALL.replace("--engine sequential", "--engine vectorised:device=cpu,chunk=3")
+    assert idiolect(f"{line} --methods fedavg,ditto --out mapped --quiet").code == 0
+    plain, mapped = (pq.read_table(f"{folder}/records.parquet").to_pandas() for folder in ("plain", "mapped"))
+    assert plain.drop(columns=["value", "study"]).equals(mapped.drop(columns=["value", "study"]))
+    loss = plain["metric"].isin(["loss", "train_loss"])
+    assert loss.sum() > 20
+    assert (plain["value"] - mapped["value"])[loss].abs().max() < 1e-4
 
 
 def test_the_written_study_is_complete(idiolect: Command) -> None:

@@ -26,7 +26,7 @@ from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, ne
 from idiolect.spec import plain
 
 if TYPE_CHECKING:
-    from idiolect.experiments import Study
+    from idiolect.experiments import Result, Study
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -205,8 +205,17 @@ def run_command(
     momentum: Annotated[float | None, _option("Momentum.", "0.5", panel=_TRAINING)] = None,
     weight_decay: Annotated[float | None, _option("Weight decay.", "0.0005", panel=_TRAINING)] = None,
     engine: Annotated[
-        str, _option("auto, sequential or processes; the numbers are the same.", "auto", panel=_RUN)
+        str,
+        _option(
+            "auto, sequential, processes, vectorised or ray, with options as vectorised:chunk=20; the numbers are the "
+            "same (vectorised rounds otherwise).",
+            "auto",
+            panel=_RUN,
+        ),
     ] = "auto",
+    ray_address: Annotated[
+        str | None, _option("Ray cluster to run on, as auto or host:port.", "a Ray of its own", panel=_RUN)
+    ] = None,
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
     out: Annotated[Path | None, _option("Folder of the run.", "runs/NAME", panel=_RUN)] = None,
     resume: Annotated[bool, _option("Continue the run in --out.", "", "--resume", panel=_RUN)] = False,
@@ -229,12 +238,13 @@ def run_command(
     )  # fmt: skip
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)
-    result = run(whole, out, engine=engine, workers=workers, resume=resume, watcher=show)
+    result = run(whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show)
     page = result.folder / "report.html"
     if as_json:
         rows = [row._asdict() for row in result.rows()]
         joined = [row._asdict() for row in result.joined()]
-        _print_json({"run": str(result.folder), "report": str(page), "methods": rows, "joined": joined})
+        ran = result.runs[-1] if result.runs else None
+        _print_json({"run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "joined": joined})
     else:
         if not quiet:
             err_console.print()
@@ -242,7 +252,30 @@ def run_command(
         if (newcomers := result.joined_table()) is not None:
             out_console.print()
             out_console.print(newcomers)
-        _say(out_console, f"\nReport: {page}")
+        _say(out_console, f"\n{_worked(result)}Report: {page}")
+
+
+def _at(engine: str, ray_address: str | None) -> str:
+    """The engine with the cluster that ``--ray-address`` names."""
+    from idiolect.spec import Spec
+
+    asked = Spec.parse(engine)
+    if ray_address is None:
+        return engine
+    if asked.name not in ("auto", "ray"):
+        raise InputError(f"--ray-address goes with --engine ray, not {asked.name}: leave one of the two out")
+    return str(Spec(name="ray", options=asked.options | {"address": ray_address}))
+
+
+def _worked(result: Result) -> str:
+    """How busy the workers were when the run was last finished."""
+    from idiolect.report.tables import duration
+
+    if not result.runs:
+        return ""
+    last = result.runs[-1]
+    who = "1 worker was" if last["workers"] == 1 else f"{last['workers']} workers were"
+    return f"{who} busy {last['busy']:.0%} of {duration(last['seconds'])}.\n"
 
 
 def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], resumed: Path | None) -> Study:
@@ -507,8 +540,8 @@ def _models() -> dict[str, dict[str, Any]]:
 def _engines() -> dict[str, dict[str, Any]]:
     from idiolect import engines
 
-    auto = {"summary": "Processes where there is more than one core, else sequential."}
-    return {"auto": auto} | {name: {"summary": _first_line(make)} for name, make in engines.ENGINES.items()}
+    auto = {"summary": "Vectorised where there is a CUDA device, else processes, on one core sequential."}
+    return {"auto": auto} | _functions(engines.ENGINES)
 
 
 _LISTS = {

@@ -1,32 +1,51 @@
-"""Engines: where clients run. ``ENGINES`` maps a name to a class taking the number of workers."""
+"""Engines: where clients run. ``ENGINES`` maps a name to a class taking the number of workers, and options."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
+import torch
+
 from idiolect.engines.loop import Engine, Record, Session, State, begin, fit
 from idiolect.engines.processes import Processes, cores
+from idiolect.engines.ray import Ray
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.site import Job
+from idiolect.engines.vectorised import Vectorised
 from idiolect.errors import InputError, nearest
+from idiolect.spec import Spec, check
 
-ENGINES: dict[str, Callable[[int | None], Engine]] = {"sequential": Sequential, "processes": Processes}
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "sequential": Sequential,
+    "processes": Processes,
+    "vectorised": Vectorised,
+    "ray": Ray,
+}
 
 __all__ = [
-    "ENGINES", "Engine", "Job", "Processes", "Record", "Sequential", "Session", "State", "begin", "engine", "fit",
+    "ENGINES", "Engine", "Job", "Processes", "Ray", "Record", "Sequential", "Session", "State", "Vectorised", "begin",
+    "engine", "fit",
 ]  # fmt: skip
 
 
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
-    """An engine by name; ``auto`` is processes where there is more than one core, else sequential.
+    """An engine by name, with options as in ``vectorised:device=cuda:1,chunk=20``.
+
+    ``auto`` is vectorised where there is a CUDA device, else processes where there is more than one core, else
+    sequential.
 
     Raises:
-        InputError: unknown name, or a number of workers that the engine cannot have.
+        InputError: unknown name or option, or a number of workers that the engine cannot have.
     """
-    if name == "auto":
+    asked = Spec.parse(name)
+    if asked.name == "auto":
+        if asked.options:
+            raise InputError(f"engine auto has no options ({name}): name the engine that they are for")
         alone = os.name != "posix" or (cores() if workers is None else workers) == 1
-        name = "sequential" if alone else "processes"
-    if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}; {nearest(name, ['auto', *ENGINES])}")
-    return ENGINES[name](workers)
+        gpu = workers is None and torch.cuda.is_available()
+        asked = Spec(name="vectorised" if gpu else "sequential" if alone else "processes")
+    if asked.name not in ENGINES:
+        raise InputError(f"unknown engine {asked.name!r}; {nearest(asked.name, ['auto', *ENGINES])}")
+    make = ENGINES[asked.name]
+    return make(workers, **check(make, asked.options, f"engine {asked.name}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,16 @@ class Result:
 
     folder: Path
     study: Study
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What ran it, once for each time that it was taken up and finished.
+
+        ``engine``, ``workers``, ``seconds`` of the rounds, and ``busy``, the share of the workers' time that was work.
+        """
+        path = self.folder / "engine.json"
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return found
 
     @property
     def records(self) -> Any:

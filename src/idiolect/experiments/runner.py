@@ -35,7 +35,8 @@ def run(
     Args:
         study: what to run.
         out: folder of the run; None takes the first free one of ``runs/NAME``, ``runs/NAME-2``, ...
-        engine: ``auto``, ``sequential`` or ``processes``; no choice changes a number.
+        engine: ``auto``, ``sequential``, ``processes``, ``vectorised`` or ``ray``, with options as in
+            ``vectorised:chunk=20``; no choice changes a number, but for the rounding of ``vectorised``.
         workers: worker processes; None takes one per core.
         resume: continue what ``out`` holds (or start, where it holds nothing).
         watcher: is told of progress.
@@ -53,10 +54,10 @@ def run(
     for use, job in jobs:
         with blame(f"method {use.name}"):
             job.build()
-    about = {
+    titles = {
         u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary} for u in study.methods
     }
-    manifest = data.manifest(federation) | {"methods": about}
+    manifest = data.manifest(federation) | {"methods": titles}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs)
@@ -69,7 +70,8 @@ def run(
                 seconds = time.monotonic() - start
             store.merge()
             if runs.seconds:
-                store.sat(runs.name, runs.workers, seconds, runs.seconds / (runs.workers * seconds))
+                busy = runs.seconds / (runs.workers * seconds)
+                store.ran({"engine": runs.name, "workers": runs.workers, "seconds": seconds, "busy": busy})
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
             with suppress(IdiolectError):

@@ -128,12 +128,11 @@ class Store:
         name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
         return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
 
-    def sat(self, engine: str, workers: int, seconds: float, busy: float) -> None:
-        """Note what ran the study, for how long, and which share of the workers' time was work."""
+    def ran(self, run: dict[str, Any]) -> None:
+        """Note what ran the study, or the rest of it."""
         path = self.folder / "engine.json"
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        now = {"engine": engine, "workers": workers, "seconds": round(seconds, 1), "busy": round(busy, 3)}
-        files.write(path, json.dumps([*before, now], indent=1))
+        files.write(path, json.dumps([*before, run], indent=1))
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study."""
@@ -193,6 +192,6 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path) -> pa.Table:
     try:
-        return pq.read_table(path)
+        return pq.read_table(io.BytesIO(path.read_bytes()))  # one version of a file that another job may replace
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path} is not readable ({error}): delete its folder to run this part again") from error

@@ -1,0 +1,83 @@
+"""All benchmarks one after the other, as ``make bench`` runs them; half an hour on two cores.
+
+Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date.
+What needs a GPU (gpu.py) is left out where there is none.
+
+    python benchmarks/run.py [--write] [--only engine,methods]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+SCRIPTS = {
+    "engine": ("The engine against a bare loop, and workers against one", ["--repeats", "7"]),
+    "methods": ("A round of each method relative to FedAvg, beside the papers' figures", []),
+    "breakdown": ("Where a client's time goes", []),
+    "server": ("The server's steps", []),
+    "evaluation": ("Evaluation of 1,000 clients with one shared body", []),
+    "study": ("How busy a study keeps the workers", []),
+    "many": ("Many clients", []),
+    "gpu": ("The vectorised engine on a GPU", []),
+}
+
+
+def machine() -> str:
+    """Processor, cores, memory, versions."""
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = next((line.partition(": ")[2] for line in about.splitlines() if line.startswith("model name")), "")
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu or platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; {versions}"
+
+
+def run(name: str, arguments: list[str]) -> str:
+    """What a script prints, shown as it comes."""
+    lines = []
+    command = [sys.executable, "-u", str(HERE / f"{name}.py"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        sys.exit(f"{name}.py ended with {process.returncode}")
+    return "".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="keep the output in RESULTS.md")
+    parser.add_argument("--only", default=",".join(SCRIPTS), help="scripts, separated by commas")
+    asked = parser.parse_args()
+    about = f"{datetime.datetime.now(datetime.UTC).date()}, {machine()}"
+    print(about)
+    parts = []
+    for name in asked.only.split(","):
+        title, arguments = SCRIPTS[name]
+        print(f"\n{title} (benchmarks/{name}.py)", flush=True)
+        if name == "gpu" and not torch.cuda.is_available():
+            said = "Not yet measured: there was no GPU.\n"
+            print(said, end="")
+        else:
+            said = run(name, arguments)
+        parts.append(f"## {title}\n\n`python benchmarks/{name}.py`\n\n```\n{said}```\n")
+    if asked.write:
+        head = (
+            f"# What was measured\n\nBy `make bench`, {about}.\nTimes of a shared machine are noisy: read the ratios.\n"
+        )
+        (HERE / "RESULTS.md").write_text("\n".join([head, *parts]))
+
+
+if __name__ == "__main__":
+    main()
