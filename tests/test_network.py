@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from idiolect import keys
+from idiolect import keys, models, tree
 from idiolect.errors import InputError
 from idiolect.network import Model, Moments, Network
 
@@ -199,3 +200,16 @@ def test_one_weight_in_two_places() -> None:
     assert list(model.body) == ["0.weight"]
     w = model.body["0.weight"]
     torch.testing.assert_close(network.features(model.body, x), torch.tanh(x @ w.T) @ w.T)
+
+
+def test_weights_are_the_keys_in_threads() -> None:
+    """Torch's own generator, which makes them, is one for all threads."""
+    network = models.build("mlp", (1, 4, 4), 3)
+    want = {key: network.init(torch.tensor(key)) for key in range(4)}
+
+    def right(key: int) -> bool:
+        drawn = [tree.leaves(network.init(torch.tensor(key))) for _ in range(100)]
+        return all(torch.equal(a, b) for d in drawn for a, b in zip(d, tree.leaves(want[key]), strict=True))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(right, range(4)))

@@ -23,14 +23,23 @@ def write(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        if os.name == "posix":
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync(path.parent)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}): make room, or choose another folder") from error
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def sync(folder: Path) -> None:
+    """Bring the names of a folder's files to disk, where the system can.
+
+    Raises:
+        OSError: it could not.
+    """
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import RLock
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from idiolect.errors import InputError
 
 Weights = dict[str, Tensor]
 Buffers = Literal["aggregate", "local", "frozen"]
+_SEEDING = RLock()
 
 
 class Model(NamedTuple):
@@ -79,8 +81,7 @@ class Network:
         return Network, (self.make, self.shape, self.buffers)
 
     def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self.make()
 
     @cached_property
@@ -128,9 +129,16 @@ class Network:
 
 def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
     """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch starts one; the key alone decides."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(key))
+    with seeded(int(key)):
         return _weights(nn.Linear(inputs, outputs))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's own generator draws by a seed; it is as before afterwards, and no other thread is in here."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _weights(module: nn.Module) -> Weights:

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idiolect import tree
 from idiolect.engines import State
+from idiolect.engines import clients as clients_module
 from idiolect.engines.checkpoint import load, save
 from idiolect.engines.clients import Clients, InMemory, OnDisk, store
 from idiolect.errors import InputError, RunError
@@ -155,16 +155,64 @@ def test_other_clients(tmp_path: Path, made: Clients, other: Any) -> None:
             load(tmp_path / "saved", State((), clients, 0))
 
 
+def _fails_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """The disk is full after some writes."""
+    real, count = clients_module._File.write, [0]
+
+    def write(self: Any, row: int, value: torch.Tensor) -> None:
+        count[0] += 1
+        if count[0] > writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, row, value)
+
+    monkeypatch.setattr(clients_module._File, "write", write)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = OnDisk(_own(7), 4, tmp_path / "c")
-
-    def full(*arguments: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
+    _fails_after(monkeypatch, 0)
     with pytest.raises(RunError, match=r"cannot keep the clients' states in .*No space left on device.*make room"):
         clients.put([0], [_own(1)])
-    assert tree.leaves(clients[0])[1] == 7
+    assert int(clients[0].rounds) == 7
+
+
+def test_a_put_that_fails_midway_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some clients are a round ahead then: a checkpoint of them would be of no round."""
+    clients = OnDisk(_own(7), 4, tmp_path / "c")
+    clients.put([0, 1], [_own(1), _own(1)])
+    save(State((), clients, 1), tmp_path / "saved")
+    clients.put([0, 1], [_own(2), _own(2)])
+    with monkeypatch.context() as patched:
+        _fails_after(patched, 5)
+        with pytest.raises(RunError, match="No space"):
+            clients.put([0, 1], [_own(3), _own(3)])
+    with pytest.raises(RunError, match="are of two rounds: go on from the last checkpoint"):
+        save(State((), clients, 2), tmp_path / "saved")
+    again = load(tmp_path / "saved", State((), OnDisk(_own(7), 4, tmp_path / "c"), 0))
+    assert _values(again.clients) == [1, 1, 7, 7]
+
+
+def test_a_checkpoint_without_its_files(tmp_path: Path) -> None:
+    clients = OnDisk(_own(7), 4, tmp_path / "c")
+    save(State((), clients, 0), tmp_path / "none")
+    clients.put([1], [_own(1)])
+    save(State((), clients, 1), tmp_path / "saved")
+    file = sorted((tmp_path / "c").iterdir())[0]
+    content = file.read_bytes()
+    for change in (lambda: file.write_bytes(content + b"0"), file.unlink):
+        change()
+        with pytest.raises(InputError, match="another method, model or version"):
+            load(tmp_path / "saved", State((), OnDisk(_own(7), 4, tmp_path / "c"), 0))
+    assert _values(load(tmp_path / "none", State((), OnDisk(_own(7), 4, tmp_path / "c"), 0)).clients) == [7] * 4
+
+
+def test_states_of_another_shape_on_disk(tmp_path: Path) -> None:
+    clients = OnDisk(_own(7), 4, tmp_path / "c")
+    clients.put([1], [_own(1)])
+    save(State((), clients, 1), tmp_path / "saved")
+    with pytest.raises(InputError, match="another method, model or version"):
+        load(tmp_path / "saved", State((), OnDisk(_own(7)._replace(weight=torch.zeros(9)), 4, tmp_path / "c"), 0))
+    assert _values(load(tmp_path / "saved", State((), OnDisk(_own(7), 4, tmp_path / "c"), 0)).clients) == [7, 1, 7, 7]
 
 
 def test_a_state_that_changes_its_shape(tmp_path: Path) -> None:

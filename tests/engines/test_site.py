@@ -21,7 +21,7 @@ from idiolect import methods
 from idiolect.data import FederatedData
 from idiolect.engines import Job, Sequential, begin, fit
 from idiolect.engines.site import Measured, Site, groups
-from idiolect.method import Down, Task
+from idiolect.method import Down, Method, Task
 from idiolect.network import Network
 
 
@@ -42,18 +42,22 @@ def _job(name: str) -> Job:
     return Job(name, partial(toy.builder(name), toy.task()), _data(), 3)
 
 
+def _watched(method: Method, mapped: list[bool]) -> Method:
+    """The method, which notes at every prediction whether the rows are those of many clients."""
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        mapped.append(torch._C._functorch.is_batchedtensor(x_B))
+        return method.predict(down, client, x_B)
+
+    return method._replace(predict=predict)
+
+
 def _both(job: Job) -> tuple[list[Measured], list[Measured], list[bool]]:
     """Everybody after a round, measured together and one by one; and in which calls rows were those of many."""
     with Sequential() as loop:
         state = fit(job, loop, rounds=1)
-    site, mapped = Site(job), []
-    predict = site.method.predict
-
-    def seen(down: Down, client: Any, x_B: Tensor) -> Tensor:
-        mapped.append(torch._C._functorch.is_batchedtensor(x_B))
-        return predict(down, client, x_B)
-
-    site.method = site.method._replace(predict=seen)
+    site, mapped = Site(job), list[bool]()
+    site.method = _watched(site.method, mapped)
     ids = list(range(job.data.clients))
     down = site.method.send(state.server, torch.tensor(ids))
     together: Any = site.run("evaluate", 1, ids, down, list(state.clients))
@@ -109,6 +113,22 @@ def test_a_network_that_does_not_map() -> None:
     together, alone, kinds = _both(_with(_asking, "fedavg"))
     assert kinds == [True] + [False] * len(alone)
     assert together == alone
+
+
+def test_states_of_unlike_sizes_leave_the_others_together() -> None:
+    """kNN-Per's memory is as long as the client's rows: a group either stacks or does not, whatever came before."""
+    job = _with(_wide, "knnper")
+    site = Site(job)
+    state = begin(site.method, 6, 3)
+    even = replace(job.data, train=tuple(rows[:1] for rows in job.data.train))
+    found = []
+    for data, ids in ((job.data, [0, 1]), (even, [0, 1])):
+        site.job = job._replace(data=data)
+        seen: list[bool] = []
+        site.method = _watched(job.build(), seen)
+        site.run("evaluate", 1, ids, site.method.send(state.server, torch.tensor(ids)), [state.clients[i] for i in ids])
+        found.append(seen)
+    assert found == [[False, False], [True]]
 
 
 def test_groups_cover_everybody_once_and_hold_few_rows() -> None:

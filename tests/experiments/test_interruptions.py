@@ -12,13 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
+from idiolect.engines import clients, loop
 from idiolect.errors import Interrupted, RunError
-from idiolect.experiments import Study
+from idiolect.experiments import Study, use
 from idiolect.experiments.progress import Silent
 
 STUDY = Study(
@@ -276,6 +278,43 @@ def test_stopped_from_python(whole: bytes, tmp_path: Path) -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert _checkpoints(tmp_path / "r")["03-local-seed0"] == 2
     STUDY.run(tmp_path / "r", resume=True, engine="sequential")
+    assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes --workers 2"])
+def test_stopped_with_states_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """Ditto's and FedRep's clients keep a model or a head: on disk they are what they are in memory."""
+    study = STUDY.model_copy(update={"methods": tuple(map(use, ("ditto", "fedrep"))), "participation": 0.5})
+    name, *more = engine.split()
+    how: dict[str, Any] = {"engine": name} | ({"workers": int(more[1])} if more else {})
+    study.run(tmp_path / "memory", engine="sequential")
+    monkeypatch.setattr(clients, "_LARGE", -1)
+    stop = Disturbs("fedrep", 4, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        study.run(tmp_path / "disk", watcher=stop, **how)
+    kept = sorted(p.name for p in (tmp_path / "disk/cells").glob("*ditto*/clients/*"))
+    assert len(kept) > 2, kept
+    study.run(tmp_path / "disk", resume=True, **how)
+    assert (tmp_path / "disk/records.parquet").read_bytes() == (tmp_path / "memory/records.parquet").read_bytes()
+
+
+def test_a_failure_beside_another_method(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs beside it stops at a whole round, and both go on from there."""
+    real = loop._Run.aggregate
+
+    def aggregate(self: Any, server: Any, up: Any, ids: Any, number: int) -> Any:
+        if (self.job.name, number) == ("fedavg", 3):
+            raise RunError("boom")
+        return real(self, server, up, ids, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._Run, "aggregate", aggregate)
+        with pytest.raises(RunError, match=r"^boom; what was done is kept, continue with: "):
+            STUDY.run(tmp_path / "r", engine="processes", workers=2)
+    stood = _checkpoints(tmp_path / "r")
+    assert stood["01-fedavg-seed0"] == 2
+    assert "03-local-seed0" not in stood, "nothing is begun after a failure"
+    STUDY.run(tmp_path / "r", resume=True, engine="processes", workers=2)
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
 
 

@@ -32,8 +32,8 @@ __all__ = [
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
     """An engine by name, with options as in ``vectorised:device=cuda:1,chunk=20``.
 
-    ``auto`` is vectorised where there is a CUDA device, else processes where there is more than one core, else
-    sequential.
+    ``auto`` is vectorised where there is a CUDA device and no number of workers is asked for, else processes where
+    there is more than one core, else sequential.
 
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.

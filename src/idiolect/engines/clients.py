@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
+import errno
+import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect import tree
+from idiolect import files, tree
 from idiolect.errors import RunError
 from idiolect.tree import Tree
 
@@ -94,26 +96,27 @@ class InMemory:
 
 
 class OnDisk:
-    """States in memory-mapped files, one per tensor, of which nothing stays resident.
+    """States in files, one per tensor, of which nothing stays in memory.
 
     A client has two rows in each file, and what is put goes into the one that the last checkpoint does not name: a
     checkpoint says for each client which row is its own (0 or 1; 2 for none yet), so that it is exact whatever was put
-    after it. The files are sparse: what was never put takes no room.
+    after it. The files are sparse: what was never put takes no room. They are read and written, not mapped: that takes
+    a third of the time, leaves no pages resident, and a full disk is an error.
 
     Raises:
         RunError: the folder cannot be written, or (``put``, ``saved``) the disk is full.
     """
 
     def __init__(self, enrolled: Tree, count: int, folder: Path) -> None:
-        self._enrolled, self._count = enrolled, count
-        leaves = tree.named(enrolled)
+        self._enrolled, self._count, self._folder = enrolled, count, folder
         self._own_K = np.full(count, 2, np.uint8)
         self._saved_K = self._own_K.copy()
-        with _on_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            names = [f"{n:02d}-{re.sub(r'[^A-Za-z0-9._-]', '.', path)}" for n, path in enumerate(leaves)]
-            self._files = [_File(folder / n, a, 2 * count) for n, a in zip(names, leaves.values(), strict=True)]
-        self._folder = folder
+        self._half_put = False
+        with self._disk():
+            self._files = [
+                _File(folder / f"{n:02d}-{re.sub(r'[^A-Za-z0-9._-]', '.', path)}", leaf, 2 * count)
+                for n, (path, leaf) in enumerate(tree.named(enrolled).items())
+            ]
 
     def __len__(self) -> int:
         return self._count
@@ -123,25 +126,36 @@ class OnDisk:
         row = 2 * client + int(self._own_K[client])
         if self._own_K[client] == 2:
             return self._enrolled
-        return tree.flatten(self._enrolled)[1]([file.read(row) for file in self._files])
+        with self._disk():
+            return tree.flatten(self._enrolled)[1]([file.read(row) for file in self._files])
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(self._count))
 
     def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
         """Take new states."""
-        with _on_disk(self._folder):
+        self._half_put = True
+        with self._disk():
             for client, state in zip(clients, states, strict=True):
                 row = int(self._saved_K[client] == 0)
                 for file, leaf in zip(self._files, tree.leaves(state), strict=True):
                     file.write(2 * client + row, leaf)
                 self._own_K[client] = row
+        self._half_put = False
 
     def saved(self) -> dict[str, Tensor]:
-        """Which row is a client's own; the files are brought to disk."""
-        with _on_disk(self._folder):
+        """Which row is a client's own; the files are brought to disk.
+
+        Raises:
+            RunError: the last ``put`` failed midway, so that some states are of the round that failed.
+        """
+        if self._half_put:
+            raise RunError(f"the clients' states in {self._folder} are of two rounds: go on from the last checkpoint")
+        with self._disk():
             for file in self._files:
                 file.flush()
+            if any(file.made for file in self._files):
+                files.sync(self._folder)
         self._saved_K = self._own_K.copy()
         return {"rows": torch.from_numpy(self._own_K.copy())}
 
@@ -149,51 +163,61 @@ class OnDisk:
         """Go back to what ``saved`` gave."""
         if set(saved) != {"rows"} or saved["rows"].shape != (self._count,):
             raise ValueError("other clients")
-        self._own_K = saved["rows"].numpy().copy()
-        self._saved_K = self._own_K.copy()
+        own_K = saved["rows"].numpy().copy()
+        if (own_K < 2).any() and not all(file.stood for file in self._files):
+            raise ValueError("the clients' files are gone or of other sizes")
+        self._own_K, self._saved_K, self._half_put = own_K, own_K.copy(), False
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"cannot keep the clients' states in {self._folder} ({error.strerror})"
+            raise RunError(f"{what}: make room, or choose another folder") from error
 
 
 class _File:
-    """Rows of one tensor, written as to a file, so that a full disk is an error, and read through a map."""
+    """Rows of one tensor. ``stood``: it was there, in the right size; ``made``: it is new. It is made when written."""
 
     def __init__(self, path: Path, like: Tensor, rows: int) -> None:
-        self._like, self._bytes = like, like.numel() * like.element_size()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        os.ftruncate(self._file, max(1, rows * self._bytes))
-        self._map = mmap.mmap(self._file, 0)
+        self._path, self._like, self._rows = path, like, rows
+        self._bytes = like.numel() * like.element_size()
+        self.stood = path.exists() and path.stat().st_size == rows * self._bytes
+        self.made = False
+        self._file: io.FileIO | None = None
 
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):
-            os.close(self._file)
+    def _opened(self) -> io.FileIO:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.made = not self.stood
+            self._file = io.FileIO(self._path, "w+" if self.made else "r+")
+            weakref.finalize(self, self._file.close)
+            self._file.truncate(self._rows * self._bytes)
+        return self._file
 
     def read(self, row: int) -> Tensor:
         """A row, in memory of its own."""
-        if not self._bytes:
-            return self._like
-        flat = torch.frombuffer(bytearray(self._map[row * self._bytes : (row + 1) * self._bytes]), dtype=torch.uint8)
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)  # pages that were read count as this process's memory otherwise
-        return flat.clone().view(self._like.dtype).view(self._like.shape)
+        value = torch.empty(self._like.shape, dtype=self._like.dtype)
+        self._whole(row, value, lambda file, part: file.readinto(part))
+        return value
 
     def write(self, row: int, value: Tensor) -> None:
         """Write a row."""
         if (value.shape, value.dtype) != (self._like.shape, self._like.dtype):
             kinds = [f"{tuple(a.shape)} {a.dtype}" for a in (self._like, value)]
             raise ValueError("a client's state changed from {} to {}: let enrol give what local gives".format(*kinds))
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        self._whole(row, value.detach().contiguous(), lambda file, part: file.write(part))
+
+    def _whole(self, row: int, value: Tensor, step: Callable[[io.FileIO, memoryview], int | None]) -> None:
+        file, flat = self._opened(), value.reshape(-1).view(torch.uint8).numpy().data
+        file.seek(row * self._bytes)
         done = 0
         while done < self._bytes:
-            done += os.pwrite(self._file, flat[done:], row * self._bytes + done)
+            if not (moved := step(file, flat[done:])):
+                raise OSError(errno.EIO, "a file ends too soon")
+            done += moved
 
     def flush(self) -> None:
         """Bring it to disk."""
-        os.fsync(self._file)
-
-
-@contextmanager
-def _on_disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = f"cannot keep the clients' states in {folder} ({error.strerror})"
-        raise RunError(f"{what}: make room, or choose another folder") from error
+        os.fsync(self._opened().fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from idiolect import tree
 from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, groups
+from idiolect.engines.threads import OneThread
 from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.method import Down
 from idiolect.tree import Tree
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
+_NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
 _PAUSE = 0.2  # seconds between two questions whether to stop
 
 
@@ -55,23 +58,22 @@ class Processes:
             raise InputError(f"workers={workers} is not possible: ask for at least 1")
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use --engine sequential here")
-        self.workers = workers or cores()
+        self.workers = self._asked = workers or cores()
         self.seconds = 0.0
         self._pool: _Pool | None = None
         self._data: FederatedData | None = None
-        self._threads = torch.get_num_threads()
-        self._opened, self._lock = 0, Lock()
+        self._one = OneThread()
+        self._opened, self.lock = 0, Lock()
 
     def __enter__(self) -> Processes:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._one.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
-        torch.set_num_threads(self._threads)
+        self._one.__exit__()
 
     def open(self, job: Job) -> Pooled:
         """Take up a job.
@@ -80,12 +82,13 @@ class Processes:
             RunError: workers cannot start, or die.
             InputError: a job on other data is open.
         """
-        with self._lock:
+        with self.lock:
             if self._pool is None or self._pool.dead or self._data is not job.data:
                 if self._pool is not None and self._pool.jobs and not self._pool.dead:
                     raise InputError(f"{job.name} is on other data than the job that is open: close that first")
                 self._stop()
-                self._pool, self._data = _Pool(min(self.workers, job.data.clients), job.data), job.data
+                self.workers = min(self._asked, job.data.clients)
+                self._pool, self._data = _Pool(self.workers, job.data), job.data
             self._opened += 1
             return Pooled(self, self._pool, self._opened, job)
 
@@ -135,7 +138,8 @@ class Pooled:
         if batch.error is not None:
             raise batch.error
         self.seconds += batch.seconds
-        self._engine.seconds += batch.seconds
+        with self._engine.lock:
+            self._engine.seconds += batch.seconds
         return batch.results
 
     def close(self) -> None:
@@ -150,6 +154,7 @@ class _Batch:
         self, job: Pooled, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
         groups: list[list[int]],
     ) -> None:  # fmt: skip
+        self.number = next(_NUMBERS)
         self.job, self.shared = job, wire.pack(("down", job.number, bytes(wire.pack(down.shared))))
         self.when = f"in round {round} ({stage})"
         self._about = stage, round, ids, down.own, clients
@@ -178,9 +183,10 @@ class _Batch:
             self.over.set()
 
     def fail(self, error: BaseException) -> None:
-        """End it."""
-        self.todo, self.error = [], error
-        self.over.set()
+        """End it, unless it has ended."""
+        if not self.over.is_set():
+            self.todo, self.error = [], error
+            self.over.set()
 
 
 class _Worker:
@@ -201,7 +207,7 @@ class _Worker:
             raise RunError(f"cannot start a worker process ({error.strerror}): try fewer --workers") from error
         finally:
             theirs.close()
-        self.holds: dict[int, _Batch | None] = {}
+        self.holds: dict[int, int] = {}
         self.asked: deque[tuple[_Batch, list[int]]] = deque()
 
     def send(self, when: str, message: memoryview) -> None:
@@ -221,10 +227,10 @@ class _Worker:
         number = batch.job.number
         if number not in self.holds:
             self.send(batch.when, batch.job.message)
-            self.holds[number] = None
-        if self.holds[number] is not batch:
+            self.holds[number] = -1
+        if self.holds[number] != batch.number:
             self.send(batch.when, batch.shared)
-            self.holds[number] = batch
+            self.holds[number] = batch.number
         self.send(batch.when, batch.message(group))
         self.asked.append((batch, group))
 
@@ -265,7 +271,7 @@ class _Pool:
             if self.dead:
                 raise _died(batch.when)
             self._batches.append(batch)
-        self._bell.send_bytes(b"!")
+            self._bell.send_bytes(b"!")
 
     def drop(self, batch: _Batch) -> None:
         """Forget what is left of a batch."""

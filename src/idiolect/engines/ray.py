@@ -32,6 +32,7 @@ from idiolect.engines.loop import Engine, Session
 from idiolect.engines.processes import Processes, cores
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, groups
+from idiolect.engines.threads import OneThread
 from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
 from idiolect.method import Down
 from idiolect.tree import Tree
@@ -98,15 +99,14 @@ class Ray:
         self._open: set[int] = set()
         self._lock, self._opened, self._started = threading.RLock(), 0, 0
         self._ours = False
-        self._threads = torch.get_num_threads()
+        self._one = OneThread()
 
     def __enter__(self) -> Ray:
         ray = _ray()
-        self._threads = torch.get_num_threads()
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(self._address, self._asked)
-        torch.set_num_threads(1)
+        self._one.__enter__()
         return self
 
     def __exit__(
@@ -116,7 +116,7 @@ class Ray:
         self._stop()
         if self._ours:
             ray.shutdown()
-        torch.set_num_threads(self._threads)
+        self._one.__exit__()
 
     def open(self, job: Job) -> Spread:
         """Take up a job.

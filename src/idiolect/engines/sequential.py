@@ -11,6 +11,7 @@ import torch
 
 from idiolect import tree
 from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, groups
+from idiolect.engines.threads import OneThread
 from idiolect.errors import InputError, Interrupted
 from idiolect.method import Down
 from idiolect.tree import Tree
@@ -30,17 +31,16 @@ class Sequential:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the sequential engine: leave it out")
         self.seconds = 0.0
-        self._threads = torch.get_num_threads()
+        self._one = OneThread()
 
     def __enter__(self) -> Sequential:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._one.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_num_threads(self._threads)
+        self._one.__exit__()
 
     def open(self, job: Job) -> Loop:
         """Take up a job."""

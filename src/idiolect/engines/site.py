@@ -71,7 +71,6 @@ class Site:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.method = job.build()
-        self._together = True
 
     def run(
         self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
@@ -90,7 +89,7 @@ class Site:
         if stage == "local":
             return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
         adapted = [self._adapt(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        logp = self._predict_together(ids, downs, adapted) if self._together and len(ids) > 1 else None
+        logp = self._predict_together(ids, downs, adapted) if len(ids) > 1 else None
         if logp is None:
             logp = [self._predict(round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
         return [self.measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
@@ -144,7 +143,6 @@ class Site:
             with torch.no_grad():
                 logp_KNC = predict(down, tree.stack(clients), x_M.view(len(ids), longest, *x_M.shape[1:]))
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
-            self._together = False
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, fit
 from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame
@@ -114,14 +116,17 @@ class _Sitting:
             for job in jobs:
                 self._one(job, watcher, stop)
             return
-        with ThreadPoolExecutor(lanes) as pool:
+        with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as pool:
             futures = [pool.submit(self._one, job, watcher, stop) for job in jobs]
             try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                errors = [f.exception() for f in futures if f in done]
+                left, failed = set(futures), False
+                while left and not failed:  # a signal that another thread is given waits for this one to wake
+                    done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    failed = any(f.exception() for f in done)
             finally:
                 self._halt.set()
                 pool.shutdown(cancel_futures=True)
+        errors = [f.exception() for f in futures if not f.cancelled()]
         first = next((e for e in errors if e is not None and not isinstance(e, Interrupted)), None)
         for error in (first, *errors):
             if error is not None:
@@ -147,7 +152,8 @@ class _Sitting:
             nonlocal latest, saved
             cell.add(records, seconds)
             latest = state
-            self._at[job.name, job.seed] = state.round
+            with self._lock:
+                self._at[job.name, job.seed] = state.round
             if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
                 cell.save(state)
                 saved = state.round
@@ -161,7 +167,8 @@ class _Sitting:
             )  # fmt: skip
         except Exception:
             if latest.round > saved:
-                cell.save(latest)
+                with suppress(RunError):  # the first error is the one to tell
+                    cell.save(latest)
             raise
 
 

@@ -71,7 +71,8 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
 
 
 class Study(BaseModel):
-    """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine.
+    """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine
+    (``vectorised`` rounds otherwise).
 
     Raises:
         InputError: a setting is unknown, misspelt or out of range.
@@ -306,9 +307,9 @@ class Study(BaseModel):
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
-        task = self.task(federation)
+        # each has a network of its own, for one that computes holds its weights, and jobs run side by side
         return [
-            (u, Job(u.label, partial(methods.build, u.name, u.options, task), federation, seed))
+            (u, Job(u.label, partial(methods.build, u.name, u.options, self.task(federation)), federation, seed))
             for u in self.methods
             for seed in self.seeds
         ]

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from idiolect import keys, spec
 from idiolect.errors import InputError
 from idiolect.models.parts import Parts, Shape
-from idiolect.network import Buffers, Network
+from idiolect.network import Buffers, Network, seeded
 from idiolect.paths import by_path
 
 
@@ -39,8 +39,7 @@ def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shap
         InputError: the path leads nowhere, or to what is no network for these data.
     """
     what = f"model {path}"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         target = by_path(path, "model")
         if callable(target) and not isinstance(target, nn.Module):
             options = _checked(target, options, what)

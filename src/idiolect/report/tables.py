@@ -36,7 +36,7 @@ class Row(NamedTuple):
     bytes_per_round: float | None
     """Down and up, mean per participating client and round."""
     seconds: float | None
-    """Wall time, all rounds and seeds together."""
+    """Seconds of the server, and of the clients' work over the number of workers, all rounds and seeds together."""
     rounds: int
     """The last evaluated round; the earliest of them where seeds differ; 0 without records."""
     seeds: int

@@ -85,7 +85,7 @@ def _predicting(network: Network, statistics: Statistics) -> Iterator[None]:
 def _alone(data: Data) -> None:
     if tree.mapped(data.row_N):  # clients that are padded to one length would train on their padding
         raise InputError(
-            "batch normalisation takes one client at a time: choose engine sequential or processes, or the model's "
+            "batch normalisation takes one client at a time: choose another engine than vectorised, or the model's "
             "option buffers=frozen"
         )
 
