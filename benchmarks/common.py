@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import torch
@@ -46,3 +47,23 @@ def resident() -> int:
         except (OSError, StopIteration):  # it has ended
             continue
     return total
+
+
+class Peak:
+    """The most memory that this program and its workers hold at a time, sampled every 50 ms."""
+
+    def __init__(self) -> None:
+        self.bytes, self._over = resident(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self.bytes = max(self.bytes, resident())

@@ -14,22 +14,20 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from idiolect import data, methods, models
+from common import Peak, task
+from idiolect import data, methods
 from idiolect.data import Column, Source
 from idiolect.engines import Job, Processes, fit
 from idiolect.errors import InputError
-from idiolect.method import Task, Training
 from idiolect.spec import Spec
 
 ROWS, CLASSES, CLIENTS = 60_000, 10, 1_000
@@ -108,20 +106,6 @@ def opened() -> None:
     print(f"  fashion_mnist                       {seconds(lambda: data.load('fashion_mnist')):8.2f}")
 
 
-def held() -> int:
-    """Bytes of this process and its children, what they share counted once."""
-    mine = Path(f"/proc/{os.getpid()}")
-    processes = [mine] + [Path(f"/proc/{c}") for p in mine.glob("task/*/children") for c in p.read_text().split()]
-    total = 0
-    for process in processes:
-        try:
-            lines = (process / "smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
-
-
 def run(rows: int, clients: int) -> tuple[int, int]:
     """Bytes of the rows, and the most that two rounds held."""
     whole = real("cifar10", (3, 32, 32))
@@ -131,26 +115,12 @@ def run(rows: int, clients: int) -> tuple[int, int]:
     del whole
     federation = data.build(source, Spec.parse("iid"), (), clients, 0)
     del source
-    task = Task(
-        models.build("cifar_cnn", federation.shape, CLASSES), CLASSES, clients, Training(epochs=1),
-        federation.mean, federation.std,
-    )  # fmt: skip
-    build = partial(methods.build, "fedavg_ft", methods.settle("fedavg_ft", {}), task)
-    most, done = [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            most[0] = max(most[0], held())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        with Processes(2) as engine:
-            fit(Job("fedavg_ft", build, federation, 0), engine, rounds=2, participation=min(1.0, 20 / clients))
-    finally:
-        done.set()
-        thread.join()
-    return federation.x_R.numel(), most[0]
+    build = partial(
+        methods.build, "fedavg_ft", methods.settle("fedavg_ft", {}), task("cifar_cnn", federation, epochs=1)
+    )
+    with Peak() as peak, Processes(2) as engine:
+        fit(Job("fedavg_ft", build, federation, 0), engine, rounds=2, participation=min(1.0, 20 / clients))
+    return federation.x_R.numel(), peak.bytes
 
 
 def memory() -> None:

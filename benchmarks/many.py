@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -20,33 +19,13 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from common import SHAPES, federation, resident, task
+from common import SHAPES, Peak, federation, task
 from idiolect import methods
 from idiolect.engines import Job, Processes, Record, State, begin, fit
 from idiolect.engines.checkpoint import save
 from idiolect.errors import Interrupted
 
 PARTICIPANTS = 100
-
-
-class Peak:
-    """The most memory that this program and its workers hold at a time, sampled every 50 ms."""
-
-    def __init__(self) -> None:
-        self.bytes, self._over = resident(), threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.05):
-            self.bytes = max(self.bytes, resident())
 
 
 def ditto(clients: int, rounds: int, workers: int) -> str:
