@@ -142,6 +142,16 @@ def test_nothing_left_to_do(runs_on: Engine) -> None:
     assert fit(_job(), runs_on, rounds=3, state=state) is state
 
 
+def test_no_more_workers_are_counted_than_there_are() -> None:
+    whole = toy.data()
+    two = replace(whole, train=whole.train[:2], test=whole.test[:2])
+    with Processes(4) as workers:
+        fit(Job("counting", counting.build, two, 0), workers, rounds=1)
+        assert workers.workers == 2
+        fit(_job(), workers, rounds=1)
+        assert workers.workers == 4
+
+
 def test_large_states_do_not_block() -> None:
     """Client states and answers far larger than a pipe's buffer, in both directions at once."""
     with Processes(2) as workers:
@@ -318,11 +328,21 @@ def test_what_no_worker_can_be_told() -> None:
 # --- choice
 
 
-def test_engine_by_name() -> None:
+def test_engine_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert isinstance(engine("auto", 1), Sequential)
     assert isinstance(engine("auto", 2), Processes)
     assert isinstance(engine("auto"), Processes if cores() > 1 else Sequential)
-    assert engine("processes").workers == cores()  # type: ignore[attr-defined]
+    assert engine("processes").workers == cores()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_auto_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless workers are asked for. There is none here, so the engine for it says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="engine vectorised: device=cuda is not there, for torch sees 0 GPUs"):
+        engine("auto")
+    assert isinstance(engine("auto", 2), Processes)
 
 
 @pytest.mark.parametrize(
