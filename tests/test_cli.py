@@ -515,7 +515,7 @@ def test_folder_that_does_not_fit(idiolect: Command, finished: Path, line: str, 
 )
 def test_run_that_is_damaged(idiolect: Command, finished: Path, name: str, content: str, words: list[str]) -> None:
     (finished / name).write_text(content)
-    refused(idiolect("run --resume --out r"), *words)
+    refused(idiolect("run --resume --out r --quiet"), *words)
 
 
 def test_the_mend_of_a_damaged_run_works(idiolect: Command, finished: Path) -> None:

@@ -160,7 +160,9 @@ def _counting(whole: FederatedData, **options: Any) -> Job:
 def test_a_newcomers_state_is_fresh(runs_on: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """No client's count, which grows with each of its rounds, reaches a newcomer; the server's state does."""
     seen: list[tuple[str, list[int], list[int], list[int]]] = []
-    session = type(runs_on.open(_counting(federation())))
+    opened = runs_on.open(_counting(federation()))
+    opened.close()
+    session = type(opened)
     real = session.map
 
     def spy(self: Any, stage: Any, round: int, ids: Any, down: Any, clients: Any, stop: Any) -> Any:

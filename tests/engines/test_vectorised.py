@@ -375,7 +375,7 @@ def test_a_method_that_does_not_map() -> None:
 
 def test_batch_normalisation_by_the_batch_is_refused() -> None:
     job = Job("fedavg", partial(tiny_bn.build, "fedavg", {}, "local", toy.task()), toy.data(), 3)
-    with pytest.raises(InputError, match="choose engine sequential or processes"):
+    with pytest.raises(InputError, match="choose another engine than vectorised"):
         _run(job, Vectorised(device="cpu"))
 
 

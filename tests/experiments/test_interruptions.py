@@ -289,7 +289,12 @@ def test_stopped_with_states_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     how: dict[str, Any] = {"engine": name} | ({"workers": int(more[1])} if more else {})
     study.run(tmp_path / "memory", engine="sequential")
     monkeypatch.setattr(clients, "_LARGE", -1)
-    stop = Disturbs("fedrep", 4, lambda: signal.raise_signal(signal.SIGINT))
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.5)  # beside another method this is no thread that takes signals
+
+    stop = Disturbs("fedrep", 4, interrupt)
     with pytest.raises(Interrupted):
         study.run(tmp_path / "disk", watcher=stop, **how)
     kept = sorted(p.name for p in (tmp_path / "disk/cells").glob("*ditto*/clients/*"))

@@ -240,7 +240,7 @@ def test_mapped_clients_are_refused(policy: str, stage: str) -> None:
     down, data = down_to(m, m.init(toy.key())), toy.rows(toy.data(), 0)
     data = data._replace(row_N=data.row_N.expand(2, -1), real_N=data.real_N.expand(2, -1))
     run = torch.func.vmap(lambda d: getattr(m, stage)(down, (), d, toy.key()), in_dims=(Data(None, None, 0, 0),))
-    with pytest.raises(InputError, match=r"one client at a time.*sequential or processes.*buffers=frozen"):
+    with pytest.raises(InputError, match=r"one client at a time.*another engine than vectorised.*buffers=frozen"):
         run(data)
 
 
