@@ -1,4 +1,4 @@
-"""All benchmarks one after the other, as ``make bench`` runs them; half an hour on two cores.
+"""All benchmarks one after the other, as ``make bench`` runs them; a quarter of an hour on two cores.
 
 Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date.
 What needs a GPU (gpu.py) is left out where there is none.
@@ -20,13 +20,16 @@ import torch
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "engine": ("The engine against a bare loop, and workers against one", ["--repeats", "7"]),
-    "methods": ("A round of each method relative to FedAvg, beside the papers' figures", []),
+    "methods": (
+        "A round of a method relative to FedAvg, beside the papers' figures",
+        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto"],
+    ),
     "breakdown": ("Where a client's time goes", []),
     "server": ("The server's steps", []),
     "evaluation": ("Evaluation of 1,000 clients with one shared body", []),
     "study": ("How busy a study keeps the workers", []),
-    "many": ("Many clients", []),
+    "many": ("Many clients", ["--rounds", "10"]),
+    "engine": ("The engine against a bare loop, and workers against one", ["--repeats", "3"]),
     "gpu": ("The vectorised engine on a GPU", []),
 }
 
