@@ -81,7 +81,7 @@ def main() -> None:
     for clients in map(int, asked.clients.split(",")):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
             print(fresh.submit(ditto, clients, asked.rounds, asked.workers).result(), flush=True)
-    print(f"1,000 clients of 50 rows, 30 of them in a round: {c9(5, asked.workers)}")
+    print(f"1,000 clients of 50 rows, 30 of them in a round: {c9(3, asked.workers)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Processor seconds of a round of every method relative to FedAvg, the two in turns, in one run.
 
 Five clients of 200 rows of random 28x28 images, FMNIST-CNN, batch 50, 5 local epochs, one process of one thread. A
-round is send, local work and aggregation; evaluation is left out. Results go to docs/results/cost.json, from where
-docs/build.py takes them; those of another model or another number of rows are only printed. Beside them stand the
-ratios of pFedFDA's Table 6.
+round is send, local work and aggregation; evaluation is left out. ``--write`` puts the ratios into
+docs/results/cost.json, from where docs/build.py takes them. Beside them stand those of pFedFDA's Table 6.
 
-    python benchmarks/methods.py [--methods fedavg,fedpac] [--model cifar_cnn] [--rows 600] [--turns 7]
+    python benchmarks/methods.py [--methods fedavg,fedpac] [--model cifar_cnn] [--rows 600] [--turns 7] [--write]
 """
 
 from __future__ import annotations
@@ -69,10 +68,13 @@ def main() -> None:
     parser.add_argument("--model", choices=list(SHAPES), default=MODEL)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--turns", type=int, default=7, help="rounds of each, after one that is not counted")
+    parser.add_argument("--write", action="store_true", help=f"keep the ratios in {OUT.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, rows = arguments.model, arguments.rows
-    data, keep = federation(CLIENTS, rows, SHAPES[model], 1), (model, rows) == (MODEL, ROWS)
+    data, keep = federation(CLIENTS, rows, SHAPES[model]), arguments.write
+    if keep and (model, rows) != (MODEL, ROWS):
+        parser.error(f"{OUT.name} is about {setting(MODEL, ROWS)}: leave out --write")
     about = {"rounds": arguments.turns, "setting": setting(model, rows)}
     kept = {}
     if keep and arguments.methods and OUT.exists():
