@@ -140,7 +140,7 @@ def test_groups_cover_everybody_once_and_hold_few_rows() -> None:
         rows = [len(data.train[i] if stage == "local" else data.test[i]) for i in ids]
         most = [max(rows[k] for k in g) for g in found]
         assert most == sorted(most, reverse=True), "the most work goes first"
-        assert all(len(g) == 1 or len(g) * m <= 128 for g, m in zip(found, most, strict=True))
+        assert all(len(g) == 1 or len(g) * m <= 32 for g, m in zip(found, most, strict=True))
     assert groups("local", data, []) == groups("evaluate", data, []) == []
 
 

@@ -19,7 +19,7 @@ from idiolect.tree import Tree
 Stage = Literal["local", "evaluate"]
 Stop = Callable[[], bool]
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
-_TOGETHER = 128  # test rows that several clients are measured on at a time: a pass of fewer costs more by the row
+_TOGETHER = 32  # test rows that several clients are measured on at a time: more leave the processor's cache
 
 
 class Trained(NamedTuple):
