@@ -117,7 +117,7 @@ def measure(name: str, repeats: int, workers: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SHAPES))
+    parser.add_argument("--models", default="fmnist_cnn,cifar_cnn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=cores())
     arguments = parser.parse_args()

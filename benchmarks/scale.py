@@ -189,6 +189,8 @@ def main() -> None:
     }  # fmt: skip
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all where none is named")
     asked = parser.parse_args()
+    if unknown := set(asked.parts) - set(parts):
+        parser.error(f"{', '.join(sorted(unknown))}: the parts are {', '.join(parts)}")
     if asked.ray:
         parts["rounds"] += [partial(rounds, n, "cifar_cnn", True) for n in ("fedavg", "ditto")]
     for part in asked.parts or parts:
