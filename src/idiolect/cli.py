@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _STOPPED = 128 + signal.SIGINT
+_RUNS = Path("runs", "reproduce")
 out_console, err_console = Console(), Console(stderr=True)
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer brings along under changing names
 
@@ -49,6 +50,7 @@ class Kind(StrEnum):
     shifts = "shifts"
     models = "models"
     engines = "engines"
+    recipes = "recipes"
 
 
 def _version(asked: bool) -> None:
@@ -204,6 +206,18 @@ def run_command(
     lr: Annotated[float | None, _option("Learning rate.", "0.01", panel=_TRAINING)] = None,
     momentum: Annotated[float | None, _option("Momentum.", "0.5", panel=_TRAINING)] = None,
     weight_decay: Annotated[float | None, _option("Weight decay.", "0.0005", panel=_TRAINING)] = None,
+    protocol: Annotated[
+        str | None,
+        _option(
+            "What the number is: whose models, when, which round, how averaged; as moment=received,weighting=row or "
+            "round=best_validation,validation=0.2.",
+            "every client's personal model after the last round, clients counting alike",
+            panel=_TRAINING,
+        ),
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, _option("Rounds between evaluations.", "a tenth of them", panel=_TRAINING)
+    ] = None,
     engine: Annotated[
         str,
         _option(
@@ -235,6 +249,7 @@ def run_command(
         new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise,
         methods=methods, model=model, seeds=seeds, rounds=rounds, participation=participation,
         local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay,
+        protocol=protocol, evaluate_every=evaluate_every,
     )  # fmt: skip
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)
@@ -385,6 +400,87 @@ def describe_command(
     else:
         out_console.print(drawing.terminal(facts, federation, about))
         _say(out_console, f"\nPage: {page}")
+
+
+@app.command("reproduce")
+def reproduce_command(
+    recipe: Annotated[str, typer.Argument(help="A table or figure, as fedpac/table1.", show_default=False)],
+    only: Annotated[
+        str | None,
+        _option("Which cells, as dataset=fashion_mnist,clients=20; values joined by +.", "all", panel=_COMPARED),
+    ] = None,
+    methods: Annotated[str | None, _option("Of the table's methods these.", "all", panel=_COMPARED)] = None,
+    seeds: Annotated[str, _option("Separated by commas.", "0", panel=_COMPARED)] = "0",
+    rounds: Annotated[int | None, _option("In place of the paper's: then no verdict is kept.", "", panel=_RUN)] = None,
+    budget: Annotated[
+        str | None,
+        _option("Stop after 90s, 30m or 8h; the same command goes on.", "until all is run", metavar="TIME", panel=_RUN),
+    ] = None,
+    dry_run: Annotated[
+        bool, _option("Say what would run and how long it would take.", "", "--dry-run", panel=_RUN)
+    ] = False,
+    out: Annotated[Path, _option("Folder of the runs' folders.", str(_RUNS), panel=_RUN)] = _RUNS,
+    results: Annotated[
+        Path | None, _option("Write a file of each measured cell into this folder.", "", panel=_RUN)
+    ] = None,
+    engine: Annotated[str, _option("As for run.", "auto", panel=_RUN)] = "auto",
+    workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
+    quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of a paper, or part of it, and set the numbers beside the paper's.
+
+    Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
+    """
+    from idiolect.experiments import forecast, recipes, reproduce, verdicts, watcher
+
+    made = recipes.get(recipe)
+    cells = recipes.chosen(made, _conditions(only), methods.split(",") if methods else None)
+    some = _seeds(seeds)
+    if dry_run:
+        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
+        if as_json:
+            _print_json([r._asdict() for r in rows])
+        else:
+            out_console.print(forecast.render(made, rows))
+        return
+    found = list(
+        reproduce.reproduce(
+            cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=_seconds(budget),
+            watcher=None if quiet else lambda: watcher(err_console), told=lambda text: _say(err_console, text),
+        )
+    )  # fmt: skip
+    if results is not None and rounds is None:
+        for one in found:
+            reproduce.keep(made, one, results)
+    if as_json:
+        _print_json([verdicts.as_json(one) for one in found])
+    else:
+        out_console.print(verdicts.table(made, found))
+
+
+def _conditions(text: str | None) -> dict[str, str]:
+    pairs = [piece.partition("=") for piece in (text or "").split(",") if piece.strip()]
+    if wrong := next((k for k, equals, _ in pairs if not equals), None):
+        raise InputError(f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, as dataset=cifar10")
+    return {k.strip(): v.strip() for k, _, v in pairs}
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(piece) for piece in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {text}: write whole numbers separated by commas, as 0,1,2") from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        return float(text[:-1]) * units[text[-1:]]
+    except (ValueError, KeyError):
+        raise InputError(f"--budget {text}: write a time such as 90s, 30m or 8h") from None
 
 
 @app.command("report")
@@ -544,6 +640,17 @@ def _engines() -> dict[str, dict[str, Any]]:
     return {"auto": auto} | _functions(engines.ENGINES)
 
 
+def _recipes() -> dict[str, dict[str, Any]]:
+    from idiolect.experiments import recipes
+
+    def entry(name: str) -> dict[str, Any]:
+        recipe = recipes.get(name)
+        to_run = {json.dumps(c.study.model_dump(mode="json")) for c in recipe.cells if c.study}
+        return {"summary": recipe.title, "kind": recipe.kind, "cells": len(recipe.cells), "runs": len(to_run)}
+
+    return {name: entry(name) for name in recipes.names()}
+
+
 _LISTS = {
     Kind.methods: _methods,
     Kind.datasets: _datasets,
@@ -551,6 +658,7 @@ _LISTS = {
     Kind.shifts: _shifts,
     Kind.models: _models,
     Kind.engines: _engines,
+    Kind.recipes: _recipes,
 }
 
 

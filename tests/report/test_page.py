@@ -74,7 +74,7 @@ def test_accessible(page):
 def test_says_what_was_run_and_how(page):
     for words in ("dirichlet (alpha 0.3)", "rotate (degrees 90) on 1 of 6 clients", "cifar10: 10 classes", "0, 1"):
         assert words in page
-    assert "never the best round on the test set" in page
+    assert "never the best round on the test rows" in page
 
 
 def test_specs_are_vega_lite_with_container_width(page):

@@ -122,7 +122,7 @@ def shown(rows, **options):
     return capture.get()
 
 
-ROW = report.Row("a", "A", 0.5, 0.4, 0.1, 0.2, 1.25, 236_400.0, 90.0, 100, 3, 0.0123)
+ROW = report.Row("a", "A", 0.5, 0.5, 0.4, 0.1, 0.2, 1.25, 236_400.0, 90.0, 100, 3, 0.0123)
 
 
 def test_render_fits_80_columns_with_every_number_whole(make, tmp_path):

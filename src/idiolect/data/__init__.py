@@ -21,7 +21,7 @@ from idiolect.data.pack import (
     shift_of,
 )
 from idiolect.data.source import Column, Source, digest
-from idiolect.data.sources import describe, load, names
+from idiolect.data.sources import at_hand, describe, load, names
 
 if TYPE_CHECKING:
     from idiolect.data.own import from_arrays, from_dataset, from_frame, open_data
@@ -35,6 +35,7 @@ __all__ = [
     "Normalise",
     "Source",
     "Split",
+    "at_hand",
     "build",
     "conditions_of",
     "describe",

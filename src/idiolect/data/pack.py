@@ -74,6 +74,7 @@ class FederatedData:
         conditions: of the last clients, which do not train but join afterwards, what else was done to their rows (""
             for nothing); a client that joins under several conditions stands here once for each.
         file: where ``x_R`` stands, if other processes can map it.
+        validation: per client the numbers of the rows that are held back from training, to validate on; () for none.
     """
 
     name: str
@@ -89,6 +90,11 @@ class FederatedData:
     names: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     file: memory.File | None = None
+    validation: tuple[Tensor, ...] = ()
+
+    def measured(self, client: int) -> Tensor:
+        """The numbers of a client's test rows, and after them of its validation rows."""
+        return torch.cat([self.test[client], self.validation[client]]) if self.validation else self.test[client]
 
     @property
     def clients(self) -> int:
@@ -118,6 +124,7 @@ def build(
     new_clients: str | int | None = None,
     new_shifts: Sequence[Spec] = (),
     normalise: Normalise = "reference",
+    validation: float = 0.0,
 ) -> FederatedData:
     """Divide a data set among clients and shift some of them; a function of the arguments alone.
 
@@ -139,6 +146,8 @@ def build(
         new_clients: who does not train and joins afterwards: a number or "20%" (the last so many), or clients' names
             joined by "+".
         new_shifts: what their rows are measured under, each by itself, beside the rows as they are.
+        validation: share of a client's training rows that it does not train on but validates on, drawn at random: at
+            least one where it has two; none of those that join afterwards.
         normalise: with the mean and standard deviation that the literature uses for the set ("reference"; where there
             is none, as for "training"), with those of the training rows, unshifted, or images to [-1, 1] ("symmetric").
 
@@ -161,15 +170,27 @@ def build(
     test = [torch.arange(cut, end) for cut, end in zip(cuts, ends, strict=True)]
     trained = len(order) - new
     mean, std = _moments(source, np.concatenate(split.train[:trained]), normalise)
+    train, valid = _validating(train, trained, validation, seed) if validation else (train, [])
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
         () if split.names is None else tuple(split.names[s.client] for s in stints),
-        tuple(s.condition for s in stints[trained:]), file,
+        tuple(s.condition for s in stints[trained:]), file, tuple(valid),
     )  # fmt: skip
     _warn(data)
     if source.name not in SETS:
         _warn_of_own(data, source, split)
     return data
+
+
+def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's training rows in two: those that it goes on training on, and those that it validates on."""
+    kept, valid = [], []
+    for k, row_N in enumerate(train):
+        count = min(len(row_N) - 1, max(1, round(share * len(row_N)))) if k < trained else 0
+        order_N = torch.from_numpy(keys.generator(seed, k, "validation").permutation(len(row_N)))
+        valid.append(row_N[order_N[:count].sort().values])
+        kept.append(row_N[order_N[count:].sort().values])
+    return kept, valid
 
 
 def holdings(data: FederatedData) -> dict[str, Any]:
@@ -180,6 +201,8 @@ def holdings(data: FederatedData) -> dict[str, Any]:
 
     def client(k: int) -> dict[str, Any]:
         about: dict[str, Any] = {"id": k, "train": counts(data.train[k]), "test": counts(data.test[k])}
+        if data.validation:
+            about["validation"] = counts(data.validation[k])
         about["shift"] = data.shifts[k]
         if data.names:
             about["name"] = data.names[k]

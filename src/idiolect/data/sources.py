@@ -80,6 +80,13 @@ def names() -> list[str]:
     return list(SETS)
 
 
+def at_hand(name: str, data_dir: str | None = None) -> bool:
+    """Whether a data set can be read without fetching it: bundled, or in the folder of parquet files."""
+    place = data_dir or os.environ.get("IDIOLECT_DATA")
+    card = _card(name)
+    return not (card.origin or card.domains) or bool(place and (Path(place).expanduser() / name).is_dir())
+
+
 def describe(name: str) -> dict[str, Any]:
     """What is known of a data set without reading it, ready for JSON; ``bytes`` is its size in memory.
 

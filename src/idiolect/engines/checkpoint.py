@@ -25,6 +25,15 @@ def save(state: State, path: Path) -> None:
     files.write(path, safetensors.torch.save(tensors, metadata={"round": str(state.round)}))
 
 
+def rounds(path: Path) -> int:
+    """How many rounds a checkpoint holds; 0 where there is no readable one."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return int(file.metadata()["round"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return 0
+
+
 def load(path: Path, start: State) -> State:
     """Read a state of the method that ``start`` is the start of; its clients are taken over.
 

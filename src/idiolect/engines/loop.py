@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -16,12 +17,14 @@ from idiolect.engines.clients import Clients, store
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
 from idiolect.errors import Diverged, blame
 from idiolect.method import Down, Info, Method
+from idiolect.protocol import Protocol
 from idiolect.tree import Tree
 
+_USUAL = Protocol()
 _TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
 
 
-class Session(Protocol):
+class Session(typing.Protocol):
     """A job that an engine has taken up."""
 
     seconds: float
@@ -41,7 +44,7 @@ class Session(Protocol):
         """Let go of the job."""
 
 
-class Engine(Protocol):
+class Engine(typing.Protocol):
     """Runs stages of jobs for some clients. Engines know no method."""
 
     name: str
@@ -79,8 +82,8 @@ class Record(NamedTuple):
     round: int
     client: int
     moment: str
-    """``adapted``: the personal model on test rows; ``joined``: that of a client that did not train; ``local`` and
-    ``server``: what these report; ``wire``: bytes."""
+    """``received``, ``trained`` or ``adapted``: that model of a client (see ``Protocol``) on its test rows; ``joined``:
+    the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``: bytes."""
     metric: str
     value: float
 
@@ -104,6 +107,7 @@ def fit(
     rounds: int,
     participation: float = 1.0,
     evaluate_every: int = 1,
+    protocol: Protocol = _USUAL,
     state: State | None = None,
     on_round: Callable[[State, list[Record], float], None] = lambda state, records, seconds: None,
     stop: Stop = lambda: False,
@@ -111,9 +115,10 @@ def fit(
     """Run a job to round ``rounds``, from the start or from a state, whose clients it goes on with in place.
 
     A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
-    numbers. At evaluation rounds and after the last, every client's personal model (``adapt``, then ``predict``) is
-    measured on its test rows; what ``adapt`` made is not kept. After the last round the clients that did not train join
-    (``enrol``, ``send``, ``adapt``) and are measured too.
+    numbers. At evaluation rounds and after the last, clients are measured on their test rows as the protocol says: all
+    or the participants, on their personal models (``adapt``, then ``predict``) or at another moment; what ``adapt``
+    made is not kept. After the last round the clients that did not train join (``enrol``, ``send``, ``adapt``) and are
+    measured too.
 
     Args:
         job: method, data, seed.
@@ -121,6 +126,7 @@ def fit(
         rounds: in total, those of ``state`` included.
         participation: share of the clients that take part in a round.
         evaluate_every: rounds between evaluations.
+        protocol: who is measured and when, and whether all take part in the last round.
         state: where to continue.
         on_round: called after each round with the new state, the round's records and its seconds: those of the server,
             and those of the clients' work over the number of workers. Waiting for another job's clients does not count.
@@ -136,10 +142,13 @@ def fit(
     try:
         for number in range(state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
-            server, new, records = run.round(state, number, participation, evaluating)
+            everybody = protocol.full_last_round and number == rounds
+            server, new, records = run.round(state, number, 1.0 if everybody else participation, evaluating)
             if evaluating:
-                clients = (new[i] if i in new else state.clients[i] for i in range(job.data.trained))
-                records += run.measured(server, number, range(job.data.trained), clients, "adapted")
+                whom = sorted(new) if protocol.clients == "participants" else range(job.data.trained)
+                for moment in protocol.moments:
+                    clients = (new[i] if i in new else state.clients[i] for i in whom)
+                    records += run.measured(server, number, whom, clients, moment)
             if number == rounds:
                 fresh = method.enrol(keys.key(job.seed, "enrol"))
                 newcomers = range(job.data.trained, job.data.clients)
@@ -195,14 +204,29 @@ class _Run:
     def measured(
         self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str
     ) -> list[Record]:
-        """What the personal models of some clients, whose states these are, do on their test rows."""
+        """What the models of some clients, whose states these are, do on their test rows at a moment."""
         records, states = [], iter(clients)
         for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
-            down = self.send(server, part, number)
-            found: list[Measured] = self.map("evaluate", number, part, down, [next(states) for _ in part])
+            down, some = self.send(server, part, number), [next(states) for _ in part]
+            if moment == "trained":
+                found = self.after_training(server, number, part, down, some)
+            else:
+                found = self.map("received" if moment == "received" else "evaluate", number, part, down, some)
             for i, measured in zip(part, found, strict=True):
-                records += [Record(number, i, moment, k, value) for k, value in measured._asdict().items()]
+                values = ((k, v) for k, v in measured._asdict().items() if v is not None)
+                records += [Record(number, i, moment, k, v) for k, v in values]
         return records
+
+    def after_training(
+        self, server: Tree, number: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
+    ) -> list[Measured]:
+        """Each client after the local training of the next round, its upload being all that the server has of it."""
+        trained: list[Trained] = self.map("local", number + 1, ids, down, clients)
+        found: list[Measured] = []
+        for i, alone in zip(ids, trained, strict=True):
+            own, _ = self.aggregate(server, tree.gather([alone.up]), [i], number)
+            found += self.map("received", number, [i], self.send(own, [i], number), [alone.client])
+        return found
 
     def send(self, server: Tree, ids: Sequence[int], number: int) -> Down:
         with blame(f"{self.job.name}: server, round {number}, send"):

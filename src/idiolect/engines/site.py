@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import nll_loss
+from torch.nn.functional import nll_loss, one_hot
 
 from idiolect import keys, tree
 from idiolect.data import FederatedData
@@ -16,8 +18,10 @@ from idiolect.method import Data, Down, Info, Method, Up
 from idiolect.training.sgd import laid_out
 from idiolect.tree import Tree
 
-Stage = Literal["local", "evaluate"]
+Stage = Literal["local", "evaluate", "received"]
+"""``evaluate`` measures what ``adapt`` makes, ``received`` the client as it is."""
 Stop = Callable[[], bool]
+_BINS = 15  # of confidence, as in the literature
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
 _TOGETHER = 32  # test rows that several clients are measured on at a time: more leave the processor's cache
 
@@ -31,18 +35,28 @@ class Trained(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A client's personal model on its test rows."""
+    """A client's model on its test rows, and on its validation rows where it has some."""
 
     accuracy: float
     loss: float
     """Mean negative log-likelihood, nats."""
+    calibration_error: float
+    """Expected calibration error, 0..1: see ``calibration_error``."""
+    brier: float
+    """Mean over rows of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
 
 
 class Job(NamedTuple):
-    """One method on one federation with one seed. ``build`` is importable, so that a worker can build it too."""
+    """One method on one federation with one seed.
+
+    ``build`` is importable, so that a worker can build it too; ``build(personal=False)`` leaves out ``adapt``, which is
+    asked for where the received model is measured.
+    """
 
     name: str
-    build: Callable[[], Method]
+    build: Callable[..., Method]
     data: FederatedData
     seed: int
 
@@ -56,7 +70,7 @@ def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[i
     if stage == "local":
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
     found: list[list[int]] = []
-    rows = [len(data.test[i]) for i in ids]
+    rows = [data.measured(i).numel() for i in ids]
     for k in sorted(range(len(ids)), key=lambda k: -rows[k]):
         if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _TOGETHER:
             found[-1].append(k)
@@ -71,6 +85,15 @@ class Site:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.method = job.build()
+
+    @cached_property
+    def received(self) -> Method:
+        """The method without its ``adapt``."""
+        return self.job.build(personal=False)
+
+    def of(self, stage: Stage) -> Method:
+        """The method as a stage has it."""
+        return self.received if stage == "received" else self.method
 
     def run(
         self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
@@ -88,10 +111,11 @@ class Site:
         clients = [tree.copy(c) for c in clients]
         if stage == "local":
             return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        adapted = [self._adapt(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        logp = self._predict_together(ids, downs, adapted) if len(ids) > 1 else None
+        method = self.of(stage)
+        adapted = [self._adapt(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        logp = self._predict_together(method, ids, downs, adapted) if len(ids) > 1 else None
         if logp is None:
-            logp = [self._predict(round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
+            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
         return [self.measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
 
     def where(self, round: int, id: int, stage: Stage) -> str:
@@ -114,30 +138,30 @@ class Site:
         check(where, trained)
         return trained
 
-    def _adapt(self, round: int, id: int, down: Down, client: Tree) -> Tree:
+    def _adapt(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):
             rows = self._data(self.job.data.train[id])
-            return self.method.adapt(down, client, rows, self._key(round, id, "evaluate"))
+            return method.adapt(down, client, rows, self._key(round, id, "evaluate"))
 
-    def _predict(self, round: int, id: int, down: Down, client: Tree) -> Tensor:
+    def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
         with blame(self.where(round, id, "evaluate")), torch.no_grad():
-            parts = torch.split(data.test[id], _CHUNK)
-            return torch.cat([self.method.predict(down, client, data.x_R[rows]) for rows in parts])
+            parts = torch.split(data.measured(id), _CHUNK)
+            return torch.cat([method.predict(down, client, data.x_R[rows]) for rows in parts])
 
     def _predict_together(
-        self, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
+        self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
     ) -> list[Tensor] | None:
-        """Log-probabilities of each client's test rows in one pass, or None where it would not be less work."""
+        """Log-probabilities of each client's measured rows in one pass, or None where it would not be less work."""
         if 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
             return None
         data = self.job.data
-        rows = [data.test[i] for i in ids]
+        rows = [data.measured(i) for i in ids]
         longest = max(map(len, rows))
         x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
         if x_M.ndim == 4:
             x_M = x_M.clone(memory_format=torch.channels_last)  # mapped images cannot be laid out later
-        predict = torch.func.vmap(self.method.predict, in_dims=(Down(None, 0), 0, 0))
+        predict = torch.func.vmap(method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
             down = Down(tree.map(laid_out, downs[0].shared), tree.stack([d.own for d in downs]))
             with torch.no_grad():
@@ -147,7 +171,7 @@ class Site:
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
-        """Log-probabilities of a client's test rows, checked and held against their labels."""
+        """Log-probabilities of a client's test and validation rows, checked and held against their labels."""
         where = self.where(round, id, "evaluate")
         logp_NC = logp_NC.double()
         with blame(where):
@@ -155,9 +179,33 @@ class Site:
                 what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
                 raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
         check(where, {"prediction": logp_NC.amax(1)})
-        y_N = self.job.data.y_R[self.job.data.test[id]]
-        right = (logp_NC.argmax(1) == y_N).double().mean()
-        return Measured(float(right), float(nll_loss(logp_NC, y_N)))
+        y_N = self.job.data.y_R[self.job.data.measured(id)]
+        right_N, tested = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
+        p_NC, truth_NC = logp_NC.exp(), one_hot(y_N, logp_NC.shape[1])
+        found = Measured(
+            float(right_N[:tested].mean()),
+            float(nll_loss(logp_NC[:tested], y_N[:tested])),
+            calibration_error(p_NC[:tested], y_N[:tested]),
+            float((p_NC - truth_NC)[:tested].square().sum(1).mean()),
+        )
+        if tested == len(y_N):
+            return found
+        validated = float(right_N[tested:].mean()), float(nll_loss(logp_NC[tested:], y_N[tested:]))
+        return found._replace(validation_accuracy=validated[0], validation_loss=validated[1])
+
+
+def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
+    """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
+
+    Rows are put by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]; NaN without rows.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
+    """
+    confidence_N, said_N = p_NC.max(1)
+    bin_N = (confidence_N * _BINS).ceil().long().clamp(1, _BINS) - 1
+    gap_N = (said_N == y_N).to(p_NC.dtype) - confidence_N
+    gap_B = torch.zeros(_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
+    return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan
 
 
 def check(where: str, result: Tree) -> None:

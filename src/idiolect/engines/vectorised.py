@@ -6,6 +6,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from idiolect import keys, spec, tree
 from idiolect.data import FederatedData
 from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, check
 from idiolect.errors import InputError, Interrupted, RunError, blame
-from idiolect.method import Data, Down
+from idiolect.method import Data, Down, Method
 from idiolect.training import Personal
 from idiolect.tree import Tree
 
@@ -217,7 +218,7 @@ class Chunks:
         if stage == "local" and self._engine.graphs:
             lengths = [self._lengths[bisect.bisect_left(self._lengths, n)] for n in rows]
             return [[k for k, n in enumerate(lengths) if n == length] for length in sorted(set(lengths), reverse=True)]
-        kinds = [float(c.trained) if stage == "evaluate" and isinstance(c, Personal) else 0.0 for c in clients]
+        kinds = [float(c.trained) if stage != "local" and isinstance(c, Personal) else 0.0 for c in clients]
         found = []
         for kind in sorted(set(kinds)):
             of_kind = [k for k, other in enumerate(kinds) if other == kind]
@@ -246,7 +247,7 @@ class Chunks:
         if measuring:
             torch.cuda.reset_peak_memory_stats(self._device)
             before = torch.cuda.memory_allocated(self._device)
-        run = self._local if stage == "local" else self._evaluate
+        run = self._local if stage == "local" else partial(self._evaluate, self._site.of(stage))
         with blame(where):
             try:
                 found = run(round, ids, shared, own, clients)
@@ -295,9 +296,10 @@ class Chunks:
         return self._graphs[shapes](inputs)
 
     def _evaluate(
-        self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+        self, method: Method, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Measured]:
-        data, method = self._site.job.data, self._site.method
+        data = self._site.job.data
+        rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
         axis: Any = 0
         if isinstance(clients[0], Personal):  # alike in a group, so that ``tree.when`` computes one side alone
@@ -306,16 +308,16 @@ class Chunks:
         with self._engine.arithmetic("evaluate"):
             adapted = self._put(mapped(method.adapt, (_OWN, axis, _ROW, 0))(down, client, train, key))
         found: list[Any] = [None] * len(ids)
-        for places in plan([len(data.test[i]) for i in ids]):
+        for places in plan([len(r) for r in rows]):
             at = torch.tensor(places, device=self._device)
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(adapted, at)
-            row_KN = self._data(data.test, [ids[k] for k in places]).row_N
+            row_KN = self._data(rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
             with self._engine.arithmetic("evaluate"), torch.no_grad():
                 predict = mapped(method.predict, (_OWN, 0, 0))
                 logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
             for k, logp_NC in zip(places, logp_KNC, strict=True):
-                found[k] = self._site.measure(round, ids[k], logp_NC[: len(data.test[ids[k]])])
+                found[k] = self._site.measure(round, ids[k], logp_NC[: len(rows[k])])
         return found
 
     # --- what goes up

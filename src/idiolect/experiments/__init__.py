@@ -1,4 +1,4 @@
-"""Studies: what is compared on what, run, and what came out."""
+"""Studies: what is compared on what, run, and what came out; recipes of the papers' tables and figures."""
 
 from idiolect.experiments.progress import watcher
 from idiolect.experiments.result import Result

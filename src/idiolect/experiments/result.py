@@ -41,7 +41,7 @@ class Result:
 
     def table(self) -> Table:
         """The table as a terminal shows it."""
-        return report.render(self.rows())
+        return report.render(self.rows(), self.study.protocol)
 
     def joined(self) -> list[report.Joined]:
         """How clients that did not train fare after they joined, a row per condition; empty where there are none."""

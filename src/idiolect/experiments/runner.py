@@ -31,6 +31,7 @@ def run(
     workers: int | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    budget: float | None = None,
 ) -> Result:
     """Run a study, or the rest of it, and return what it measured.
 
@@ -42,12 +43,14 @@ def run(
         workers: worker processes; None takes one per core.
         resume: continue what ``out`` holds (or start, where it holds nothing).
         watcher: is told of progress.
+        budget: seconds after which the run stops at its last whole round, as a signal would stop it.
 
     Raises:
         InputError: a setting, the data or the folder do not allow the run; nothing is written.
         RunError: a client failed or diverged, a worker died, or the disk is full; whole rounds are on disk.
-        Interrupted: SIGINT or SIGTERM came; whole rounds are on disk.
+        Interrupted: SIGINT or SIGTERM came, or the budget is spent; whole rounds are on disk.
     """
+    ends = None if budget is None else time.monotonic() + budget
     runs = engines.engine(engine, workers)
     if resume and out is None:
         raise InputError("resume needs the folder to continue: give --out")
@@ -62,7 +65,7 @@ def run(
     manifest = data.manifest(federation) | {"methods": titles}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
-    sitting = _Sitting(store, runs)
+    sitting = _Sitting(store, runs, ends)
 
     with _signals() as came:
         try:
@@ -93,8 +96,8 @@ def run(
 class _Sitting:
     """The jobs of a study on one engine, as many side by side as it takes to keep its workers busy."""
 
-    def __init__(self, store: Store, engine: Engine) -> None:
-        self._store, self._engine = store, engine
+    def __init__(self, store: Store, engine: Engine, ends: float | None = None) -> None:
+        self._store, self._engine, self._ends = store, engine, ends
         self._halt, self._lock = threading.Event(), threading.Lock()
         self._at: dict[tuple[str, int], int] = {}
 
@@ -110,7 +113,7 @@ class _Sitting:
         lanes = min(self._engine.lanes, len(jobs))
 
         def stop() -> bool:
-            return bool(came) or self._halt.is_set()
+            return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
 
         if lanes == 1:
             for job in jobs:
@@ -157,13 +160,13 @@ class _Sitting:
             if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
                 cell.save(state)
                 saved = state.round
-            right = [r.value for r in records if (r.moment, r.metric) == ("adapted", "accuracy")]
+            right = [r.value for r in records if (r.moment, r.metric) == (study.protocol.moment, "accuracy")]
             watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
 
         try:
             fit(
                 job, self._engine, rounds=study.rounds, participation=study.participation,
-                evaluate_every=study.evaluation, state=state, on_round=on_round, stop=stop,
+                evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round, stop=stop,
             )  # fmt: skip
         except Exception:
             if latest.round > saved:

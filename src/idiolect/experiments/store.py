@@ -109,7 +109,7 @@ class Store:
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute what this one does."""
         there = Study.read(self.folder / "study.yaml")
-        if differs := _difference(_computed(there), _computed(self.study)):
+        if differs := _difference(computed(there), computed(self.study)):
             raise InputError(
                 f"{self.folder} holds another study ({differs}): choose another --out, or resume it as it was"
             )
@@ -164,7 +164,7 @@ def _holds_something(folder: Path) -> bool:
         raise InputError(f"cannot use {folder} as a folder ({error.strerror}): choose another --out") from None
 
 
-def _computed(study: Study) -> dict[str, Any]:
+def computed(study: Study) -> dict[str, Any]:
     """What decides the numbers, flat: setting -> value."""
     settings = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
     uses = settings.pop("methods")

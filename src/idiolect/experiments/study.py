@@ -18,6 +18,7 @@ from idiolect.engines import Job
 from idiolect.errors import InputError, nearest
 from idiolect.method import SGD, Task, Training
 from idiolect.paths import by_path
+from idiolect.protocol import Protocol
 from idiolect.spec import Spec, lower, options_of, scalar, split_list
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Study(BaseModel):
     weight_decay: Decay = 5e-4
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     data_seed: Seed = 0
+    protocol: Protocol = Protocol()
     evaluate_every: PositiveInt | None = None
     checkpoint_every: PositiveInt = 5
 
@@ -281,6 +283,7 @@ class Study(BaseModel):
         return data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
+            validation=self.protocol.validation,
         )  # fmt: skip
 
     def _source(self) -> Source:
@@ -357,11 +360,14 @@ def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     setting, *inner = first["loc"]
+    if setting == "protocol" and inner and first["type"] == "extra_forbidden":
+        return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
     if first["type"] == "extra_forbidden" and not inner:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
     if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
         return f"{setting}: cannot read {first['input']!r}; write name:option=value, for example dirichlet:alpha=0.3"
-    inside = inner if named else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
+    known = named or setting == "protocol"
+    inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
     where = ".".join(map(str, [setting, *inside]))
     return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from idiolect import spec
 from idiolect.errors import InputError, nearest
-from idiolect.method import Method, Task
+from idiolect.method import Method, Task, unchanged
 from idiolect.training.buffers import with_statistics
 
 
@@ -151,6 +151,7 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return entry.options | entry.presets.get(preset or "", {}) | given
 
 
-def build(name: str, options: Mapping[str, Any], task: Task) -> Method:
-    """The seven functions of a method for a task."""
-    return with_statistics(get(name).build(task, **settle(name, options)), task)
+def build(name: str, options: Mapping[str, Any], task: Task, *, personal: bool = True) -> Method:
+    """The seven functions of a method for a task; with ``personal=False`` its ``adapt`` leaves clients as they are."""
+    method = get(name).build(task, **settle(name, options))
+    return with_statistics(method if personal else method._replace(adapt=unchanged), task)

@@ -148,7 +148,7 @@ def _tip(*fields: str) -> list[Json]:
 
 def over_rounds(view: _View) -> Iterator[Figure | str]:
     """Accuracy over rounds: mean over clients and seeds, and the range over seeds."""
-    accuracy = view.run.select("adapted", "accuracy")
+    accuracy = view.run.accuracy
     if accuracy.empty:
         yield "No accuracy is on record yet, so there is nothing to draw about it."
         return
@@ -203,7 +203,7 @@ def over_rounds(view: _View) -> Iterator[Figure | str]:
     yield Figure(
         "rounds",
         f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %",
-        "Test accuracy of the personal models over the rounds, mean over clients"
+        "Test accuracy over the rounds, mean over clients"
         + (" and seeds" if (frame["seeds"] > 1).any() else "")
         + ("; the band spans the lowest to the highest seed" if several else "")
         + ". Click a name in the legend to single it out; shift-click adds another.",

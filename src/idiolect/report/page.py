@@ -23,11 +23,6 @@ from idiolect.report.reader import Run, read
 from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, joined, summary
 from idiolect.report.words import divided, plain
 
-PROTOCOL = (
-    "Mean over clients of test accuracy of each client's personal model after the last round; "
-    "never the best round on the test set."
-)
-
 FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
@@ -70,7 +65,7 @@ def _page(runs: list[Run]) -> str:
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
         columns=COLUMNS,
         legend=LEGEND,
-        protocol=PROTOCOL,
+        protocol=" ".join(dict.fromkeys(_protocol(run) for run in runs)),
     )
 
 
@@ -101,6 +96,7 @@ def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, An
         "anchor": anchor,
         "run": run,
         "facts": _facts(run),
+        "protocol": _protocol(run),
         "rows": rows,
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
@@ -108,6 +104,10 @@ def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, An
         "figures": drawn,
         "notes": _stopped(run) + missing,
     }
+
+
+def _protocol(run: Run) -> str:
+    return f"Accuracy: {run.protocol}; never the best round on the test rows."
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -137,10 +137,10 @@ def _stopped(run: Run) -> list[str]:
     """A sentence for each method and seed that has no result of the study's last round."""
     notes = []
     for label, title in run.titles.items():
-        mine = run.final[run.final["method"] == label]
+        mine = run.accuracy[run.accuracy["method"] == label]
         if mine.empty:
             notes.append(f"{title} has no results on record.")
-        for seed, rounds in mine.groupby("seed")["round"].first().items():
+        for seed, rounds in mine.groupby("seed")["round"].max().items():
             if rounds < int(run.study["rounds"]):
                 last = f"the last evaluation is of round {rounds} of {run.study['rounds']}"
                 notes.append(f"{title}, seed {seed}: {last}; its figures are of that round.")

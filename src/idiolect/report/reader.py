@@ -15,6 +15,7 @@ import pydantic
 import yaml
 
 from idiolect.errors import InputError
+from idiolect.protocol import Protocol, protocol_of
 
 _KEYS = {
     "records.parquet": ("method", "seed", "round", "client", "moment", "metric", "value"),
@@ -60,14 +61,41 @@ class Run:
         return {c["id"]: c["shift"] for c in self.manifest["clients"]}
 
     @cached_property
-    def final(self) -> pd.DataFrame:
-        """Accuracy (0..1) of each client's personal model, at the last evaluated round of each method and seed.
+    def protocol(self) -> Protocol:
+        """What the run's numbers mean."""
+        return protocol_of(self.study)
+
+    @cached_property
+    def accuracy(self) -> pd.DataFrame:
+        """Accuracy (0..1) of clients at the protocol's moment, in every evaluated round.
 
         A client without test rows has no accuracy (NaN) and is left out.
         """
+        return self.of_protocol("accuracy")
+
+    @cached_property
+    def final(self) -> pd.DataFrame:
+        """Accuracy (0..1) of the protocol's clients, in the protocol's round of each method and seed."""
+        return self.last_of("accuracy")
+
+    def of_protocol(self, metric: str) -> pd.DataFrame:
+        """A metric of test rows at the protocol's moment, in every evaluated round."""
         tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
-        accuracy = self.select("adapted", "accuracy")
-        return last(accuracy[accuracy["client"].isin(tested)], "method", "seed")
+        moment: str = self.protocol.moment
+        if self.protocol.clients == "new":
+            moment, tested = "joined", [c for c in tested if c in self.joins]
+        found = self.select(moment, metric)
+        return found[found["client"].isin(tested)]
+
+    def last_of(self, metric: str) -> pd.DataFrame:
+        """The same in the protocol's round: the last of each method and seed, or the best on validation rows."""
+        found = self.of_protocol(metric)
+        if self.protocol.round == "last":
+            return last(found, "method", "seed")
+        held = self.select(self.protocol.moment, "validation_accuracy")
+        means = held.groupby(["method", "seed", "round"])["value"].mean()
+        best = means.groupby(["method", "seed"]).idxmax()  # the earliest where some are equal
+        return found[[k in set(best) for k in zip(found["method"], found["seed"], found["round"], strict=True)]]
 
     def select(self, moment: str, metric: str) -> pd.DataFrame:
         """The records of one metric, without those that have no value."""
@@ -122,6 +150,11 @@ def read(path: Path | str) -> Run:
         raise InputError(f"{path / 'study.yaml'} {what}: {_MEND}")
     if not isinstance(study["rounds"], int):
         raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_MEND}")
+    try:
+        protocol_of(study)
+    except pydantic.ValidationError as error:
+        said = error.errors()[0]["msg"].lower()
+        raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_MEND}") from None
     manifest = _load(path / "manifest.json", lambda file: json.loads(file.read_text(encoding="utf-8")))
     try:
         checked = _Manifest.model_validate(manifest)

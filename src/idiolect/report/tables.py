@@ -11,8 +11,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from idiolect.protocol import Protocol
 from idiolect.report.reader import Run
 from idiolect.report.words import short
+
+_USUAL = Protocol()
 
 
 class Row(NamedTuple):
@@ -24,9 +27,11 @@ class Row(NamedTuple):
     label: str
     title: str
     accuracy: float | None
-    """Mean over clients of test accuracy, 0..1."""
+    """Mean test accuracy, over clients or over test rows as the run's protocol says, 0..1."""
+    per_client: float | None
+    """Mean over clients, 0..1."""
     per_sample: float | None
-    """The same, weighted by the clients' test rows, 0..1."""
+    """Mean over test rows, 0..1."""
     std: float | None
     """Standard deviation over clients (divided by K), 0..1."""
     worst_decile: float | None
@@ -49,32 +54,39 @@ def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
     ends = {label: run.final[run.final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
-    base = _accuracy(ends[fedavg]) if fedavg else None
+    base = _mean(per_seed(run, ends[fedavg])) if fedavg else None
     wire = run.records[(run.records["moment"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
     rows = []
     for label, title in run.titles.items():
         end, sent = ends[label], wire[wire["method"] == label]
         seconds = run.timings.loc[run.timings["method"] == label, "seconds"]
         seeds = [seed for _, seed in end.groupby("seed")]
-        accuracy = _accuracy(end)
+        each = per_seed(run, end)
+        accuracy = _mean(each)
         exchanges = len(sent.drop_duplicates(["seed", "round", "client"]))
         rows.append(
             Row(
                 label,
                 title,
                 accuracy,
+                _accuracy(end),
                 _per_sample(run, end),
                 _mean([s["value"].std(ddof=0) for s in seeds]),
                 _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
                 None if accuracy is None or base is None else 100 * (accuracy - base),
                 float(sent["value"].sum()) / exchanges if exchanges else None,
                 float(seconds.sum()) if len(seconds) else None,
-                min((int(s["round"].iloc[0]) for s in seeds), default=0),
+                _evaluated(run, label),
                 len(seeds),
-                float(np.std([s["value"].mean() for s in seeds], ddof=1)) if len(seeds) > 1 else None,
+                float(np.std(each, ddof=1)) if len(each) > 1 else None,
             )
         )
     return rows
+
+
+def _evaluated(run: Run, label: str) -> int:
+    rounds = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
+    return int(rounds.min()) if len(rounds) else 0
 
 
 class Joined(NamedTuple):
@@ -107,9 +119,18 @@ def joined(run: Run) -> list[Joined]:
     ]
 
 
-def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
+def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
+    """The mean of a method's final values for each seed, over clients or test rows as the run's protocol says."""
+    return _each(run, end) if run.protocol.weighting == "row" else [s["value"].mean() for _, s in end.groupby("seed")]
+
+
+def _each(run: Run, end: pd.DataFrame) -> list[float]:
     weights = end["client"].map(run.test_rows)
-    return _mean([np.average(s["value"], weights=weights[s.index]) for _, s in end.groupby("seed")])
+    return [float(np.average(s["value"], weights=weights[s.index])) for _, s in end.groupby("seed")]
+
+
+def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
+    return _mean(_each(run, end))
 
 
 def _accuracy(end: pd.DataFrame) -> float | None:
@@ -143,7 +164,7 @@ def _percent(field: str) -> Callable[[Row], str]:
 def accuracy_text(row: Row) -> str:
     """Accuracy in per cent, with the standard deviation over seeds.
 
-    >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
+    >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
     '50.00 ± 1.23'
     """
     spread = "" if row.seed_std is None else f" ± {100 * row.seed_std:.2f}"
@@ -152,6 +173,7 @@ def accuracy_text(row: Row) -> str:
 
 COLUMNS = (
     Column("accuracy", "Accuracy %", accuracy_text),
+    Column("per_client", "Per client %", _percent("per_client")),
     Column("per_sample", "Per row %", _percent("per_sample")),
     Column("std", "Client std", _percent("std")),
     Column("worst_decile", "Worst tenth", _percent("worst_decile")),
@@ -167,7 +189,7 @@ COLUMNS = (
 )
 
 LEGEND = (
-    "Accuracy: mean over clients, ± standard deviation over seeds. Per row: weighted by test rows. Client std: "
+    "± standard deviation over seeds. Per client, per row: the mean over clients and over test rows. Client std: "
     "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients. Bytes per "
     "round: down and up, per participating client. Time: all rounds and seeds together."
 )
@@ -212,13 +234,13 @@ def is_best(row: Row, rows: Sequence[Row]) -> bool:
 _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
 
 
-def render(rows: Sequence[Row]) -> Table:
+def render(rows: Sequence[Row], protocol: Protocol = _USUAL) -> Table:
     """The table for a terminal of 80 columns, the best accuracy in bold; the page and the JSON have more columns."""
     columns = [column for column in COLUMNS if column.field in _TERMINAL]
     rounds = max((row.rounds for row in rows), default=0)
     caption = (
-        f"Test accuracy of each client's personal model after round {rounds}: mean over clients"
-        f"{', ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
+        f"Test accuracy after {rounds} rounds: {protocol}"
+        f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
         "Bytes: down and up, per client and round."
     )
     table = Table(

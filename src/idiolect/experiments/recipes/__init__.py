@@ -1,0 +1,199 @@
+"""One function per table and figure of the four papers, found by listing this folder.
+
+``fedpac.py`` holds ``table1()``, which is the recipe ``fedpac/table1``: its cells, each a number of the paper beside
+the study of one method that measures it here. The papers' numbers are in ``experiments/published``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+from idiolect.errors import InputError, nearest
+from idiolect.experiments.study import Study
+from idiolect.protocol import Moment
+
+Kind = Literal["results", "settings", "figure", "schematic"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number: where it stands, what the paper prints, and how it is come by here.
+
+    Attributes:
+        where: what tells it from the other cells: ``method``, ``dataset`` and the table's conditions.
+        study: what measures it: one method; None where ``value`` computes it or ``absent`` says why there is neither.
+        published: as the paper prints it, accuracies in per cent; None where the paper has no such cell.
+        std: the paper's standard deviation, in the same unit.
+        moment: whose accuracy it is, where it is not the protocol's.
+        condition: of the new clients whose accuracy it is; "" is that of their rows as they are.
+        reads: what is read of the run: "accuracy", or another metric of the records.
+        value: computes it without training.
+        absent: why there is nothing to run.
+    """
+
+    where: Mapping[str, Any]
+    study: Study | None = None
+    published: float | str | None = None
+    std: float | None = None
+    moment: Moment | None = None
+    condition: str | None = None
+    reads: str = "accuracy"
+    value: Callable[[], float | str] | None = None
+    absent: str = ""
+
+    @property
+    def slug(self) -> str:
+        """A file name for it."""
+        parts = [v if k in ("dataset", "method") else f"{k}={v}" for k, v in self.where.items() if v is not None]
+        return "-".join(str(p).replace("/", "_").replace(" ", "_") for p in parts)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or a figure.
+
+    Attributes:
+        name: such as ``fedpac/table1``.
+        title: the first line of the recipe's docstring.
+        kind: "results" of training, "settings" that are computed, a "figure", or a "schematic" without data.
+        cells: its numbers; of a figure, the runs that it draws.
+        assumed: what the paper leaves open, and what is taken here; or where it cannot be had.
+        draws: names of the report's figures that show it.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    cells: tuple[Cell, ...]
+    assumed: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    decimals: int = 2
+
+
+Made = Callable[[], Recipe]
+
+
+def names() -> list[str]:
+    """Of all recipes, a paper's tables and figures in the paper's order."""
+    return list(_all())
+
+
+def get(name: str) -> Recipe:
+    """A recipe, built.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    known = _all()
+    if name not in known:
+        raise InputError(f"unknown recipe {name!r}; {nearest(name, known)}, or see idiolect list recipes")
+    made = known[name]
+    return replace(made(), name=name, title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."))
+
+
+@lru_cache(maxsize=1)
+def _all() -> dict[str, Made]:
+    found: dict[str, Made] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        functions = inspect.getmembers(importlib.import_module(f"{__name__}.{module}"), inspect.isfunction)
+        mine = [(n, f) for n, f in functions if f.__module__.endswith(f".{module}") and not n.startswith("_")]
+        mine.sort(key=lambda pair: pair[1].__code__.co_firstlineno)
+        found |= {f"{module}/{n}": f for n, f in mine}
+    return found
+
+
+def published(name: str) -> list[dict[str, Any]]:
+    """The numbers that a paper prints in a table, a row per cell; accuracies in per cent."""
+    text = resources.files("idiolect.experiments.published").joinpath(f"{name}.json").read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = json.loads(text)["rows"]
+    return rows
+
+
+def table(
+    name: str,
+    settings: Callable[[Mapping[str, Any]], Mapping[str, Any] | str],
+    methods: Mapping[str, str],
+    *,
+    beside: Iterable[str] = (),
+    **more: Any,
+) -> Recipe:
+    """A table of accuracies: a cell for each published number, and for methods that the paper does not have.
+
+    Args:
+        name: of the table.
+        settings: those of a cell's study without its method, or a sentence that says why there is none.
+        methods: what each of the paper's names is here, as ``run --methods`` takes it.
+        beside: methods of ours to add under every condition of the table.
+        more: fields of the recipe.
+    """
+    rows = published(name)
+    given = [_split(row) for row in rows]
+    conditions = list({json.dumps({k: v for k, v in w.items() if k != "method"}): w for w, _, _ in given}.values())
+    added = [({**w, "method": m}, None, None) for w in conditions for m in beside]
+    tuned = methods.get("fedavg_ft", "fedavg_ft")
+
+    def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
+        if where["method"] == "fedavg":  # what FedAvg-FT tunes: one run measures both
+            return cell(where, settings(where), tuned, value, std, moment="received")
+        return cell(where, settings(where), methods.get(where["method"], where["method"]), value, std)
+
+    return Recipe(name, "", "results", tuple(made(*c) for c in [*given, *added]), **more)
+
+
+def _split(row: Mapping[str, Any]) -> tuple[dict[str, Any], Any, float | None]:
+    return {k: v for k, v in row.items() if k not in ("value", "std")}, row["value"], row.get("std")
+
+
+def cell(
+    where: Mapping[str, Any],
+    settings: Mapping[str, Any] | str,
+    method: str,
+    published: float | None = None,
+    std: float | None = None,
+    **more: Any,
+) -> Cell:
+    """A cell that a run of one method measures, or a sentence says why there is none; ``more`` are its fields.
+
+    FedAvg-FT is measured before it tunes too, which is FedAvg.
+    """
+    if isinstance(settings, str):
+        return Cell(where, None, published, std, absent=settings, **more)
+    if method.partition(":")[0] == "fedavg_ft":
+        settings = {**settings, "protocol": {**settings.get("protocol", {}), "also": ["received"]}}
+    return Cell(where, Study(methods=[method], name=_name(where), **settings), published, std, **more)
+
+
+def _name(where: Mapping[str, Any]) -> str:
+    return " ".join(str(v) for k, v in where.items() if k != "method").replace("/", "_") or "cell"
+
+
+def chosen(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | None = None) -> list[Cell]:
+    """The cells of a recipe for which all of ``only`` holds, of these methods.
+
+    Raises:
+        InputError: a condition or a value that no cell has.
+    """
+    cells = list(recipe.cells)
+    wanted: dict[str, Sequence[str]] = {k: v.split("+") for k, v in only.items()}
+    if methods is not None:
+        wanted["method"] = methods
+    for key, values in wanted.items():
+        known = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
+        if not known:
+            keys = list(dict.fromkeys(k for c in recipe.cells for k in c.where))
+            raise InputError(f"{recipe.name} has no {key!r} to choose by; {nearest(key, keys)}")
+        for value in values:
+            if value not in known:
+                raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(known)}")
+        cells = [c for c in cells if str(c.where.get(key)) in values]
+    if not cells:
+        raise InputError(f"{recipe.name} has no cell with all of {', '.join(f'{k}={v}' for k, v in only.items())}")
+    return cells

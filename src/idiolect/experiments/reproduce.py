@@ -1,0 +1,315 @@
+"""Reproducing a recipe: its cells' runs, one after another and resumed, and what they show beside the paper's numbers.
+
+A run is of one method with one seed, in a folder of its own that is named after what it computes, so that cells of
+different tables share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+
+from idiolect import __version__, files, report
+from idiolect.engines import checkpoint
+from idiolect.errors import Diverged, InputError, Interrupted
+from idiolect.experiments.progress import Watcher
+from idiolect.experiments.recipes import Cell, Recipe
+from idiolect.experiments.runner import run
+from idiolect.experiments.store import computed
+from idiolect.experiments.study import Study
+from idiolect.report.tables import per_seed
+
+MARGIN = 1.5  # points within which a number counts as the paper's
+Status = Literal["matches", "differs", "measured", "under way", "not run", "diverged", "no data"]
+
+
+def digest(study: Study) -> str:
+    """A name for what a study computes: the same for studies that differ in their name alone."""
+    usual = Study.model_construct().model_dump(exclude={"name"})
+    settings = {k: v for k, v in computed(study).items() if k not in usual or v != usual[k]}  # new settings change none
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+class Part(NamedTuple):
+    """One run: a method with a seed."""
+
+    study: Study
+    folder: Path
+
+    @property
+    def done(self) -> int:
+        """Rounds on disk."""
+        return _rounds(self.folder)
+
+
+def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[Part]:
+    """The runs of a cell, one for each seed; none where it needs no training."""
+    if cell.study is None:
+        return []
+    more = {} if rounds is None else {"rounds": rounds}
+    found = []
+    for seed in seeds:
+        study = cell.study.model_copy(update={"seeds": (seed,), **more})
+        use = study.methods[0]
+        found.append(Part(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
+    return found
+
+
+def _rounds(folder: Path) -> int:
+    return max((checkpoint.rounds(path) for path in folder.glob("cells/*/checkpoint.safetensors")), default=0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a cell.
+
+    Attributes:
+        cell: it.
+        status: "matches" the paper's number within the larger of 1.5 points and the interval, or "differs"; "measured"
+            where the paper has none; "under way", "not run", "diverged" or "no data".
+        value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
+        interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
+        seeds: the value with each seed that has run to the end.
+        rounds: done, of the seed that is least far.
+        facts: further numbers of the same models, means over seeds: accuracy per client and per row, spread, worst
+            tenth, calibration error, Brier score.
+        seconds: of all rounds and seeds.
+        said: why there is no number, or why it differs.
+    """
+
+    cell: Cell
+    status: Status
+    value: float | str | None = None
+    interval: float | None = None
+    seeds: Mapping[int, float] | None = None
+    rounds: int = 0
+    facts: Mapping[str, float] | None = None
+    seconds: float = 0.0
+    said: str = ""
+    protocol: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in the paper's unit."""
+        ours, theirs = self.value, self.cell.published
+        return ours - theirs if isinstance(ours, int | float) and isinstance(theirs, int | float) else None
+
+
+def reproduce(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    rounds: int | None = None,
+    seeds: Sequence[int] = (0,),
+    engine: str = "auto",
+    workers: int | None = None,
+    budget: float | None = None,
+    watcher: Callable[[], Watcher] | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> Iterator[Outcome]:
+    """Run what cells still need, seed by seed so that every cell has one number early, and give each one's outcome.
+
+    Args:
+        cells: of a recipe.
+        out: folder of the runs' folders.
+        rounds: in place of the paper's.
+        seeds: of every cell.
+        engine, workers: as for ``run``.
+        budget: seconds after which nothing more is begun and what is under way stops at its last whole round.
+        watcher: shows each run.
+        told: is given a line before each run, and a sentence for each that cannot be done.
+
+    Raises:
+        Interrupted: a signal came; whole rounds are on disk.
+        RunError: a worker died or the disk is full.
+    """
+    ends = None if budget is None else time.monotonic() + budget
+    said: dict[Path, tuple[Status, str]] = {}
+    todo = {part.folder: part for seed in seeds for c in cells for part in parts(c, out, rounds=rounds, seeds=[seed])}
+    for number, part in enumerate(todo.values(), 1):
+        if part.done >= part.study.rounds:
+            continue
+        if ends is not None and time.monotonic() > ends:
+            told("the budget is spent: the same command goes on from here")
+            break
+        use, seed = part.study.methods[0], part.study.seeds[0]
+        told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
+        try:
+            left = None if ends is None else ends - time.monotonic()
+            show = watcher() if watcher else None
+            run(part.study, part.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=left)
+        except Diverged as error:
+            said[part.folder] = "diverged", str(error)
+            told(f"diverged: {error}")
+            files.write(part.folder / "diverged.txt", str(error))
+        except InputError as error:
+            said[part.folder] = "no data", str(error)
+            told(str(error))
+        except Interrupted:
+            if ends is None or time.monotonic() < ends:
+                raise
+    for c in cells:
+        yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
+
+
+def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
+    """What is on disk of a cell."""
+    if cell.value is not None:
+        return _judged(Outcome(cell, "measured", cell.value()))
+    if cell.study is None:
+        return Outcome(cell, "no data", said=cell.absent)
+    seeds: dict[int, float] = {}
+    facts: list[dict[str, float]] = []
+    seconds, done = 0.0, [part.done for part in runs]
+    protocol = _protocol(cell)
+    for part, rounds in zip(runs, done, strict=True):
+        if rounds >= part.study.rounds:
+            value, more, spent = measured(cell, part.folder)
+            seeds[part.study.seeds[0]] = value
+            facts.append(more)
+            seconds += spent
+    if not seeds:
+        for part in runs:
+            if (said or {}).get(part.folder):
+                return Outcome(cell, *_noted((said or {})[part.folder]), rounds=min(done), protocol=str(protocol))
+            with suppress(OSError):
+                text = (part.folder / "diverged.txt").read_text(encoding="utf-8")
+                return Outcome(cell, "diverged", said=text, rounds=min(done), protocol=str(protocol))
+        state: Status = "under way" if any(done) else "not run"
+        return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
+    values = list(seeds.values())
+    spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
+    means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0]}
+    return _judged(
+        Outcome(
+            cell, "measured", float(np.mean(values)), spread, seeds, runs[0].study.rounds, means, seconds,
+            protocol=str(protocol),
+        )
+    )  # fmt: skip
+
+
+def _noted(pair: tuple[Status, str]) -> tuple[Status, None, None, None]:
+    return pair[0], None, None, None
+
+
+def _judged(found: Outcome) -> Outcome:
+    """With the verdict."""
+    if found.difference is None:
+        return found
+    if found.cell.value is None:
+        bound = max(MARGIN, found.interval or 0.0)
+    else:
+        bound = 1e-3 * abs(float(found.cell.published or 0))  # computed numbers are printed to three digits or more
+    return replace(found, status="matches" if abs(found.difference) <= bound else "differs")
+
+
+def _protocol(cell: Cell) -> Any:
+    assert cell.study is not None
+    protocol = cell.study.protocol
+    if cell.condition is not None:
+        return protocol.model_copy(update={"clients": "new"})
+    return protocol if cell.moment is None else protocol.model_copy(update={"moment": cell.moment})
+
+
+def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
+    """A cell's value of a finished run, further numbers of the same models, and the run's seconds."""
+    whole = report.read(folder)
+    protocol = _protocol(cell)
+    found = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})
+    seconds = float(whole.timings["seconds"].sum())
+    if cell.reads == "minutes":
+        return seconds / 60, {}, seconds
+
+    def frame(metric: str) -> Any:
+        if cell.condition is None:
+            return found.last_of(metric)
+        joined = found.select("joined", metric)
+        return joined[joined["client"].map(found.joins) == cell.condition]
+
+    accuracy = frame("accuracy")
+    if accuracy.empty:
+        raise InputError(f"{folder} has no accuracy of {protocol}: delete the folder and run the recipe again")
+    (value,) = per_seed(found, accuracy)
+    rows = accuracy["client"].map(found.test_rows)
+    facts = {
+        "per_client": 100 * float(accuracy["value"].mean()),
+        "per_row": 100 * float(np.average(accuracy["value"], weights=rows)),
+        "client_std": 100 * float(accuracy["value"].std(ddof=0)),
+        "worst_decile": 100 * float(accuracy["value"].nsmallest(max(1, len(accuracy) // 10)).mean()),
+    }
+    for metric in ("calibration_error", "brier"):
+        if not (mine := frame(metric)).empty:
+            facts[metric] = float(mine["value"].mean())
+    return 100 * value, facts, seconds
+
+
+def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
+    """Write a measured cell as ``folder/RECIPE/CELL.json``; a reason that stands there already stays.
+
+    Returns:
+        Where, or None where there is nothing to keep.
+    """
+    if found.status not in ("matches", "differs", "measured", "diverged"):
+        return None
+    path = folder / recipe.name / f"{found.cell.slug}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content = {
+        "recipe": recipe.name,
+        "where": dict(found.cell.where),
+        "published": found.cell.published,
+        "published_std": found.cell.std,
+        "measured": found.value,
+        "interval": found.interval,
+        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
+        "difference": found.difference,
+        "facts": dict(found.facts or {}),
+        "protocol": found.protocol,
+        "rounds": found.rounds,
+        "seconds": round(found.seconds, 1),
+        "machine": machine(),
+        "versions": {"idiolect": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "study": None if found.cell.study is None else _settings(found.cell.study),
+        "hash": None if found.cell.study is None else digest(found.cell.study),
+        "verdict": found.status,
+        "because": before.get("because", "") or (found.said if found.status == "diverged" else ""),
+    }
+    if before and {k: before.get(k) for k in ("seeds", "hash")} == {k: content[k] for k in ("seeds", "hash")}:
+        content |= {k: before[k] for k in ("machine", "versions", "seconds") if k in before}  # of when it was measured
+    files.write(path, json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _settings(study: Study) -> dict[str, Any]:
+    """A study as its file has it, without what is usual."""
+    written: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
+    return written | {"methods": [u.model_dump(mode="json") for u in study.methods]}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def machine() -> str:
+    """This machine in a few words."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores{gpu}"

@@ -1,0 +1,147 @@
+"""Whose models are measured and when, against each moment computed by hand from the method's own functions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
+
+import toy
+
+from idiolect import keys, methods, tree
+from idiolect.data import FederatedData
+from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, fit
+from idiolect.engines.loop import participants
+from idiolect.engines.site import calibration_error
+from idiolect.engines.vectorised import Vectorised
+from idiolect.method import Data, Down, Method
+from idiolect.protocol import Protocol
+
+ROUNDS, SEED = 3, 5
+NAMES = ("fedavg_ft", "fedper", "fedpac", "pfedfda", "ditto")
+
+
+@pytest.fixture(params=["sequential", "processes", "vectorised"])
+def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made: Any = {"sequential": Sequential, "processes": partial(Processes, 1), "vectorised": Vectorised}
+    with made[request.param]() as engine:
+        yield engine
+
+
+def _job(name: str, data: FederatedData | None = None) -> Job:
+    data = data or toy.data()
+    return Job(name, partial(methods.build, name, {}, toy.task()), data, SEED)
+
+
+def _run(job: Job, engine: Engine, **settings: Any) -> tuple[State, list[Record], list[list[Any]]]:
+    records: list[Record] = []
+    states: list[list[Any]] = []
+
+    def on_round(state: State, new: list[Record], seconds: float) -> None:
+        records.extend(new)
+        states.append([tree.copy(c) for c in state.clients])
+
+    protocol = Protocol.model_validate(settings)
+    end = fit(
+        job, engine, rounds=ROUNDS, participation=0.5, evaluate_every=ROUNDS, protocol=protocol, on_round=on_round
+    )
+    return end, records, states
+
+
+def _accuracy(job: Job, down: Down, client: Any, i: int, method: Method) -> float:
+    rows = job.data.test[i]
+    with torch.no_grad():
+        logp = method.predict(Down(down.shared, tree.rows(down.own, 0)), client, job.data.x_R[rows])
+    return float((logp.argmax(1) == job.data.y_R[rows]).double().mean())
+
+
+def _rows(job: Job, i: int) -> Data:
+    rows = job.data.train[i]
+    return Data(job.data.x_R, job.data.y_R, rows, torch.ones(len(rows)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_moment_is_what_it_says(name: str, runs_on: Engine) -> None:
+    job = _job(name)
+    end, records, states = _run(job, runs_on, moment="received", also=["trained", "adapted"])
+    method = job.build()
+    found = {(r.moment, r.client): r.value for r in records if r.metric == "accuracy"}
+    assert {m for m, _ in found} == {"received", "trained", "adapted"}
+    assert {c for _, c in found} == set(range(job.data.clients))
+    gaps = []
+    for i in range(job.data.clients):
+        down, client = method.send(end.server, torch.tensor([i])), states[-1][i]
+        mine = Down(down.shared, tree.rows(down.own, 0))
+        received = _accuracy(job, down, client, i, method)
+        key = keys.key(SEED, ROUNDS, i, "evaluate")
+        adapted = _accuracy(job, down, method.adapt(mine, client, _rows(job, i), key), i, method)
+        after, up, _ = method.local(mine, client, _rows(job, i), keys.key(SEED, ROUNDS + 1, i, "local"))
+        server, _ = method.aggregate(end.server, tree.map(lambda a: torch.as_tensor(a)[None], up), torch.tensor([i]))
+        trained = _accuracy(job, method.send(server, torch.tensor([i])), after, i, method)
+        for moment, value in (("received", received), ("adapted", adapted), ("trained", trained)):
+            gaps.append(abs(found[moment, i] - value) * len(job.data.test[i]))
+    assert max(gaps) < 1e-6 if not isinstance(runs_on, Vectorised) else np.mean(gaps) < 0.5  # near-ties round otherwise
+
+
+def test_participants_alone(runs_on: Engine) -> None:
+    job = _job("fedper")
+    _, records, _ = _run(job, runs_on, clients="participants")
+    measured = {r.client for r in records if r.moment == "adapted"}
+    assert measured == set(participants(SEED, ROUNDS, job.data.clients, 0.5))
+
+
+def test_everybody_in_the_last_round(runs_on: Engine) -> None:
+    job = _job("fedper")
+    _, records, _ = _run(job, runs_on, full_last_round=True)
+    took_part = {
+        n: {r.client for r in records if r.metric == "bytes_up" and r.round == n} for n in range(1, ROUNDS + 1)
+    }
+    assert took_part[ROUNDS] == set(range(job.data.clients))
+    assert all(len(took_part[n]) == round(0.5 * job.data.clients) for n in range(1, ROUNDS))
+
+
+def test_validation_rows_are_measured_apart(runs_on: Engine) -> None:
+    whole = toy.data()
+    held = tuple(r[: min(3, len(r) - 1)] for r in whole.train)  # a client with one row has none
+    data = replace(whole, train=tuple(r[len(h) :] for r, h in zip(whole.train, held, strict=True)), validation=held)
+    job = _job("fedavg_ft", data)
+    end, records, _ = _run(job, runs_on, round="best_validation", validation=0.2)
+    plain, without, _ = _run(_job("fedavg_ft", replace(data, validation=())), runs_on)
+    assert tree.leaves(end.server)[0].equal(tree.leaves(plain.server)[0]), "validation rows are not trained on"
+    test = {(r.client, r.metric): r.value for r in records if r.moment == "adapted"}
+    alone = {(r.client, r.metric): r.value for r in without if r.moment == "adapted"}
+    assert {k: v for k, v in test.items() if not k[1].startswith("validation")} == pytest.approx(alone, abs=1e-5)
+    method = job.build()
+    for i in (i for i in range(data.clients) if len(held[i])):
+        down = method.send(end.server, torch.tensor([i]))
+        client = method.adapt(down, (), _rows(job, i), keys.key(SEED, ROUNDS, i, "evaluate"))
+        with torch.no_grad():
+            logp = method.predict(down, client, data.x_R[held[i]])
+        right = float((logp.argmax(1) == data.y_R[held[i]]).double().mean())
+        assert test[i, "validation_accuracy"] == pytest.approx(right, abs=1e-9)
+        loss = -float(logp.double().gather(1, data.y_R[held[i]][:, None]).mean())
+        assert test[i, "validation_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_brier_and_calibration() -> None:
+    """Against their definitions, row by row."""
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(5, 0.5), 400)
+    p[0] = [1, 0, 0, 0, 0]
+    y = np.array([rng.choice(5, p=row) for row in p])
+    total = 0.0
+    for low in np.arange(15) / 15:
+        inside = (p.max(1) > low + 1e-12) & (p.max(1) <= low + 1 / 15 + 1e-12)
+        if inside.any():
+            total += abs((p.argmax(1) == y)[inside].mean() - p.max(1)[inside].mean()) * inside.sum() / len(y)
+    assert calibration_error(torch.tensor(p), torch.tensor(y)) == pytest.approx(total, abs=1e-12)
+    assert np.isnan(calibration_error(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)))
