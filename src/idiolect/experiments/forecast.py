@@ -134,8 +134,8 @@ def _speed(study: Study, about: dict[str, Any]) -> tuple[float, float]:
     made_up = FederatedData(
         name="random", x_R=torch.randint(256, (2 * count, *shape), dtype=torch.uint8, generator=draw),
         y_R=torch.arange(2 * count) % classes, classes=classes,
-        train=tuple(r[:_ROWS] for r in rows), test=tuple(r[_ROWS:] for r in rows), class_names=tuple(map(str, range(classes))), mean=(0.5,) * shape[0], std=(0.3,) * shape[0],
-        shifts=("", ""),
+        train=tuple(r[:_ROWS] for r in rows), test=tuple(r[_ROWS:] for r in rows),
+        class_names=tuple(map(str, range(classes))), mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("", ""),
     )  # fmt: skip
     use = study.methods[0]
     site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task(made_up)), made_up, 0))

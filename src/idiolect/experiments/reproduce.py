@@ -37,7 +37,7 @@ Status = Literal["matches", "differs", "measured", "under way", "not run", "dive
 
 def digest(study: Study) -> str:
     """A name for what a study computes: the same for studies that differ in their name alone."""
-    usual = Study.model_construct().model_dump(exclude={"name"})
+    usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
     settings = {k: v for k, v in computed(study).items() if k not in usual or v != usual[k]}  # new settings change none
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
