@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from idiolect.network import Network
 from idiolect.tree import Tree
 
 Info = dict[str, Tensor]
+Augment = Literal["none", "crop_flip"]
 
 
 class Down(NamedTuple):
@@ -93,13 +94,15 @@ class SGD:
 class Training:
     """How a client trains in one round.
 
-    ``shuffle=False`` takes the rows in stored order, for comparisons with recorded rounds.
+    ``shuffle=False`` takes the rows in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``: a
+    method trains on images that are cropped and mirrored at random, anew in every step.
     """
 
     epochs: int = 5
     batch_size: int = 50
     sgd: SGD = field(default_factory=SGD)
     shuffle: bool = True
+    augment: Augment = "none"
 
 
 @dataclass(frozen=True)

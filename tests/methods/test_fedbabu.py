@@ -135,7 +135,7 @@ def test_the_head_keeps_its_bits() -> None:
     data = o.data(*ROWS[0])
 
     def zeroed(model: Model, batch: Any) -> Any:
-        x_B, y_B = rows(data, batch.at_B)
+        x_B, y_B = rows(task, data, batch)
         return cross_entropy_mean(task.network(Model(model.body, tree.detach(model.head)), x_B), y_B, batch.used_B), ()
 
     model, _ = sgd(zeroed, start, batches(data, task.training, o.key()), task.training.sgd)

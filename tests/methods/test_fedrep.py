@@ -61,7 +61,7 @@ def coasting(f: r.Files, k: int, model: Model) -> Model:
 
     def loss(weights: Model, batch: Any, part: str) -> tuple[torch.Tensor, tuple[()]]:
         held = weights._replace(**{p: tree.detach(getattr(weights, p)) for p in ("body", "head") if p != part})
-        x_B, y_B = rows(data, batch.at_B)
+        x_B, y_B = rows(task, data, batch)
         return cross_entropy(task.network(held, x_B), y_B), ()
 
     def head_loss(head: Any, batch: Any) -> Any:

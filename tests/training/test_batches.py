@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
+
+import toy
 
 from idiolect import keys
 from idiolect.method import Data, Training
@@ -90,7 +97,7 @@ def test_epochs_differ_and_hang_on_the_key_alone() -> None:
 
 
 def test_rows_are_read_by_number() -> None:
-    x, y = rows(client(5), torch.tensor([4, 0]))
+    x, y = rows(toy.task(), client(5), Batch(torch.tensor([4, 0]), torch.ones(2), 0))
     assert x.tolist() == [14, 10]
     assert y.tolist() == [14, 10]
 

@@ -104,11 +104,11 @@ def apfl(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         def shared_error(w: Model, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             return cross_entropy_mean(network(w, task.inputs(x_B)), y_B, batch.used_B), ()  # [2]
 
         def mixed_error(v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)  # [3]
 
         def personal_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -12,9 +13,9 @@ from torch.nn.functional import linear, log_softmax, nll_loss, softplus
 
 from idiolect import keys, tree
 from idiolect.method import SGD, Data, Down, Method, Task, Up
-from idiolect.network import Weights, new_linear
+from idiolect.network import Weights, new_linear, watch
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
-from idiolect.training import Batch, batches, features, mean, rows, sgd, trained_loss
+from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
 from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -130,7 +131,7 @@ def fedcr(
 
     def code_of(encoder: Encoder, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
         out_B2V = linear(z_Bd, **encoder.code)
-        return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)
+        return watch(out_B2V[:, :latent]), softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)
 
     def log_probability(head: Weights, mean_BV: Tensor, std_BV: Tensor, noise_BSV: Tensor) -> Tensor:
         z_BSV = mean_BV[:, None] + std_BV[:, None] * noise_BSV  # [1]
@@ -150,7 +151,7 @@ def fedcr(
         noise = keys.fold(key, "noise")
 
         def loss(model: tuple[Encoder, Weights], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             mean_BV, std_BV = encode(model[0], x_B)
             error_B = error(model[1], mean_BV, std_BV, y_B, keys.fold(noise, batch.step))
             apart_B = kl_diagonal(mean_CV[y_B], std_CV[y_B], mean_BV, std_BV)
@@ -180,13 +181,12 @@ def fedcr(
 
     def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
-        z_Nd, y_N = features(task, encoder.body, data)
-        mean_NV, std_NV = code_of(encoder, z_Nd)
+        frozen = batch_features(task, encoder.body, data, then=partial(code_of, encoder))
         noise = keys.fold(key, "noise")
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            at_B, draw = batch.at_B, keys.fold(noise, batch.step)
-            return mean(error(head, mean_NV[at_B], std_NV[at_B], y_N[at_B], draw), batch.used_B), ()
+            (mean_BV, std_BV), y_B = frozen(batch)
+            return mean(error(head, mean_BV, std_BV, y_B, keys.fold(noise, batch.step)), batch.used_B), ()
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
         return Client(sgd(loss, client.head, plan, rule)[0], client.encoder)  # [6]

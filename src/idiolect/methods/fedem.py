@@ -125,7 +125,7 @@ def fedem(
             q_N = q_NM[:, m]
 
             def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-                x_B, y_B = rows(data, batch.at_B)
+                x_B, y_B = rows(task, data, batch)
                 error_B = cross_entropy(task.network(model, task.inputs(x_B)), y_B, reduction="none")
                 value = mean(q_N[batch.at_B] * error_B, batch.used_B)  # [3]
                 return value, (value, batch.used_B.sum())

@@ -109,7 +109,7 @@ def fedlda(
         others_dd = 1 - torch.eye(width)
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
             extra = decorrelation * penalty(z_Bd, y_B, batch.used_B, others_dd) if decorrelation else 0.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -15,7 +16,17 @@ from idiolect.method import Data, Down, Method, Task, Up
 from idiolect.network import Weights
 from idiolect.statistics.moments import weights_by_class
 from idiolect.statistics.simplex import combination_weights
-from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, trained_loss
+from idiolect.training import (
+    Batch,
+    batch_features,
+    batches,
+    cross_entropy_mean,
+    features,
+    mean,
+    rows,
+    sgd,
+    trained_loss,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"align_first_round": True, "threshold": 0.0},
@@ -75,6 +86,7 @@ def fedpac(
     threshold: NonNegativeFloat = 1e-3,
     align_first_round: bool = False,
     tuning_epochs: NonNegativeInt = 0,
+    statistics: Literal["augmented", "clean"] = "augmented",
 ) -> Method:
     """FedPAC: feature alignment and classifier collaboration (Xu, Tong & Huang, ICLR 2023).
 
@@ -106,6 +118,8 @@ def fedpac(
         align_first_round: whether to align in the first round, to the client's own means (released code: no; the paper
             aligns to a first c that it leaves open).
         tuning_epochs: epochs of head-only tuning in ``adapt``, from the combined head (the paper's numbers fit 0).
+        statistics: where images are augmented, [1] and [4] by a pass of augmented ones (released code), or of the rows
+            as they are.
 
     Source: Algorithm 1; appendix A.5, which takes the identity for the covariance of the features (Eq. 43).
     Differs from source: the released code solves the quadratic programme in float32 and rebuilds a matrix with a
@@ -128,16 +142,19 @@ def fedpac(
         )
         return Down(Shared(server.body, server.centroid_Cd, server.known_C), own)
 
-    def train_head(head: Weights, z_Nd: Tensor, y_N: Tensor, plan: list[Batch]) -> Weights:
+    def all_features(body: Weights, data: Data, key: Tensor) -> tuple[Tensor, Tensor]:
+        return features(task, body, data, augmented=key if statistics == "augmented" else None)
+
+    def train_head(head: Weights, frozen: Callable[[Batch], tuple[Tensor, Tensor]], plan: list[Batch]) -> Weights:
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            logit_BC = network.logits(head, z_Nd[batch.at_B])
-            return cross_entropy_mean(logit_BC, y_N[batch.at_B], batch.used_B), ()
+            z_Bd, y_B = frozen(batch)
+            return cross_entropy_mean(network.logits(head, z_Bd), y_B, batch.used_B), ()
 
         return sgd(loss, head, plan, replace(rule, lr=head_lr))[0]
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         body, centroid_Cd, known_C = down.shared
-        z_Nd, y_N = features(task, body, data)
+        z_Nd, y_N = all_features(body, data, keys.fold(key, "received"))
         n_C, sum_Cd = class_sums(z_Nd, y_N, data.real_N)
         n = n_C.sum()
         h_Cd = sum_Cd / n  # [1]
@@ -145,21 +162,21 @@ def fedpac(
         variance = (square_N.sum() / n - h_Cd.double().square().sum()) / n  # [1]
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
-        head = train_head(down.own, z_Nd, y_N, plan)  # [2]
+        head = train_head(down.own, batch_features(task, body, data, known=(z_Nd, y_N)), plan)  # [2]
 
         own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
         target_Cd = torch.where(known_C[:, None] > 0, centroid_Cd, own_Cd)
         pull = alignment if align_first_round else alignment * known_C.amax()  # [3]
 
         def body_loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(network.logits(head, z_Bd), y_B, batch.used_B)
             distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)  # [3]
             return error + pull * distance, (error, batch.used_B.sum())  # [3]
 
         new, seen = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)  # [3]
-        _, new_sum_Cd = class_sums(features(task, new, data)[0], y_N, data.real_N)  # [4]
+        _, new_sum_Cd = class_sums(all_features(new, data, keys.fold(key, "trained"))[0], y_N, data.real_N)  # [4]
         report = Report(tree.sub(new, body), head, new_sum_Cd, h_Cd, variance.to(h_Cd.dtype))
         return client, Up(report, Counts(n, n_C)), {"train_loss": trained_loss(seen)}
 
@@ -191,8 +208,8 @@ def fedpac(
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         if not tuning_epochs:
             return client
-        z_Nd, y_N = features(task, down.shared.body, data)
-        return train_head(down.own, z_Nd, y_N, batches(data, task.training, key, epochs=tuning_epochs))
+        frozen = batch_features(task, down.shared.body, data)
+        return train_head(down.own, frozen, batches(data, task.training, key, epochs=tuning_epochs))
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = network.features(down.shared.body, task.inputs(x_B))

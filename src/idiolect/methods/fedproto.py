@@ -117,7 +117,7 @@ def fedproto(
         target: Prototypes = down.shared if everyone else client.value.own
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(model.body, task.inputs(x_B))
             error = cross_entropy_mean(network.logits(model.head, z_Bd), y_B, batch.used_B)
             apart_B = (z_Bd - target.mean_Cd[y_B]).square().mean(1) * target.known_C[y_B]  # [1]

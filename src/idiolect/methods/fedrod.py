@@ -117,7 +117,7 @@ def fedrod(
 
         def loss(weights: tuple[Model, Tree], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
             model, own = weights
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(model.body, task.inputs(x_B))
             logit_BC = network.logits(model.head, z_Bd)
             generic = cross_entropy_mean(logit_BC + log_n_C, y_B, batch.used_B)  # [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,19 @@ from torch.nn.functional import linear, log_softmax, softplus
 
 from idiolect import keys, tree
 from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Weights, new_linear
+from idiolect.network import Weights, new_linear, watch
 from idiolect.statistics.experts import kl_diagonal
-from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, sgd_from, trained_loss
+from idiolect.training import (
+    Batch,
+    batch_features,
+    batches,
+    cross_entropy_mean,
+    mean,
+    rows,
+    sgd,
+    sgd_from,
+    trained_loss,
+)
 from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -130,7 +141,7 @@ def fedsr(
 
     def code_of(code: Weights, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
         out_B2V = linear(z_Bd, **code)  # [1]
-        return out_B2V[:, :latent], softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)  # [1]
+        return watch(out_B2V[:, :latent]), softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)  # [1]
 
     def apart(reference: Reference, mean_BV: Tensor, std_BV: Tensor, y_B: Tensor) -> Tensor:
         scaled = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))  # [3]
@@ -146,7 +157,7 @@ def fedsr(
 
         def loss(weights: tuple[Shared, Reference], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
             model, reference = weights
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             mean_BV, std_BV = code_of(model.code, network.features(model.body, task.inputs(x_B)))
             z_BV = mean_BV + std_BV * keys.normal(keys.fold(noise, batch.step), (len(y_B), latent))  # [2]
             error = cross_entropy_mean(linear(z_BV, **model.head), y_B, batch.used_B)  # [4]
@@ -170,15 +181,14 @@ def fedsr(
         if not head_epochs:
             return client
         model = down.shared.model
-        z_Nd, y_N = features(task, model.body, data)
-        mean_NV, std_NV = code_of(model.code, z_Nd)
+        frozen = batch_features(task, model.body, data, then=partial(code_of, model.code))
         noise = keys.fold(key, "noise")
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            at_B = batch.at_B
-            e_BV = keys.normal(keys.fold(noise, batch.step), (len(at_B), latent))
-            logit_BC = linear(mean_NV[at_B] + std_NV[at_B] * e_BV, **head)  # [6]
-            return cross_entropy_mean(logit_BC, y_N[at_B], batch.used_B), ()  # [6]
+            (mean_BV, std_BV), y_B = frozen(batch)
+            e_BV = keys.normal(keys.fold(noise, batch.step), (len(y_B), latent))
+            logit_BC = linear(mean_BV + std_BV * e_BV, **head)  # [6]
+            return cross_entropy_mean(logit_BC, y_B, batch.used_B), ()  # [6]
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)
         return client._replace(head=sgd(loss, model.head, plan, rule)[0])  # [6]

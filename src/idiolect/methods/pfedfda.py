@@ -152,7 +152,7 @@ def pfedfda(
         head = cast(lda_head(g, logprior_C))  # [1]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(body, task.inputs(x_B))
             value = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
             return value, (z_Bd, batch.at_B, batch.used_B, value)

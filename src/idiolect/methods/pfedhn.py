@@ -172,7 +172,7 @@ def pfedhn(
 
     def train(theta: Tree, head: Tree, data: Data, key: Tensor) -> tuple[Tree, Tree, Tensor]:
         def loss(moving: tuple[Tree, Weights], batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             model = whole(moving[0], head and head._replace(weights=moving[1]))
             value = cross_entropy_mean(network(model, task.inputs(x_B)), y_B, batch.used_B)  # [3]
             return value, (value, batch.used_B.sum())

@@ -107,7 +107,7 @@ def pfedme(
 
     def local_step(theta: Model, w: Model, data: Data, batch: Batch) -> tuple[Model, Model, tuple[Tensor, Tensor]]:
         def loss(theta: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             error = cross_entropy_mean(task.network(theta, task.inputs(x_B)), y_B, batch.used_B)
             return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())  # [1]
 

@@ -80,7 +80,7 @@ def scaffold(
         shift = tree.sub(control, client)  # [1]
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             error = cross_entropy_mean(task.network(model, task.inputs(x_B)), y_B, batch.used_B)
             return error + tree.dot(shift, model), (error, batch.used_B.sum())  # [1]
 

@@ -3,12 +3,21 @@
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.personal import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
-from idiolect.training.whole import Part, features, log_softmax_of, row_losses, train_model, trained_loss
+from idiolect.training.whole import (
+    Part,
+    batch_features,
+    features,
+    log_softmax_of,
+    row_losses,
+    train_model,
+    trained_loss,
+)
 
 __all__ = [
     "Batch",
     "Part",
     "Personal",
+    "batch_features",
     "batches",
     "cross_entropy_mean",
     "features",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from idiolect import keys, tree
-from idiolect.method import Data, Training
+from idiolect.method import Data, Task, Training
+from idiolect.training.augment import crop_flip
 
 _EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding renumbers none
 
@@ -21,6 +22,8 @@ class Batch(NamedTuple):
     used_B: Tensor
     """1 for a row, 0 for padding."""
     step: int | Tensor
+    key: Tensor = torch.zeros((), dtype=torch.int64)
+    """Of all steps; by it and ``step`` images are augmented."""
 
 
 def batches(
@@ -42,6 +45,7 @@ def batches(
     n, size = real_N.shape[0], training.batch_size
     if steps is not None and many:
         return _mapped_steps(real_N, training, key, steps, drop_last)
+    draws = keys.fold(key, "augment")
     plan: list[Batch] = []
     for epoch in range((training.epochs if epochs is None else epochs) if steps is None else steps):
         if steps is not None and len(plan) >= steps:
@@ -55,7 +59,7 @@ def batches(
                     used_B = used_B * ((used_B.sum() == size) | (real_N.sum() < size))
                 elif start > 0 and len(at_B) < size:
                     continue
-            plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch))
+            plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch, draws))
     return plan[:steps]
 
 
@@ -67,17 +71,21 @@ def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, d
     order_EN = torch.stack(
         [keys.order(keys.fold(key, e), real_N) if training.shuffle else torch.arange(n) for e in range(steps)]
     )
+    draws = keys.fold(key, "augment")
     plan = []
     for step in range(steps):
         epoch, batch = step // per_epoch, step % per_epoch
         place_B = batch * size + torch.arange(size)
         order_N = order_EN.index_select(0, epoch.view(1))[0]
         used_B = (place_B < total).to(real_N.dtype)
-        plan.append(Batch(order_N[place_B.clamp(max=n - 1)], used_B, epoch * _EPOCH + batch))
+        plan.append(Batch(order_N[place_B.clamp(max=n - 1)], used_B, epoch * _EPOCH + batch, draws))
     return plan
 
 
-def rows(data: Data, at_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw inputs and labels at positions of a client's rows."""
-    row_B = data.row_N[at_B]
-    return data.x_R[row_B], data.y_R[row_B]
+def rows(task: Task, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Raw inputs and labels of a step, for training: images augmented where the task says so, in each step anew."""
+    row_B = data.row_N[batch.at_B]
+    x_B, y_B = data.x_R[row_B], data.y_R[row_B]
+    if task.training.augment == "crop_flip":
+        x_B = crop_flip(x_B, keys.fold(batch.key, batch.step))
+    return x_B, y_B

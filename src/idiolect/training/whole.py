@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from idiolect import tree
 from idiolect.method import SGD, Data, Task
 from idiolect.network import Model, Weights
+from idiolect.training.augment import crop_flip
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
 from idiolect.tree import Tree
@@ -35,7 +36,7 @@ def train_model(
     """Cross-entropy training of a model or of one part of it; also the mean loss over the rows seen, in nats.
 
     A part that does not train is no part of the optimiser: neither momentum nor decay moves it. A head trains on
-    features that are computed once.
+    features that are computed once, or anew in each step where images are augmented.
 
     Args:
         task: the problem; its training rule holds where none is given.
@@ -51,7 +52,7 @@ def train_model(
     plan = batches(data, task.training, key, epochs=epochs, steps=steps)
     if not plan:
         return model, torch.zeros(())
-    z_Nd, y_N = features(task, model.body, data) if part == "head" else (data.x_R, data.y_R)
+    frozen = batch_features(task, model.body, data) if part == "head" else None
 
     def moving(model: Model) -> Tree:
         return model if part == "model" else getattr(model, part)
@@ -60,10 +61,11 @@ def train_model(
         return Model(*weights) if part == "model" else model._replace(**{part: weights})
 
     def loss(weights: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        if part == "head":
-            logit_BC, y_B = task.network.logits(weights, z_Nd[batch.at_B]), y_N[batch.at_B]
+        if frozen:
+            z_Bd, y_B = frozen(batch)
+            logit_BC = task.network.logits(weights, z_Bd)
         else:
-            x_B, y_B = rows(data, batch.at_B)
+            x_B, y_B = rows(task, data, batch)
             logit_BC = task.network(whole(weights), task.inputs(x_B))
         value = cross_entropy_mean(logit_BC, y_B, batch.used_B)
         total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
@@ -79,14 +81,47 @@ def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return (value_S * rows_S).sum() / rows_S.sum()
 
 
-def features(task: Task, body: Weights, data: Data) -> tuple[Tensor, Tensor]:
-    """z (N, d) of all of a client's rows and their labels, without a graph."""
+def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """z (N, d) of all of a client's rows and their labels, without a graph.
+
+    With ``augmented``, a key, images are augmented by its draws where the task says so; else they are as they stand.
+    """
     x_N, y_N = data.x_R[data.row_N], data.y_R[data.row_N]
+    if augmented is not None and task.training.augment == "crop_flip":
+        x_N = crop_flip(x_N, augmented)
     if not tree.mapped((body, x_N)):
         body = tree.map(laid_out, body)
     with torch.no_grad():
         z_Nd = torch.cat([task.network.features(body, task.inputs(x)) for x in torch.split(x_N, _CHUNK)])
     return z_Nd, y_N
+
+
+def batch_features(
+    task: Task,
+    body: Weights,
+    data: Data,
+    *,
+    then: Callable[[Tensor], Tree] = lambda z_Nd: z_Nd,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Callable[[Batch], tuple[Tree, Tensor]]:
+    """A function that gives a batch's labels and what ``then`` makes of its z, while the body stays.
+
+    From one pass through all rows, or ``known``, what ``features`` gave; where the task augments images, from a pass in
+    each step.
+    """
+    if task.training.augment == "none":
+        z_Nd, y_N = known or features(task, body, data)
+        made_N = then(z_Nd)
+        return lambda batch: (tree.rows(made_N, batch.at_B), y_N[batch.at_B])
+    if not tree.mapped((body, data.row_N)):
+        body = tree.map(laid_out, body)
+
+    def anew(batch: Batch) -> tuple[Tree, Tensor]:
+        x_B, y_B = rows(task, data, batch)
+        with torch.no_grad():
+            return then(task.network.features(body, task.inputs(x_B))), y_B
+
+    return anew
 
 
 def row_losses(task: Task, model: Model, data: Data) -> Tensor:
