@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from threading import RLock
+from threading import RLock, local
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from idiolect.errors import InputError
 Weights = dict[str, Tensor]
 Buffers = Literal["aggregate", "local", "frozen"]
 _SEEDING = RLock()
+_WATCHED = local()
 
 
 class Model(NamedTuple):
@@ -97,7 +98,7 @@ class Network:
 
     def features(self, body: Weights, x_B: Tensor) -> Tensor:
         """z (B, d)."""
-        return self._parts[0](body, x_B)
+        return watch(self._parts[0](body, x_B))
 
     def logits(self, head: Weights, z_Bd: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
@@ -125,6 +126,26 @@ class Network:
             yield
         finally:
             self._norms.given, self._norms.calls = before
+
+
+@contextmanager
+def watching() -> Iterator[list[Tensor]]:
+    """Inside, in this thread, what this gives holds the representation (B, V) that a pass noted last."""
+    before, _WATCHED.seen = getattr(_WATCHED, "seen", None), list[Tensor]()
+    try:
+        yield _WATCHED.seen
+    finally:
+        _WATCHED.seen = before
+
+
+def watch(z_BV: Tensor) -> Tensor:
+    """Note a representation, where somebody watches, and give it back.
+
+    ``Network.features`` does so by itself; a method whose representation is another one notes that after it.
+    """
+    if (seen := getattr(_WATCHED, "seen", None)) is not None:
+        seen[:] = [z_BV]
+    return z_BV
 
 
 def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:

@@ -32,6 +32,8 @@ class Protocol(BaseModel):
         validation: share of each client's training rows that it is held back from training on, to measure on.
         weighting: the mean over clients counts every "client" once, or every test "row".
         full_last_round: whether every client takes part in the last round, whatever the participation.
+        observe: what is recorded beside the numbers: "gaussianity" of the representations at every evaluation,
+            "features" of a few clients in two dimensions after the last round.
 
     Raises:
         pydantic.ValidationError: a value that does not exist, or values that do not go together.
@@ -48,13 +50,14 @@ class Protocol(BaseModel):
     validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     weighting: Literal["client", "row"] = "client"
     full_last_round: bool = False
+    observe: tuple[Literal["gaussianity", "features"], ...] = ()
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
         return Spec.parse(f"protocol:{value}").options if isinstance(value, str) else value
 
-    @pydantic.field_validator("also", mode="before")
+    @pydantic.field_validator("also", "observe", mode="before")
     @classmethod
     def _joined(cls, value: object) -> object:
         return value.split("+") if isinstance(value, str) else value
@@ -66,6 +69,11 @@ class Protocol(BaseModel):
         if self.clients == "new" and (self.moment != "adapted" or self.round != "last"):
             raise ValueError("clients=new are measured after the last round, adapted: leave moment and round out")
         return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _dumped(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nothing observed goes without saying: a study that observes nothing is the same as before."""
+        return {k: v for k, v in dump(self).items() if k != "observe" or v}
 
     @property
     def moments(self) -> tuple[Moment, ...]:

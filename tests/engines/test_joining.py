@@ -85,7 +85,9 @@ def by_hand(method: Method, server: Any, whole: FederatedData, seed: int, id: in
     y_N = whole.y_R[whole.test[id]]
     right = logp_NC.argmax(1) == y_N
     loss = -logp_NC.double()[torch.arange(len(y_N)), y_N].mean()
-    return {"accuracy": float(right.double().mean()), "loss": float(loss)}
+    truth_NC = torch.eye(whole.classes, dtype=torch.float64)[y_N]
+    brier = (logp_NC.double().exp() - truth_NC).square().sum(1).mean()
+    return {"accuracy": float(right.double().mean()), "loss": float(loss), "brier": float(brier)}
 
 
 # --- with every method
@@ -104,12 +106,14 @@ def test_joining_changes_nothing_and_is_what_the_contract_says(name: str) -> Non
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert len(state.clients) == 4
     found = {(r.client, r.metric): r.value for r in joined(records)}
-    assert set(found) == {(id, metric) for id in range(4, 10) for metric in ("accuracy", "loss")}
+    measured = ("accuracy", "loss", "calibration_error", "brier")
+    assert set(found) == {(id, metric) for id in range(4, 10) for metric in measured}
     assert {r.round for r in joined(records)} == {ROUNDS}
     for id in range(4, 10):
         want = by_hand(made.build(), state.server, whole, 3, id)
         assert found[id, "accuracy"] == pytest.approx(want["accuracy"], abs=1e-12)
-        assert found[id, "loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-6)
+        for metric in ("loss", "brier"):
+            assert found[id, metric] == pytest.approx(want[metric], rel=1e-5, abs=1e-6)
 
 
 def test_never_trained_and_never_counted_among_the_trained(runs_on: Engine) -> None:
@@ -117,7 +121,7 @@ def test_never_trained_and_never_counted_among_the_trained(runs_on: Engine) -> N
     _, records = run(job("ditto", whole), runs_on)
     assert {r.client for r in records if r.moment != "joined"} == {0, 1, 2, 3}
     assert {(r.client, r.round) for r in joined(records)} == {(id, ROUNDS) for id in range(4, 10)}
-    assert len([r for r in records if r.moment == "adapted"]) == ROUNDS * 4 * 2
+    assert len([r for r in records if r.moment == "adapted"]) == ROUNDS * 4 * 4
 
 
 def test_engines_agree() -> None:

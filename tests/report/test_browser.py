@@ -67,8 +67,10 @@ def test_every_figure_is_drawn(make, tmp_path, browser, width, scheme):
     file = report.write([run], tmp_path / "report.html")
     opened = Opened(browser, file, width, scheme)
     found = drawn(opened.page)
-    assert len(found) == 8
-    for (wide, high, marks), least in zip(found, [7 * 2, 7 * 20, 2 * 6, 6 * 20, 6 * 20, 100, 20 * 20, 20], strict=True):
+    assert len(found) == 9
+    for (wide, high, marks), least in zip(
+        found, [7 * 2, 7 * 20, 2 * 6, 6 * 20, 6 * 20, 100, 2 * 20 * 20, 20, 20], strict=True
+    ):
         assert wide > 200
         assert high > 150
         assert marks >= least
@@ -163,3 +165,78 @@ def test_figures_follow_the_colour_scheme_and_the_legend(make, tmp_path, browser
     page.wait_for_selector(faint, state="attached")
     assert page.locator(faint).count() == 3 * 2
     opened.clean(file)
+
+
+@pytest.mark.parametrize("clients", [(2,), (0, 3)])
+def test_what_was_observed_is_drawn(make, tmp_path, browser, clients):
+    made = make(["fedavg", "fedpac", "fedcr"], clients=6, seeds=(0,), rounds=4)
+    for n, label in enumerate(made.labels):
+        for r in range(1, 5):
+            for client in range(6):
+                made.add(label, 0, r, client, "adapted", "gaussianity", n - r)
+                made.add(label, 0, r, client, "adapted", "gaussianity_standardised", r)
+        for client in clients:
+            for row in range(30):
+                for axis in (0, 1):
+                    made.add(label, 0, 4, client, "adapted", f"feature[{row},{axis}]", n + row * axis)
+                made.add(label, 0, 4, client, "adapted", f"feature_class[{row}]", row % 10)
+    file = report.write([made.save(tmp_path / "run")], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    assert all(marks for _, _, marks in drawn(opened.page))
+    dots = opened.page.locator("#run1-representations .mark-symbol.role-mark path")
+    assert dots.count() == 3 * len(clients) * 30
+    assert opened.page.locator("#run1-gaussianity .mark-symbol.role-mark path").count() == 3 * 4
+    assert overflow(opened.page) <= 0
+    opened.clean(file)
+
+
+def test_runs_that_differ_in_a_number_have_a_curve(make, tmp_path, browser):
+    runs = []
+    for epochs in (1, 5):
+        made = make(["fedavg", "fedpac"], seeds=(0,), rounds=1, name=f"{epochs} epochs")
+        made.study["local_epochs"] = epochs
+        runs.append(made.save(tmp_path / str(epochs)))
+    file = report.write(runs, tmp_path / "report.html")
+    opened = Opened(browser, file)
+    assert opened.page.locator("#all-curve-0 .mark-symbol.role-mark path").count() == 2 * 2
+    opened.clean(file)
+
+
+@pytest.mark.parametrize("clipboard", ["granted", "absent", "nothing"])
+def test_copying_a_table(make, tmp_path, browser, clipboard):
+    run = make(seeds=(0,)).save(tmp_path / "run")
+    file = report.write([run], tmp_path / "report.html")
+    opened = Opened(browser, file)
+    page, rows = opened.page, report.summary(report.read(run))
+    if clipboard == "granted":
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    else:
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    if clipboard == "nothing":
+        page.evaluate("document.execCommand = () => false")
+    for name, text in (("Copy LaTeX", report.as_latex(rows)), ("Copy CSV", report.as_csv(rows))):
+        page.get_by_role("button", name=name).click()
+        if clipboard == "nothing":
+            area = page.locator(".copy textarea")
+        else:
+            page.get_by_role("button", name="Copied").first.wait_for()
+            page.evaluate("document.querySelector('#paste')?.remove()")
+            page.evaluate("const a = document.body.appendChild(document.createElement('textarea')); a.id = 'paste'")
+            area = page.locator("#paste")
+            area.focus()
+            page.keyboard.press("Control+V")
+        assert area.input_value() == text
+    opened.clean(file)
+
+
+def test_the_comparison_can_be_sorted(make, tmp_path, browser):
+    run = make(["local", "fedavg", "fedrep", "fedpac", "pfedfda"], clients=9).save(tmp_path / "run")
+    found = report.comparisons(report.read(run))
+    opened = Opened(browser, report.write([run], tmp_path / "report.html"))
+    table = opened.page.locator("table", has=opened.page.locator("caption", has_text="against every other method"))
+    titles = {c.base: report.read(run).titles[c.base] for c in found}
+    for name, value in (("Difference", "difference"), ("Better", "better"), ("Its worst tenth", "base_worst_decile")):
+        table.get_by_role("button", name=name).click()
+        got = table.locator("tbody th").all_inner_texts()
+        ranks = {titles[c.base]: getattr(c, value) for c in found}
+        assert [ranks[t] for t in got] == sorted(ranks.values(), reverse=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from idiolect import report
-from idiolect.report.figures import PALETTE, figures, palette
+from idiolect.report.figures import PALETTE, figures, palette, sensitivity
 
 
 def drawn(made, folder):
@@ -34,6 +34,7 @@ def finals(made):
 def test_all_figures_of_a_full_run(make, tmp_path):
     found, notes = drawn(make(), tmp_path / "run")
     names = ["rounds", "spread", "cost", "versus-fedavg", "versus-local", "labels", "combination-2", "beta-3"]
+    names += ["beta-shift-3"]
     assert list(found) == names
     assert notes == []
 
@@ -100,15 +101,19 @@ def test_label_map_counts_and_shifts(make, tmp_path):
     assert got == want
 
 
-def test_combination_weights_of_the_last_evaluation(make, tmp_path):
-    made = make(clients=12)
+@pytest.mark.parametrize(("rounds", "shown"), [(7, [5, 7]), (62, [5, 20, 50, 62]), (3, [3])])
+def test_combination_weights_of_a_few_rounds(make, tmp_path, rounds, shown):
+    """Those on record, every fifth and the last, that are nearest to 1, 20 and 50, and the last."""
+    made = make(["fedpac"], clients=12, rounds=rounds)
     found, _ = drawn(made, tmp_path / "run")
     want = defaultdict(list)
     for _, _, r, client, moment, metric, value in made.records:
-        if moment == "server" and r == 7:
-            want[client, int(metric[len("combination[") : -1])].append(value)
-    got = {(int(v["client"].split()[0]), int(v["giver"])): v["weight"] for v in values(found["combination-2"])}
+        if moment == "server" and r in shown:
+            want[f"round {r}", client, int(metric[len("combination[") : -1])].append(value)
+    points = values(found["combination-0"])
+    got = {(v["round"], int(v["client"].split()[0]), int(v["giver"])): v["weight"] for v in points}
     assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-5)
+    assert found["combination-0"].spec["facet"]["column"]["sort"] == [f"round {r}" for r in shown]
 
 
 def test_beta_of_each_clients_last_round(make, tmp_path):
@@ -121,6 +126,116 @@ def test_beta_of_each_clients_last_round(make, tmp_path):
             want[client].append(value)
     got = {int(v["client"].split()[0]): v["beta"] for v in values(found["beta-3"])}
     assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-4)
+
+
+def test_beta_of_each_kind_of_corruption(make, tmp_path):
+    made = make(["pfedfda"], seeds=(0, 1), clients=8)
+    for c in made.manifest["clients"]:
+        c["shift"] = f"corrupt:kind={('fog', 'dawn')[c['id'] % 2]},severity={c['id'] + 1}" if c["id"] < 5 else ""
+    found, _ = drawn(made, tmp_path / "run")
+    want = defaultdict(list)
+    for _, _, r, client, _, metric, value in made.records:
+        if (metric, r) == ("beta", 7):
+            want["clean" if client > 4 else ("fog", "dawn")[client % 2], client].append(value)
+    got = {(v["kind"], int(v["client"].split()[0])): v["beta"] for v in values(found["beta-shift-0"])}
+    assert got == pytest.approx({k: sum(v) / 2 for k, v in want.items()}, abs=6e-5)
+    order = found["beta-shift-0"].spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert order == ["clean", "dawn", "fog"]
+
+
+def test_gaussianity_over_rounds(make, tmp_path):
+    made = make(["fedavg", "fedlda"], seeds=(0, 1), clients=3, rounds=3)
+    want = defaultdict(list)
+    for n, (label, seed, r, client) in enumerate(
+        (label, seed, r, client) for label in made.labels for seed in (0, 1) for r in (1, 3) for client in range(3)
+    ):
+        made.add(label, seed, r, client, "adapted", "gaussianity", n * n)
+        made.add(label, seed, r, client, "adapted", "gaussianity_standardised", -n)
+        want[made.manifest["methods"][label]["title"], r].append(n * n)
+    found, _ = drawn(made, tmp_path / "run")
+    got = {(v["method"], v["round"]): v["nats"] for v in values(found["gaussianity"])}
+    assert got == pytest.approx({k: sum(v) / 6 for k, v in want.items()}, abs=6e-5)
+    assert {v["nats"] < 0 for v in values(found["gaussianity-standardised"])} == {True}
+
+
+@pytest.mark.parametrize("clients", [(2,), (0, 3)])
+def test_representations_in_the_plane(make, tmp_path, clients):
+    made = make(["fedavg", "fedcr"], clients=4, rounds=1)
+    want = set()
+    for label in made.labels:
+        for seed in (0, 1):
+            for client in clients:
+                for row in range(12):
+                    point = (len(label) + row / 4, client - row)
+                    made.add(label, seed, 1, client, "adapted", f"feature[{row},0]", point[0] + seed)
+                    made.add(label, seed, 1, client, "adapted", f"feature[{row},1]", point[1])
+                    made.add(label, seed, 1, client, "adapted", f"feature_class[{row}]", row % 10)
+                    want.add((made.manifest["methods"][label]["title"], client, *point, f"class {row % 10}"))
+    found, _ = drawn(made, tmp_path / "run")
+    points = values(found["representations"])
+    got = {(v["method"], int(v["client"].split()[0]), v["first"], v["second"], v["class"]) for v in points}
+    assert got == want, "of the first seed"
+    facet = found["representations"].spec["facet"]
+    assert (facet if len(clients) == 1 else facet["row"])["sort"] == ["FedAvg", "FedCR"]
+
+
+def _varied(make, tmp_path, key, numbers, labels=("fedavg", "fedpac")):
+    """Runs in which a setting takes these values, the accuracy rising by a point with each."""
+    runs = []
+    for i, number in enumerate(numbers):
+        made = make(list(labels), seeds=(0,), rounds=1, name=f"run {i}")
+        made.study[key] = number
+        made.records = [(*r[:6], 0.3 + 0.01 * i) if r[5] == "accuracy" else r for r in made.records]
+        runs.append(report.read(made.save(tmp_path / f"{key}{i}")))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("key", "numbers", "called", "at"),
+    [
+        ("local_epochs", [1, 5, 10], "local epochs", [1, 5, 10]),
+        (
+            "partition",
+            ["shards:share=0.2", {"name": "shards", "options": {"share": 0.8}}],
+            "partition: share",
+            [0.2, 0.8],
+        ),
+        ("sizes", [[100], [200]], "sizes", [100, 200]),
+        ("lr", [1e-3, 1.0], "lr", [1e-3, 1.0]),
+    ],
+)
+def test_a_curve_over_what_alone_differs(make, tmp_path, key, numbers, called, at):
+    runs = _varied(make, tmp_path, key, numbers)
+    [figure] = sensitivity(runs, palette(runs))
+    got = sorted((v["method"], v["x"], v["accuracy"]) for v in values(figure))
+    assert got == [(m, x, 30 + i) for m in ("FedAvg", "FedPAC") for i, x in enumerate(at)]
+    x = figure.spec["encoding"]["x"]
+    assert x["title"] == called
+    assert (x["scale"].get("type") == "log") == (key == "lr")
+
+
+def test_a_curve_over_an_option_of_a_method(make, tmp_path):
+    made = make(["fedcr:beta=0.1", "fedcr:beta=0.01", "fedavg"], seeds=(0,), rounds=1)
+    for label in made.labels[:2]:
+        made.manifest["methods"][label] |= {"name": "fedcr", "title": "FedCR"}
+    worth = dict(zip(made.labels, (0.2, 0.4, 0.6), strict=True))
+    made.records = [(*r[:6], worth[r[0]]) if r[5] == "accuracy" else r for r in made.records]
+    run = report.read(made.save(tmp_path / "run"))
+    [figure] = sensitivity([run], palette([run]))
+    assert [(v["method"], v["x"], v["accuracy"]) for v in values(figure)] == [("FedCR", 0.1, 20), ("FedCR", 0.01, 40)]
+
+
+def test_no_curve_where_more_or_nothing_or_a_name_differs(make, tmp_path):
+    two = _varied(make, tmp_path, "lr", [0.1, 0.2])
+    two[1].study["local_epochs"] = 3
+    for runs in (
+        two,
+        _varied(make, tmp_path, "clients", [20, 20]),
+        _varied(make, tmp_path, "seeds", [[0], [1]]),
+        _varied(make, tmp_path, "dataset", ["cifar10", "emnist"]),
+        _varied(make, tmp_path, "full", [True, False]),
+    ):
+        assert sensitivity(runs, palette(runs)) == []
 
 
 def test_cost_agrees_with_the_table_and_labels_stand_apart(make, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 
 import pytest
@@ -47,6 +49,8 @@ def expected(made, label):
         "rounds": min((max(rounds) for rounds in by_seed.values()), default=0),
         "seeds": len(ends),
         "seed_std": math.sqrt(sum((a - middle) ** 2 for a in accuracies) / (len(ends) - 1)) if len(ends) > 1 else None,
+        "calibration_error": None,
+        "brier": None,
     }
 
 
@@ -161,9 +165,11 @@ def test_a_title_is_no_markup():
 
 def test_as_markdown():
     lines = report.as_markdown([ROW._replace(title="A|B"), ROW._replace(accuracy=0.7)]).splitlines()
-    assert lines[2].startswith("| A\\|B | 50.00 ± 1.23 | 40.0 | 10.0 | 20.0 | +1.2 | 236 kB | 90 s | 100 | 3 |")
+    assert lines[2].startswith(
+        "| A\\|B | 50.00 ± 1.23 | 50.0 | 40.0 | 10.0 | 20.0 | +1.2 | - | - | 236 kB | 90 s | 100 | 3 |"
+    )
     assert "| **70.00 ± 1.23** |" in lines[3]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {14}
 
 
 def test_a_method_that_stopped_early_is_not_the_best():
@@ -171,6 +177,39 @@ def test_a_method_that_stopped_early_is_not_the_best():
     assert "**" not in report.as_markdown(rows).splitlines()[3]
     assert "**50.00 ± 1.23**" in report.as_markdown(rows).splitlines()[2]
     assert [str(c.style) for c in report.render(rows).columns[1].cells] == ["bold", ""]
+
+
+def test_calibration_is_the_mean_over_clients_and_then_seeds(make, tmp_path):
+    made = make(["fedavg", "fedpac"], clients=3, seeds=(0, 1), rounds=2)
+    for seed in (0, 1):
+        for client in range(3):
+            made.add("fedpac", seed, 1, client, "adapted", "calibration_error", 9)
+            made.add("fedpac", seed, 2, client, "adapted", "calibration_error", 0.1 * client + 0.01 * seed)
+            made.add("fedpac", seed, 2, client, "adapted", "brier", 0.2 * client + 0.01 * seed)
+            made.add("fedpac", seed, 2, client, "received", "brier", 7)
+    old, new = report.summary(report.read(made.save(tmp_path / "run")))
+    assert (old.calibration_error, old.brier) == (None, None)
+    assert (new.calibration_error, new.brier) == (pytest.approx(0.105), pytest.approx(0.205))
+    assert "| 0.105 | 0.205 |" in report.as_markdown([new])
+    assert "0.105" not in shown([new]), "the terminal has no room"
+
+
+def test_as_latex_and_as_csv():
+    other = ROW._replace(title="A & B_1 50%\\{}~^#$", accuracy=0.7, versus_fedavg=-3.25, brier=0.5)
+    lines = report.as_latex([ROW, other]).splitlines()
+    assert lines[0] == r"\begin{tabular}{l" + 12 * "r" + "}"
+    assert [line.count("&") - line.count(r"\&") for line in lines[2:3] + lines[4:6]] == [12, 12, 12]
+    assert lines[4].startswith(r"A & 50.00 $\pm$ 1.23 & 50.0 & 40.0 & 10.0 & 20.0 & +1.2 & -- & -- & 236 kB & 90 s &")
+    assert lines[5].startswith(
+        r"A \& B\_1 50\%\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}\#\$ & \textbf{70.00 $\pm$ 1.23}"
+    )
+    assert "& $-$3.2 & -- & 0.500 &" in lines[5]
+    read = list(csv.DictReader(io.StringIO(report.as_csv([ROW, other]))))
+    for row, line in zip((ROW, other), read, strict=True):
+        assert list(line) == list(row._fields)
+        for name, value in row._asdict().items():
+            got = line[name]
+            assert got == "" if value is None else got == value if isinstance(value, str) else float(got) == value
 
 
 # --- clients that joined

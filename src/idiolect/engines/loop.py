@@ -14,13 +14,14 @@ import torch
 
 from idiolect import keys, tree
 from idiolect.engines.clients import Clients, store
-from idiolect.engines.site import Job, Measured, Stage, Stop, Trained
+from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, Watch
 from idiolect.errors import Diverged, blame
 from idiolect.method import Down, Info, Method
 from idiolect.protocol import Protocol
 from idiolect.tree import Tree
 
 _USUAL = Protocol()
+_SHOWN = 4  # clients whose representations are recorded
 _TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
 
 
@@ -136,6 +137,7 @@ def fit(
         RunError: a client or the server failed or diverged.
         Interrupted: ``stop`` said so.
     """
+    job = job._replace(watch=_watch(job, protocol, rounds, participation))
     method = job.build()
     state = state or begin(method, job.data.trained, job.seed)
     run = _Run(job, method, engine.open(job), engine.workers, stop)
@@ -148,11 +150,12 @@ def fit(
                 whom = sorted(new) if protocol.clients == "participants" else range(job.data.trained)
                 for moment in protocol.moments:
                     clients = (new[i] if i in new else state.clients[i] for i in whom)
-                    records += run.measured(server, number, whom, clients, moment)
+                    records += run.measured(server, number, whom, clients, moment, moment == protocol.moment)
             if number == rounds:
                 fresh = method.enrol(keys.key(job.seed, "enrol"))
                 newcomers = range(job.data.trained, job.data.clients)
-                records += run.measured(server, number, newcomers, itertools.repeat(fresh), "joined")
+                fresh_ones, observed = itertools.repeat(fresh), protocol.clients == "new"
+                records += run.measured(server, number, newcomers, fresh_ones, "joined", observed)
             with blame(f"{job.name}: round {number}, states"):
                 state.clients.put(list(new), list(new.values()))  # now that the round is whole
             state = State(server, state.clients, number)
@@ -160,6 +163,24 @@ def fit(
     finally:
         run.session.close()
     return state
+
+
+def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> Watch | None:
+    """What the job's sites observe for a protocol: features of the first client of each shift, and of one without."""
+    if not protocol.observe:
+        return None
+    share = 1.0 if protocol.full_last_round else participation
+    whom: Sequence[int] = range(job.data.trained)
+    if protocol.clients == "participants":
+        whom = participants(job.seed, rounds, job.data.trained, share)
+    if protocol.clients == "new":
+        whom = range(job.data.trained, job.data.clients)
+    first = {job.data.shifts[i]: i for i in reversed(whom)}
+    shown = (
+        sorted(first.values(), key=lambda i: (job.data.shifts[i] != "", i)) if "features" in protocol.observe else []
+    )
+    stage: Stage = "evaluate" if protocol.moment == "adapted" else "received"
+    return Watch(stage, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
 
 
 class _Run:
@@ -202,9 +223,12 @@ class _Run:
         return server, dict(zip(ids, new, strict=True)), records
 
     def measured(
-        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str
+        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str, observed: bool
     ) -> list[Record]:
-        """What the models of some clients, whose states these are, do on their test rows at a moment."""
+        """What the models of some clients, whose states these are, do on their test rows at a moment.
+
+        What a site observed is recorded where it was to be ``observed`` at this moment.
+        """
         records, states = [], iter(clients)
         for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
             down, some = self.send(server, part, number), [next(states) for _ in part]
@@ -213,8 +237,8 @@ class _Run:
             else:
                 found = self.map("received" if moment == "received" else "evaluate", number, part, down, some)
             for i, measured in zip(part, found, strict=True):
-                values = ((k, v) for k, v in measured._asdict().items() if v is not None)
-                records += [Record(number, i, moment, k, v) for k, v in values]
+                values = measured._replace(observed=None)._asdict() | dict((observed and measured.observed) or {})
+                records += [Record(number, i, moment, k, v) for k, v in values.items() if v is not None]
         return records
 
     def after_training(

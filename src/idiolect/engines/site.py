@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -13,8 +13,10 @@ from torch.nn.functional import nll_loss, one_hot
 
 from idiolect import keys, tree
 from idiolect.data import FederatedData
-from idiolect.errors import Diverged, blame
+from idiolect.engines.observe import gaussianity, plane, standardised
+from idiolect.errors import Diverged, InputError, blame
 from idiolect.method import Data, Down, Info, Method, Up
+from idiolect.network import watching
 from idiolect.training.sgd import laid_out
 from idiolect.tree import Tree
 
@@ -23,6 +25,7 @@ Stage = Literal["local", "evaluate", "received"]
 Stop = Callable[[], bool]
 _BINS = 15  # of confidence, as in the literature
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
+_SHOWN = 200  # test rows of a client whose representations are recorded
 _TOGETHER = 32  # test rows that several clients are measured on at a time: more leave the processor's cache
 
 
@@ -46,6 +49,19 @@ class Measured(NamedTuple):
     """Mean over rows of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
     validation_accuracy: float | None = None
     validation_loss: float | None = None
+    observed: Mapping[str, float] | None = None
+    """By metric what the job's ``Watch`` asks for."""
+
+
+class Watch(NamedTuple):
+    """What is observed of the models that a stage measures."""
+
+    stage: Stage
+    gaussianity: bool
+    """Of every client in every round."""
+    shown: tuple[int, ...]
+    """Clients whose representations of test rows are recorded in round ``last``."""
+    last: int
 
 
 class Job(NamedTuple):
@@ -59,6 +75,7 @@ class Job(NamedTuple):
     build: Callable[..., Method]
     data: FederatedData
     seed: int
+    watch: Watch | None = None
 
 
 def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -116,7 +133,10 @@ class Site:
         logp = self._predict_together(method, ids, downs, adapted) if len(ids) > 1 else None
         if logp is None:
             logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
-        return [self.measure(round, i, logp_NC) for i, logp_NC in zip(ids, logp, strict=True)]
+        return [
+            self.measure(round, i, logp_NC)._replace(observed=self.observe(stage, round, i, d, c))
+            for i, logp_NC, d, c in zip(ids, logp, downs, adapted, strict=True)
+        ]
 
     def where(self, round: int, id: int, stage: Stage) -> str:
         """Which method, client, round and stage, for an error."""
@@ -169,6 +189,41 @@ class Site:
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
+
+    def observe(self, stage: Stage, round: int, id: int, down: Down, client: Tree) -> dict[str, float] | None:
+        """By metric what is observed of a client, whose state is ready to predict.
+
+        ``gaussianity`` of its training rows, ``gaussianity_standardised``; ``feature[row,0]`` and ``feature[row,1]`` of
+        its first test rows in a plane, and their ``feature_class[row]``.
+
+        Raises:
+            InputError: the method notes no representation.
+        """
+        watch, data, found = self.job.watch, self.job.data, {}
+        if watch is None or watch.stage != stage:
+            return None
+        with blame(self.where(round, id, "evaluate")):
+            if watch.gaussianity:
+                z_Nd, y_N = self._represent(stage, down, client, data.train[id]), data.y_R[data.train[id]]
+                found["gaussianity"] = gaussianity(z_Nd, y_N)
+                found["gaussianity_standardised"] = gaussianity(standardised(z_Nd), y_N)
+            if round == watch.last and id in watch.shown:
+                rows = data.test[id][:_SHOWN]
+                for k, (first, second) in enumerate(plane(self._represent(stage, down, client, rows)).tolist()):
+                    found |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
+                    found[f"feature_class[{k}]"] = float(data.y_R[rows[k]])
+        return {k: v for k, v in found.items() if math.isfinite(v)}
+
+    def _represent(self, stage: Stage, down: Down, client: Tree, rows: Tensor) -> Tensor:
+        parts = []
+        for some in torch.split(rows, _CHUNK):
+            with watching() as seen, torch.no_grad():
+                self.of(stage).predict(down, client, self.job.data.x_R[some])
+            if not seen:
+                what = f"{self.job.name} notes no representation to observe"
+                raise InputError(f"{what}: let it call idiolect.network.watch, or leave observe out")
+            parts.append(seen[0].flatten(1))
+        return torch.cat(parts)
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
         """Log-probabilities of a client's test and validation rows, checked and held against their labels."""

@@ -22,7 +22,7 @@ from idiolect import keys, spec, tree
 from idiolect.data import FederatedData
 from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, check
 from idiolect.errors import InputError, Interrupted, RunError, blame
-from idiolect.method import Data, Down, Method
+from idiolect.method import Data, Down
 from idiolect.training import Personal
 from idiolect.tree import Tree
 
@@ -247,7 +247,7 @@ class Chunks:
         if measuring:
             torch.cuda.reset_peak_memory_stats(self._device)
             before = torch.cuda.memory_allocated(self._device)
-        run = self._local if stage == "local" else partial(self._evaluate, self._site.of(stage))
+        run = self._local if stage == "local" else partial(self._evaluate, stage)
         with blame(where):
             try:
                 found = run(round, ids, shared, own, clients)
@@ -296,9 +296,9 @@ class Chunks:
         return self._graphs[shapes](inputs)
 
     def _evaluate(
-        self, method: Method, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+        self, stage: Stage, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Measured]:
-        data = self._site.job.data
+        method, data = self._site.of(stage), self._site.job.data
         rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
         axis: Any = 0
@@ -318,6 +318,12 @@ class Chunks:
                 logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
             for k, logp_NC in zip(places, logp_KNC, strict=True):
                 found[k] = self._site.measure(round, ids[k], logp_NC[: len(rows[k])])
+        if self._site.job.watch is None:
+            return found
+        down, adapted = tree.map(_host, Down(shared, own)), tree.map(_host, adapted)
+        for k, i in enumerate(ids):  # observed one after another on the host, which is not what takes time
+            mine = Down(down.shared, tree.rows(down.own, k))
+            found[k] = found[k]._replace(observed=self._site.observe(stage, round, i, mine, tree.rows(adapted, k)))
         return found
 
     # --- what goes up

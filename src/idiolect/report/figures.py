@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 
 from idiolect.data.description import Description
+from idiolect.errors import InputError
 from idiolect.report.reader import Run, last
 from idiolect.report.tables import Row, finished, size, summary
 from idiolect.report.words import short
+from idiolect.spec import Spec
 
 Json = dict[str, Any]
 
@@ -217,6 +219,22 @@ def _by_client(run: Run) -> pd.DataFrame:
     return (100 * run.final.groupby(["method", "client"])["value"].mean()).reset_index()
 
 
+def _box(x: Json, y: Json, size: int) -> Json:
+    """Quartiles and range, in the colour of text."""
+    return {
+        "mark": {
+            "type": "boxplot",
+            "extent": "min-max",
+            "size": size,
+            "box": {"fill": "currentColor", "fillOpacity": 0.07, "stroke": "currentColor", "strokeOpacity": 0.35},
+            "median": {"color": "currentColor", "strokeWidth": 2, "opacity": 0.8},
+            "rule": {"color": "currentColor", "opacity": 0.45},
+            "ticks": False,
+        },
+        "encoding": {"x": x, "y": y},
+    }
+
+
 def spread(view: _View) -> Iterator[Figure | str]:
     """The distribution of accuracy over clients, per method."""
     frame = _by_client(view.run)
@@ -237,19 +255,6 @@ def spread(view: _View) -> Iterator[Figure | str]:
         "scale": {"domain": ["not shifted", "shifted"], "range": ["circle", "triangle-up"]},
         "legend": {"title": None, "orient": "top", **_GREY_SYMBOL} if view.shifted else None,
     }
-    part = {"color": "currentColor", "opacity": 0.45}
-    box = {
-        "mark": {
-            "type": "boxplot",
-            "extent": "min-max",
-            "size": 22,
-            "box": {"fill": "currentColor", "fillOpacity": 0.07, "stroke": "currentColor", "strokeOpacity": 0.35},
-            "median": {"color": "currentColor", "strokeWidth": 2, "opacity": 0.8},
-            "rule": part,
-            "ticks": False,
-        },
-        "encoding": {"x": x, "y": y},
-    }
     dots = {
         "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
         "encoding": {
@@ -269,7 +274,7 @@ def spread(view: _View) -> Iterator[Figure | str]:
         f"The worst tenth of clients {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
         "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
         "its line is the median.",
-        {"data": _data(keep), "height": 40 * len(titles), "layer": [box, dots]},
+        {"data": _data(keep), "height": 40 * len(titles), "layer": [_box(x, y, 22), dots]},
     )
 
 
@@ -411,8 +416,24 @@ def label_map(view: _View) -> Iterator[Figure | str]:
     )
 
 
+def _beside(field: str, values: Sequence[str], data: Json, spec: Json, **more: Any) -> Json:
+    """Plots of one size side by side, one for each value of a field, under its name."""
+    header = {"title": None, "labelColor": "currentColor", "labelFontSize": 12, "labelAnchor": "start"}
+    column = {"field": field, "type": "nominal", "sort": list(values), "header": header}
+    return {"data": data, "facet": {"column": column}, "spec": spec, "spacing": 16, **more}
+
+
+_EARLY = (1, 20, 50)
+
+
+def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
+    """The rounds on record that are nearest to those wanted, each once."""
+    there = np.unique(rounds)
+    return sorted({int(there[np.abs(there - r).argmin()]) for r in wanted})
+
+
 def combination(view: _View) -> Iterator[Figure | str]:
-    """Whose heads each client combines (FedPAC), at the last round on record."""
+    """Whose heads each client combines (FedPAC), at a few rounds up to the last on record."""
     run = view.run
     records = run.records[(run.records["moment"] == "server") & run.records["metric"].str.match(r"combination\[\d+\]$")]
     records = records[records["value"].notna()]
@@ -422,17 +443,21 @@ def combination(view: _View) -> Iterator[Figure | str]:
         mine = records[records["method"] == label]
         if mine.empty:
             continue
-        mine = last(mine, "seed").assign(
+        final = last(mine, "seed")["round"].min()
+        chosen = _near(mine["round"], (*_EARLY, final))
+        mine = mine[mine["round"].isin(chosen)].assign(
             giver=lambda f: f["metric"].str.extract(r"(\d+)", expand=False).astype("int64")
         )
-        frame = mine.groupby(["client", "giver"])["value"].mean().reset_index(name="weight")
+        frame = mine.groupby(["round", "client", "giver"])["value"].mean().reset_index(name="weight")
         frame = frame[frame["giver"].isin(list(view.clients))]
-        own = frame.loc[frame["client"] == frame["giver"], "weight"].mean()
+        ends = frame[frame["round"] == chosen[-1]]
+        own = ends.loc[ends["client"] == ends["giver"], "weight"].mean()
         frame["weight"] = frame["weight"].round(4)
         frame["client"] = frame["client"].map(view.clients)
         order = [str(c) for c in view.clients]
         frame["giver"] = frame["giver"].astype(str)
-        axis = {"orient": "top", "labelOverlap": True, "labelAngle": 0, "domain": False, "ticks": False}
+        frame["round"] = frame["round"].map("round {}".format)
+        axis = {"orient": "bottom", "labelOverlap": True, "labelAngle": 0, "domain": False, "ticks": False}
         x = {
             "field": "giver",
             "type": "nominal",
@@ -456,19 +481,24 @@ def combination(view: _View) -> Iterator[Figure | str]:
             if own == own
             else f"{title}: whose heads each client combines",
             "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
-            "(last evaluation round, mean over seeds).",
-            {
-                "data": _data(frame),
-                "height": view.height,
-                "mark": {"type": "rect"},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": colour,
-                    "tooltip": _tip("client=receives", "giver=gives", "weight"),
+            "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50).",
+            _beside(
+                "round",
+                [f"round {r}" for r in chosen],
+                _data(frame),
+                {
+                    "width": 200,
+                    "height": 200,
+                    "mark": {"type": "rect"},
+                    "encoding": {
+                        "x": x,
+                        "y": y,
+                        "color": colour,
+                        "tooltip": _tip("round", "client=receives", "giver=gives", "weight"),
+                    },
                 },
-            },
-            min_width=max(300, 140 + 8 * len(order)),
+            ),
+            wide=len(chosen) > 2,
         )
 
 
@@ -524,6 +554,248 @@ def local_weight(view: _View) -> Iterator[Figure | str]:
             + (", mean over seeds; the bar spans the seeds)." if several else ")."),
             {"data": _data(frame), "height": view.height, "layer": layers},
         )
+
+
+_CLEAN = "clean"
+
+
+def by_shift(view: _View) -> Iterator[Figure | str]:
+    """The spread of pFedFDA's beta over the clients of each kind of shift, those without one first."""
+    run = view.run
+    kinds = {c: _kind_of_shift(run.shifts[c]) for c in view.clients}
+    order = sorted(set(kinds.values()), key=lambda kind: (kind != _CLEAN, kind))
+    if len(order) < 2 or len(order) == len(kinds):
+        return
+    for label in run.titles:
+        mine = run.select("local", "beta")
+        mine = mine[(mine["method"] == label) & mine["client"].isin(list(kinds))]
+        if mine.empty:
+            continue
+        frame = last(mine, "seed", "client").groupby("client")["value"].mean().reset_index(name="beta")
+        frame["kind"], frame["client"] = frame["client"].map(kinds), frame["client"].map(view.clients)
+        middle = frame.groupby("kind")["beta"].median()
+        title, most = run.titles[label], str(middle.idxmax())
+        y = {"field": "kind", "type": "nominal", "title": None, "scale": {"domain": order}, "axis": {"labelLimit": 150}}
+        x = {
+            "field": "beta",
+            "type": "quantitative",
+            "title": "β, weight of the local estimate (0 to 1)",
+            "scale": {"domain": [0, 1]},
+            "axis": {"tickCount": _TICKS},
+        }
+        colour = {
+            "condition": {"test": f"datum.kind === '{_CLEAN}'", "value": _PLAIN},
+            "value": _SHIFTED,
+        }
+        dots = {
+            "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": _tip("client", "kind", "beta=β")},
+        }
+        yield Figure(
+            f"beta-shift-{list(run.titles).index(label)}",
+            f"{title}: half of the clients with {most.replace('_', ' ')} have a β above {middle.max():.2f}"
+            if most != _CLEAN
+            else f"{title}: β is largest for clients without a shift, at a median of {middle.max():.2f}",
+            "Each dot is one client in its last round (mean over seeds), under the kind of its shift; the box holds "
+            "the middle half of the clients, its line is the median.",
+            {"data": _data(frame), "height": 36 * len(order), "layer": [_box(x, y, 16), dots]},
+        )
+
+
+def _kind_of_shift(shift: str) -> str:
+    """What was done to a client's rows, however strongly."""
+    if not shift:
+        return _CLEAN
+    spec = _spec(shift)
+    return str(spec.options.get("kind", spec.name))
+
+
+def _spec(text: str) -> Spec:
+    try:
+        return Spec.parse(text)
+    except InputError:  # what a folder says is shown, whatever it is
+        return Spec(name=text)
+
+
+def gaussianity(view: _View) -> Iterator[Figure | str]:
+    """How unlikely representations are under Gaussian classes, over rounds; as they are and standardised."""
+    forms = (
+        ("gaussianity", "the representations", "nats per row", "which moves with their scale, too"),
+        (
+            "gaussianity_standardised",
+            "standardised representations",
+            "nats per row",
+            "each dimension at standard deviation 1",
+        ),
+    )
+    for metric, what, unit, words in forms:
+        found = view.run.of_protocol(metric)
+        if found.empty:
+            continue
+        frame = found.groupby(["method", "round"])["value"].mean().reset_index(name="nats")
+        frame["method"] = frame["method"].map(view.run.titles)
+        x = {"field": "round", "type": "quantitative", "title": "round", "axis": {"tickMinStep": 1, "format": "d"}}
+        y = {"field": "nats", "type": "quantitative", "title": unit, "scale": {"zero": False}}
+        column = 30 + 7 * min(22, max(map(len, view.run.titles.values())))
+        legend = {"orient": "top", "columns": {"expr": f"max(1, floor(width / {column}))"}, "symbolType": "circle"}
+        yield Figure(
+            metric.replace("_", "-"),
+            f"How well Gaussian classes describe {what}",
+            "Negative log-likelihood of representations of training rows under Gaussians fitted to them (a mean for "
+            f"each class, one covariance), {words}; mean over clients and seeds. Less is more Gaussian; methods can be "
+            "compared where their representations have as many dimensions.",
+            {
+                "data": _data(frame),
+                "height": 260,
+                "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 28}},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": view.method | {"legend": legend},
+                    "tooltip": _tip("method", "round", f"nats={unit}"),
+                },
+            },
+        )
+
+
+def representations(view: _View) -> Iterator[Figure | str]:
+    """Test rows of a few clients in the plane of their representations, coloured by class."""
+    run = view.run
+    found = run.records[run.records["metric"].str.startswith("feature") & run.records["value"].notna()]
+    if found.empty:
+        return
+    parts = found["metric"].str.extract(r"^(?P<what>feature|feature_class)\[(?P<row>\d+)(?P<axis>,\d)?\]$")
+    found = found.assign(what=parts["what"] + parts["axis"].fillna(""), row=parts["row"])
+    found = found[found["seed"] == found.groupby("method")["seed"].transform("min")]
+    frame = found.pivot(index=["method", "client", "row"], columns="what", values="value").reset_index()
+    frame = frame.rename(columns={"feature,0": "first", "feature,1": "second"})
+    names, there = run.manifest["class_names"], set(frame["client"])
+    called = view.clients | {c: f"new client {c}" for c in run.joins}
+    clients = [name for c, name in called.items() if c in there]
+    methods = [title for label, title in run.titles.items() if label in set(frame["method"])]
+    frame["class"] = frame["feature_class"].astype(int).map(dict(enumerate(names)))
+    frame["client"], frame["method"] = frame["client"].map(called), frame["method"].map(run.titles)
+    present = [n for n in names if n in set(frame["class"])]
+    few = len(present) <= len(PALETTE)
+    colour = {
+        "field": "class",
+        "type": "nominal",
+        "scale": {"domain": present} | ({"range": PALETTE[: len(present)]} if few else {"scheme": "turbo"}),
+        "legend": {"title": None, "orient": "bottom", "columns": 10},
+    }
+    plain: Json = {"type": "quantitative", "title": None, "scale": {"zero": False}, "axis": {"tickCount": 4}}
+    plot = {
+        "width": 210,
+        "height": 210,
+        "mark": {"type": "point", "filled": True, "size": 26, "opacity": 0.8},
+        "encoding": {
+            "x": plain | {"field": "first"},
+            "y": plain | {"field": "second"},
+            "color": colour,
+            "tooltip": _tip("method", "client", "class"),
+        },
+    }
+    data = _data(frame[["method", "client", "first", "second", "class"]])
+    apart = {"resolve": {"scale": {"x": "independent", "y": "independent"}}}
+    spec = _beside("client", clients, data, plot, **apart)
+    if len(clients) == 1:
+        spec |= {"facet": spec["facet"]["column"] | {"field": "method", "sort": methods}, "columns": 4}
+    else:
+        column = spec["facet"]["column"]
+        header = column["header"] | {"labelAnchor": "middle"}
+        spec["facet"]["row"] = column | {"field": "method", "sort": methods, "header": header}
+    who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
+    yield Figure(
+        "representations",
+        f"Where the test rows of {who} lie in each method's representation",
+        "Each dot is a test row (200 of a client at most, of one seed, after the last round), coloured by its class. "
+        "Of a representation of more than two dimensions these are the two directions of largest variance, found for "
+        "each client and method.",
+        spec,
+        wide=True,
+    )
+
+
+def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]:
+    """Accuracy against what alone differs between the uses of a method: a number, in a setting or an option."""
+    uses: dict[str, list[tuple[dict[str, Any], Row, str]]] = {}
+    for run in runs:
+        settings = _flat({k: v for k, v in run.study.items() if k not in _NOT_VARIED})
+        rows = {row.label: row for row in summary(run)}
+        for use in run.study.get("methods", []):
+            mine = _spec(use).model_dump() if isinstance(use, str) else use
+            row = rows.get(use if isinstance(use, str) else mine["label"])
+            if row is not None and row.accuracy is not None:
+                options = {f"{mine['name']}.{k}": v for k, v in mine["options"].items()}
+                uses.setdefault(mine["name"], []).append((settings | options, row, row.label))
+    lines: dict[str, list[Json]] = {}
+    shades: dict[str, str] = {}
+    for found in uses.values():
+        keys = dict.fromkeys(k for values, _, _ in found for k in values)
+        varied = [k for k in keys if len({repr(values.get(k)) for values, _, _ in found}) > 1]
+        if len(varied) != 1 or not all(_is_number(values.get(varied[0])) for values, _, _ in found):
+            continue
+        title = found[0][1].title.partition(" (")[0]
+        shades[title] = colours[found[0][2]]
+        lines.setdefault(varied[0], []).extend(
+            {"method": title, "x": v[varied[0]], "accuracy": round(100 * (row.accuracy or 0), 2)} for v, row, _ in found
+        )
+    return [_curve(key, values, shades, i) for i, (key, values) in enumerate(lines.items())]
+
+
+_NOT_VARIED = ("name", "data_dir", "checkpoint_every", "evaluate_every", "methods")
+
+
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Settings within settings by their path, those of a spec under where it stands; seeds are no numbers here."""
+    if key == "partition" and isinstance(value, str):
+        value = _spec(value).model_dump()
+    if key in ("seeds", "data_seed"):
+        return {key: repr(value)}
+    if isinstance(value, Mapping):
+        inside = {k: v for k, v in value.items() if k != "options"} | dict(value.get("options") or {})
+        return {path: v for k, part in inside.items() for path, v in _flat(part, f"{key}.{k}".strip(".")).items()}
+    if isinstance(value, list):
+        parts = enumerate(value) if len(value) > 1 else [("", part) for part in value]
+        return {path: v for k, part in parts for path, v in _flat(part, f"{key}.{k}".strip(".")).items()}
+    return {key: value}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _curve(key: str, values: list[Json], shades: Mapping[str, str], number: int) -> Figure:
+    at = sorted({v["x"] for v in values})
+    wide = at[0] > 0 and at[-1] / at[0] >= 50
+    named = key.replace("_", " ").replace(".", ": ", 1)
+    titles = list(dict.fromkeys(v["method"] for v in values))
+    best = max(values, key=lambda v: v["accuracy"])
+    scale: Json = {"type": "log"} if wide else {"zero": False, "padding": 10}
+    x = {"field": "x", "type": "quantitative", "title": named, "scale": scale, "axis": {"values": at}}
+    colour = {
+        "field": "method",
+        "type": "nominal",
+        "scale": {"domain": titles, "range": [shades[t] for t in titles]},
+        "legend": {"title": None, "orient": "top"} if len(titles) > 1 else None,
+    }
+    return Figure(
+        f"curve-{number}",
+        f"{best['method']} reaches {best['accuracy']:.1f} % at {named} {best['x']:g}",
+        f"Test accuracy against {named}; in nothing else do a method's results differ"
+        + (" (logarithmic scale)." if wide else "."),
+        {
+            "data": {"values": values},
+            "height": 260,
+            "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 50, "filled": True}},
+            "encoding": {
+                "x": x,
+                "y": _per_cent("accuracy", "accuracy (%)"),
+                "color": colour,
+                "tooltip": _tip("method", f"x={named}", "accuracy=accuracy (%)"),
+            },
+        },
+    )
 
 
 def _front(rows: Sequence[Row]) -> list[Row]:
@@ -602,7 +874,9 @@ def cost(view: _View) -> Iterator[Figure | str]:
     )
 
 
-FIGURES = (over_rounds, spread, cost, versus, label_map, combination, local_weight)
+FIGURES = (
+    over_rounds, spread, cost, versus, label_map, combination, local_weight, by_shift, gaussianity, representations,
+)  # fmt: skip
 
 
 _DRAWN = 200  # clients with a line of their own

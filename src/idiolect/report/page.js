@@ -16,6 +16,38 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
+// Copying: where neither the clipboard nor the old command is to be had, the text is shown to be copied by hand.
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.body.appendChild(document.createElement("textarea"));
+    area.value = text;
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+for (const button of document.querySelectorAll("button[data-copy]")) {
+  const name = button.textContent;
+  button.addEventListener("click", async () => {
+    if (await copied(button.dataset.copy)) {
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = name; }, 1500);
+      button.focus();
+    } else {
+      const area = button.parentNode.querySelector("textarea")
+        ?? button.parentNode.appendChild(document.createElement("textarea"));
+      area.readOnly = true;
+      area.value = button.dataset.copy;
+      area.select();
+    }
+  });
+}
+
 // Figures: colours of text, grids and scales follow the style sheet, so that both themes have one source.
 const specs = JSON.parse(document.getElementById("specs").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");

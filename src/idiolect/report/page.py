@@ -18,9 +18,10 @@ from markupsafe import Markup
 
 from idiolect import files
 from idiolect.errors import InputError
-from idiolect.report.figures import figures, palette
+from idiolect.report.compare import Comparison, comparisons, p_text
+from idiolect.report.figures import Figure, figures, palette, sensitivity
 from idiolect.report.reader import Run, read
-from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, is_best, joined, summary
+from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, as_csv, as_latex, is_best, joined, summary
 from idiolect.report.words import divided, plain
 
 FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
@@ -35,8 +36,17 @@ def write(runs: list[Path], out: Path) -> Path:
     """
     if not runs:
         raise InputError("a report needs at least one run folder: name one")
-    page = _page(_distinct([Path(r) for r in runs]))
-    out = Path(out)
+    return draw(_distinct([Path(r) for r in runs]), Path(out))
+
+
+def draw(runs: list[Run], out: Path) -> Path:
+    """Write one page about runs that have been read.
+
+    Raises:
+        InputError: ``out`` is a folder.
+        RunError: the file cannot be written.
+    """
+    page = _page(runs)
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
     files.write(out, page)
@@ -56,15 +66,23 @@ def _distinct(paths: list[Path]) -> list[Run]:
 def _page(runs: list[Run]) -> str:
     colours = palette(runs)
     specs: dict[str, Any] = {}
-    sections = [_section(run, f"run{i}", colours, specs) for i, run in enumerate(runs, 1)]
+    curves = sensitivity(runs, colours)
+    within = [curves if len(runs) == 1 else [] for _ in runs]
+    sections = [
+        _section(run, f"run{i}", colours, specs, more)
+        for i, (run, more) in enumerate(zip(runs, within, strict=True), 1)
+    ]
+    specs |= _specs("all", curves if len(runs) > 1 else [])
     return render_page(
         "page.html",
         specs,
         title=" and ".join(run.name for run in runs) if len(runs) <= 2 else f"{len(runs)} runs compared",
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
+        curves=curves,
         columns=COLUMNS,
         legend=LEGEND,
+        p_text=p_text,
         protocol=" ".join(dict.fromkeys(_protocol(run) for run in runs)),
     )
 
@@ -81,17 +99,25 @@ def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
     scripts = [_bundle(), _file("page.js")]
     return environment.get_template(template).render(
         css=Markup(_file("page.css")),
-        specs=Markup(_json({name: spec | FIT for name, spec in specs.items()})),
+        specs=Markup(_json({name: spec if "facet" in spec else spec | FIT for name, spec in specs.items()})),
         scripts=[Markup(s) for s in scripts],
         hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
         **content,
     )
 
 
-def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, Any]) -> dict[str, Any]:
+def _specs(anchor: str, drawn: list[Figure]) -> dict[str, Any]:
+    return {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in drawn}
+
+
+def _section(
+    run: Run, anchor: str, colours: dict[str, str], specs: dict[str, Any], more: list[Figure]
+) -> dict[str, Any]:
     rows = summary(run)
     drawn, missing = figures(run, colours)
-    specs |= {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in drawn}
+    drawn += more
+    compared = comparisons(run)
+    specs |= _specs(anchor, drawn)
     return {
         "anchor": anchor,
         "run": run,
@@ -100,10 +126,29 @@ def _section(run: Run, anchor: str, colours: dict[str, str], specs: dict[str, An
         "rows": rows,
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
+        "copied": [("LaTeX", as_latex(rows)), ("CSV", as_csv(rows))],
+        "compared": compared,
+        "versus": _versus(run, compared),
         "joined": joined(run),
         "figures": drawn,
         "notes": _stopped(run) + missing,
     }
+
+
+def _versus(run: Run, compared: list[Comparison]) -> str:
+    """What the best method's comparisons rest on, in words."""
+    if not compared:
+        return ""
+    best, seeds = compared[0], len({s for c in compared for s in c.p_values})
+    level = "seeds and clients" if seeds > 1 else "clients, so that of other seeds it says nothing"
+    p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
+    p += "; of several seeds twice the mean, for the seeds share their clients" if seeds > 1 else ""
+    harmed = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
+    return (
+        f"Difference: accuracy of {run.titles[best.method]} minus the other's, in points, with a 95 % interval by a "
+        f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is so, by their "
+        f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harmed}"
+    )
 
 
 def _protocol(run: Run) -> str:

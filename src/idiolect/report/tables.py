@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +50,10 @@ class Row(NamedTuple):
     """How many seeds have records."""
     seed_std: float | None
     """Standard deviation of the accuracy over seeds (divided by seeds - 1), 0..1; None for one seed."""
+    calibration_error: float | None = None
+    """Expected calibration error, mean over clients, 0..1."""
+    brier: float | None = None
+    """Brier score, mean over clients, 0..2."""
 
 
 def summary(run: Run) -> list[Row]:
@@ -56,6 +62,7 @@ def summary(run: Run) -> list[Row]:
     fedavg = run.find("fedavg")
     base = _mean(per_seed(run, ends[fedavg])) if fedavg else None
     wire = run.records[(run.records["moment"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
+    calibration, brier = run.last_of("calibration_error"), run.last_of("brier")
     rows = []
     for label, title in run.titles.items():
         end, sent = ends[label], wire[wire["method"] == label]
@@ -69,7 +76,7 @@ def summary(run: Run) -> list[Row]:
                 label,
                 title,
                 accuracy,
-                _accuracy(end),
+                _over_clients(end),
                 _per_sample(run, end),
                 _mean([s["value"].std(ddof=0) for s in seeds]),
                 _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
@@ -79,6 +86,7 @@ def summary(run: Run) -> list[Row]:
                 _evaluated(run, label),
                 len(seeds),
                 float(np.std(each, ddof=1)) if len(each) > 1 else None,
+                *(_over_clients(f[f["method"] == label]) for f in (calibration, brier)),
             )
         )
     return rows
@@ -109,7 +117,9 @@ def joined(run: Run) -> list[Joined]:
     def row(who: str, part: pd.DataFrame) -> Joined:
         mine = {label: part[part["method"] == label] for label in run.titles}
         return Joined(
-            who, {k: _accuracy(end) for k, end in mine.items()}, {k: _per_sample(run, end) for k, end in mine.items()}
+            who,
+            {k: _over_clients(end) for k, end in mine.items()},
+            {k: _per_sample(run, end) for k, end in mine.items()},
         )
 
     conditions = list(dict.fromkeys(run.joins.values()))
@@ -133,7 +143,8 @@ def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
     return _mean(_each(run, end))
 
 
-def _accuracy(end: pd.DataFrame) -> float | None:
+def _over_clients(end: pd.DataFrame) -> float | None:
+    """The mean over clients, averaged over seeds."""
     return _mean([s["value"].mean() for _, s in end.groupby("seed")])
 
 
@@ -178,6 +189,8 @@ COLUMNS = (
     Column("std", "Client std", _percent("std")),
     Column("worst_decile", "Worst tenth", _percent("worst_decile")),
     Column("versus_fedavg", "vs FedAvg", lambda row: _number(row.versus_fedavg, "+.1f")),
+    Column("calibration_error", "ECE", lambda row: _number(row.calibration_error, ".3f")),
+    Column("brier", "Brier", lambda row: _number(row.brier, ".3f")),
     Column(
         "bytes_per_round",
         "Bytes per round",
@@ -190,8 +203,9 @@ COLUMNS = (
 
 LEGEND = (
     "± standard deviation over seeds. Per client, per row: the mean over clients and over test rows. Client std: "
-    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients. Bytes per "
-    "round: down and up, per participating client. Time: all rounds and seeds together."
+    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients. ECE, "
+    "Brier: expected calibration error (0 to 1, 15 bins) and Brier score (0 to 2), means over clients, less is better. "
+    "Bytes per round: down and up, per participating client. Time: all rounds and seeds together."
 )
 
 
@@ -285,3 +299,34 @@ def as_markdown(rows: Sequence[Row]) -> str:
         title = row.title.replace("\\", "\\\\").replace("|", "\\|")
         lines.append("| " + " | ".join([title, *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+})  # fmt: skip
+
+
+def as_latex(rows: Sequence[Row]) -> str:
+    """The table in LaTeX, for the package booktabs; the best accuracy in bold."""
+
+    def line(*cells: str) -> str:
+        return " & ".join(cells) + r" \\"
+
+    lines = [r"\begin{tabular}{l" + "r" * len(COLUMNS) + "}", r"\toprule"]
+    lines += [line("Method", *(column.header.translate(_TEX) for column in COLUMNS)), r"\midrule"]
+    for row in rows:
+        texts = [column.text(row) for column in COLUMNS]
+        cells = ["--" if text == "-" else text.translate(_TEX).replace("-", "$-$") for text in texts]
+        if is_best(row, rows):
+            cells[0] = rf"\textbf{{{cells[0]}}}"
+        lines.append(line(row.title.translate(_TEX), *cells))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """The fields of ``Row`` as comma-separated values: full digits, shares 0..1, nothing where there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
+    return text.getvalue()

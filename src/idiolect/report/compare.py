@@ -1,0 +1,246 @@
+"""Two methods of a run compared client by client: how much better, how surely, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from scipy.stats import wilcoxon
+
+from idiolect.errors import InputError, nearest
+from idiolect.report.reader import Run
+from idiolect.report.tables import finished, is_best, summary
+from idiolect.spec import split_list
+
+# S seeds, K clients, B resamples
+
+_RESAMPLES = 10_000
+_AT_A_TIME = 500  # resamples, so that many clients fit in memory
+
+
+class Comparison(NamedTuple):
+    """A method against another, on the clients that both have results of, in the protocol's round of each seed.
+
+    What is counted per client is of its mean over seeds. Accuracies are 0..1, differences in points (-100..100).
+    """
+
+    method: str
+    """Its label."""
+    base: str
+    """The label of the other."""
+    difference: float
+    """Accuracy of the method minus that of the other, averaged as the run's protocol says."""
+    low: float
+    """Lower end of the difference's 95 % interval (see ``interval``)."""
+    high: float
+    better: int
+    """Clients for which the method is better."""
+    worse: int
+    equal: int
+    worst_decile: float
+    """Mean accuracy of the method's own worst tenth of clients, at least one, of each seed."""
+    base_worst_decile: float
+    harmed: int | None
+    """Clients for which the method is worse than training alone; None where that was not run, or is the method."""
+    base_harmed: int | None
+    p_values: dict[int, float | None]
+    """Per seed the two-sided p-value of Wilcoxon's signed-rank test over clients; None where all clients are equal."""
+    p_value: float | None
+    """Of all seeds together (see ``combined``)."""
+
+
+def compare(run: Run, method: str, base: str) -> Comparison:
+    """Compare two methods of a run, by label or name.
+
+    Raises:
+        InputError: one of them did not run, both are the same, or they have no results of one client and seed.
+    """
+    method, base = _label(run, method), _label(run, base)
+    if method == base:
+        raise InputError(f"--compare {method},{base} names one method twice: name two of {', '.join(run.titles)}")
+    if (found := _compared(run, method, base)) is None:
+        what = f"{method} and {base} have no results of the same clients and seeds"
+        raise InputError(f"{what}: finish the run, or compare others")
+    return found
+
+
+def _compared(run: Run, method: str, base: str) -> Comparison | None:
+    value_SK, base_SK = _values(run, method).align(_values(run, base), join="inner")
+    point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
+    point_SK = point_SK.dropna(how="all").dropna(how="all", axis=1)
+    if point_SK.empty:
+        return None
+    whole = run.protocol.weighting == "row"
+    weight_K = np.array([run.test_rows[int(c)] if whole else 1.0 for c in point_SK.columns])
+    low, high = interval(point_SK.to_numpy(), weight_K)
+    client_K, both = point_SK.mean(), point_SK.notna()
+    p_values = {
+        int(seed): signed_rank(row[~np.isnan(row)])
+        for seed, row in zip(point_SK.index, point_SK.to_numpy(), strict=True)
+    }
+    return Comparison(
+        method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
+        int((client_K > 0).sum()), int((client_K < 0).sum()), int((client_K == 0).sum()),
+        _worst(value_SK.where(both)), _worst(base_SK.where(both)), _harmed(run, method), _harmed(run, base),
+        p_values, combined(list(p_values.values())),
+    )  # fmt: skip
+
+
+def comparisons(run: Run) -> list[Comparison]:
+    """The best method against every other that has results, in the study's order; empty where there is no other."""
+    rows = summary(run)
+    if not (done := finished(rows)):
+        return []
+    best = next(r for r in done if is_best(r, rows))
+    found = (_compared(run, best.label, r.label) for r in done if r is not best)
+    return [c for c in found if c is not None]
+
+
+def named(text: str) -> tuple[str, str]:
+    """The two methods of ``A,B``.
+
+    Raises:
+        InputError: they are not two.
+
+    >>> named("fedpac:alignment=0,threshold=0.1,fedavg")
+    ('fedpac:alignment=0,threshold=0.1', 'fedavg')
+    """
+    pieces = split_list(text)
+    if len(pieces) != 2:
+        raise InputError(f"--compare {text} names {len(pieces)} methods: write two, as fedpac,fedavg")
+    return pieces[0], pieces[1]
+
+
+def signed_rank(point_K: np.ndarray) -> float | None:
+    """The two-sided p-value of Wilcoxon's signed-rank test of paired differences; None where all are 0.
+
+    Clients that are equal share their ranks between both signs (``zsplit``), as is usual where methods are compared.
+
+    Source: Wilcoxon, 1945; Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006, 3.1.3.
+    """
+    return float(wilcoxon(point_K, zero_method="zsplit").pvalue) if point_K.any() else None
+
+
+def combined(p_values: Sequence[float | None]) -> float | None:
+    """One p-value of several seeds: twice their mean, at most 1.
+
+    All seeds are on the same clients and rows, so that their tests depend on each other, which Fisher's and Stouffer's
+    ways do not allow; this one holds whatever the dependence. A seed in which all clients are equal counts as 1.
+
+    Source: Vovk & Wang, Combining p-values via averaging, Biometrika 2020.
+    """
+    if all(p is None for p in p_values):
+        return None
+    if len(p_values) == 1:
+        return p_values[0]
+    return min(1.0, 2 * float(np.mean([1.0 if p is None else p for p in p_values])))
+
+
+def interval(point_SK: np.ndarray, weight_K: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of a weighted mean over clients and seeds, by a bootstrap on two levels.
+
+    Each of 10,000 resamples draws seeds with replacement, and clients with replacement, the same for all its seeds.
+    With one seed it speaks of other clients alone, not of other seeds.
+
+    Args:
+        point_SK: NaN where a client has no result of a seed.
+        weight_K: of the clients, above 0.
+        seed: of the resampling.
+    """
+    rng = np.random.default_rng(seed)
+    seeds, clients = point_SK.shape
+    there_SK = ~np.isnan(point_SK) * weight_K
+    total_SK = np.nan_to_num(point_SK) * weight_K
+    means = []
+    for _ in range(_RESAMPLES // _AT_A_TIME):
+        times_BS = rng.multinomial(seeds, np.full(seeds, 1 / seeds), _AT_A_TIME)
+        times_BK = rng.multinomial(clients, np.full(clients, 1 / clients), _AT_A_TIME)
+        total_B, there_B = (((times_BS @ part_SK) * times_BK).sum(1) for part_SK in (total_SK, there_SK))
+        means.append(total_B[there_B > 0] / there_B[there_B > 0])  # nobody was drawn in a seed that it took part in
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _label(run: Run, name: str) -> str:
+    label = name if name in run.titles else run.find(name)
+    if label is None:
+        raise InputError(f"--compare: {name!r} is not in the run {run.name}; {nearest(name, run.titles)}")
+    return label
+
+
+def _values(run: Run, label: str) -> pd.DataFrame:
+    """Final accuracy: seeds x clients."""
+    mine = run.final[run.final["method"] == label]
+    return mine.pivot(index="seed", columns="client", values="value")
+
+
+def _mean(point_SK: np.ndarray, weight_K: np.ndarray) -> float:
+    """The mean over seeds of the weighted means over clients."""
+    there_SK = ~np.isnan(point_SK) * weight_K
+    return float(((np.nan_to_num(point_SK) * there_SK).sum(1) / there_SK.sum(1)).mean())
+
+
+def _worst(value_SK: pd.DataFrame) -> float:
+    seeds = [row.dropna() for _, row in value_SK.iterrows()]
+    return float(np.mean([row.nsmallest(max(1, len(row) // 10)).mean() for row in seeds if len(row)]))
+
+
+def _harmed(run: Run, label: str) -> int | None:
+    alone = run.find("local")
+    if alone is None or alone == label:
+        return None
+    mine, base = _values(run, label).align(_values(run, alone), join="inner")
+    if mine.empty:
+        return None
+    return int(((mine - base).mean().round(11) < 0).sum())
+
+
+def p_text(p: float | None) -> str:
+    """A p-value as it is written.
+
+    >>> [p_text(p) for p in (0.2, 0.0312, 0.00002, None)]
+    ['0.20', '0.031', '< 0.001', 'all equal']
+    """
+    if p is None:
+        return "all equal"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def render_comparison(run: Run, found: Comparison) -> Table:
+    """A comparison for a terminal: a line for each number, and a sentence that says what it rests on."""
+    title, base = run.titles[found.method], run.titles[found.base]
+    clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
+    count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
+    parts = [f"{count}; points of accuracy: {run.protocol}.", "Interval: 95 %, bootstrap over seeds and clients."]
+    if seeds == 1:
+        parts[1] = "Interval: 95 %, bootstrap over clients; of other seeds it says nothing."
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False,
+        caption=" ".join(parts), caption_justify="left",
+    )  # fmt: skip
+    table.add_column(Text(f"{title} against {base}"), overflow="fold")
+    table.add_column("", overflow="fold")
+    p = p_text(found.p_value)
+    if seeds > 1:
+        each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in found.p_values.items())
+        p = f"{p}; {each}"
+    if found.p_value is None:
+        p = "not tested, for the two are equal for every client"
+    lines = [
+        ("Difference", f"{found.difference:+.2f} points, {found.low:+.2f} to {found.high:+.2f}"),
+        ("Clients", f"better {found.better}, worse {found.worse}, equal {found.equal}"),
+        ("Worst tenth", f"{100 * found.worst_decile:.1f} % against {100 * found.base_worst_decile:.1f} %"),
+        ("Wilcoxon p", p),
+    ]
+    harmed = [(t, n) for t, n in ((title, found.harmed), (base, found.base_harmed)) if n is not None]
+    if harmed:
+        said = ", ".join(f"{t} {n}" for t, n in harmed)
+        lines.append(("Worse than alone", f"clients harmed: {said}"))
+    for name, text in lines:
+        table.add_row(name, Text(text))
+    return table
