@@ -53,6 +53,14 @@ class Kind(StrEnum):
     recipes = "recipes"
 
 
+class Form(StrEnum):
+    """What ``idiolect report --export`` writes."""
+
+    latex = "latex"
+    csv = "csv"
+    png = "png"
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"idiolect {__version__}")
@@ -150,6 +158,15 @@ Normalised = Annotated[
     ),
 ]
 DataSeed = Annotated[int | None, _option("Seed of the split and the shifts.", "0", panel=_CLIENTS)]
+Track = Annotated[
+    list[str] | None,
+    _option(
+        "Also tell tensorboard, mlflow or wandb what is measured, as tensorboard:DIR, mlflow:URI or wandb:PROJECT; "
+        "repeat.",
+        metavar="TRACKER",
+        panel=_RUN,
+    ),
+]
 AsJson = Annotated[bool, _option("Print the table as JSON.", "", "--json", panel=_RUN)]
 
 
@@ -206,6 +223,9 @@ def run_command(
     lr: Annotated[float | None, _option("Learning rate.", "0.01", panel=_TRAINING)] = None,
     momentum: Annotated[float | None, _option("Momentum.", "0.5", panel=_TRAINING)] = None,
     weight_decay: Annotated[float | None, _option("Weight decay.", "0.0005", panel=_TRAINING)] = None,
+    augment: Annotated[
+        str | None, _option("Crop and mirror training images at random (crop_flip).", "none", panel=_TRAINING)
+    ] = None,
     protocol: Annotated[
         str | None,
         _option(
@@ -233,6 +253,7 @@ def run_command(
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
     out: Annotated[Path | None, _option("Folder of the run.", "runs/NAME", panel=_RUN)] = None,
     resume: Annotated[bool, _option("Continue the run in --out.", "", "--resume", panel=_RUN)] = False,
+    track: Track = None,
     quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -249,11 +270,13 @@ def run_command(
         new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise,
         methods=methods, model=model, seeds=seeds, rounds=rounds, participation=participation,
         local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay,
-        protocol=protocol, evaluate_every=evaluate_every,
+        augment=augment, protocol=protocol, evaluate_every=evaluate_every,
     )  # fmt: skip
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)
-    result = run(whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show)
+    result = run(
+        whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show, track=track or ()
+    )
     page = result.folder / "report.html"
     if as_json:
         rows = [row._asdict() for row in result.rows()]
@@ -315,6 +338,7 @@ def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], res
 
 def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
     """The study's methods with the options that ``--set`` gives."""
+    from idiolect.experiments.study import labelled
     from idiolect.spec import scalar
 
     uses = [u.model_dump() for u in study.methods]
@@ -333,19 +357,8 @@ def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
     for u, mine in zip(uses, given, strict=True):
         u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset begins anew
         if mine and (u["label"] == u["name"] or u["label"].startswith(f"{u['name']}:")):
-            u["label"] = _label(u["name"], u["options"])
+            u["label"] = labelled(u["name"], u["options"])
     return uses
-
-
-def _label(name: str, options: dict[str, Any]) -> str:
-    """The method with what differs from its defaults, or with the preset that is asked for."""
-    from idiolect import methods
-    from idiolect.spec import Spec
-
-    defaults = methods.get(name).options
-    if "preset" not in options:
-        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
-    return str(Spec(name=name, options=options))
 
 
 @app.command("describe")
@@ -425,6 +438,7 @@ def reproduce_command(
     ] = None,
     engine: Annotated[str, _option("As for run.", "auto", panel=_RUN)] = "auto",
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
+    track: Track = None,
     quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -432,11 +446,12 @@ def reproduce_command(
 
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
-    from idiolect.experiments import forecast, recipes, reproduce, verdicts, watcher
+    from idiolect.experiments import Study, forecast, recipes, reproduce, verdicts, watcher
 
     made = recipes.get(recipe)
     cells = recipes.chosen(made, _conditions(only), methods.split(",") if methods else None)
     some = _seeds(seeds)
+    Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # says what is wrong with them
     if dry_run:
         rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
         if as_json:
@@ -447,16 +462,21 @@ def reproduce_command(
     found = list(
         reproduce.reproduce(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=_seconds(budget),
-            watcher=None if quiet else lambda: watcher(err_console), told=lambda text: _say(err_console, text),
+            watcher=None if quiet else lambda: watcher(err_console), track=track or (),
+            told=lambda text: _say(err_console, text),
         )
     )  # fmt: skip
     if results is not None and rounds is None:
         for one in found:
             reproduce.keep(made, one, results)
+    page = reproduce.page(made, cells, out, rounds=rounds, seeds=some)
     if as_json:
-        _print_json([verdicts.as_json(one) for one in found])
+        where = None if page is None else str(page)
+        _print_json({"recipe": recipe, "page": where, "cells": [verdicts.as_json(one) for one in found]})
     else:
         out_console.print(verdicts.table(made, found))
+        if page is not None:
+            _say(out_console, f"\nPage: {page}")
 
 
 def _conditions(text: str | None) -> dict[str, str]:
@@ -478,7 +498,10 @@ def _seconds(text: str | None) -> float | None:
         return None
     units = {"s": 1, "m": 60, "h": 3600}
     try:
-        return float(text[:-1]) * units[text[-1:]]
+        seconds = float(text[:-1]) * units[text[-1:]]
+        if not 0 < seconds < float("inf"):
+            raise ValueError
+        return seconds
     except (ValueError, KeyError):
         raise InputError(f"--budget {text}: write a time such as 90s, 30m or 8h") from None
 
@@ -486,12 +509,66 @@ def _seconds(text: str | None) -> float | None:
 @app.command("report")
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[Path | None, _option("The page.", "report.html in the first run's folder")] = None,
+    out: Annotated[
+        Path | None, _option("The page; of --export the folder.", "report.html in the first run's folder")
+    ] = None,
+    compare: Annotated[
+        str | None, _option("Compare two methods of a run client by client, with tests and intervals.", metavar="A,B")
+    ] = None,
+    export: Annotated[
+        Form | None, _option("Write the table of a run (latex, csv), or its figures (png), as files.", "")
+    ] = None,
 ) -> None:
-    """Draw the page of one run, or of several side by side."""
+    """Draw the page of one run, or of several side by side; or compare two methods of a run, or export it.
+
+    Example: idiolect report runs/digits --compare pfedfda,fedavg
+    """
     from idiolect import report
 
+    if (compare or export) and len(runs) > 1:
+        raise InputError(f"--{'compare' if compare else 'export'} is of one run: name one")
+    if compare:
+        run = report.read(runs[0])
+        out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare))))
+    if export:
+        for path in report.export(runs[0], export.value, out):
+            _say(out_console, f"Written: {path}")
+    if compare or export:
+        return
     _say(out_console, f"Report: {report.write(runs, out or runs[0] / 'report.html')}")
+
+
+@app.command("diff")
+def diff_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="That of another, or a table such as fedpac/table1.")],
+    only: Annotated[
+        str | None, _option("Which of the table's cells, as for reproduce.", "the one most like the run")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why two numbers differ: every setting, split, version or engine that does, the likeliest cause first.
+
+    Example: idiolect diff runs/digits runs/digits-2
+    """
+    from idiolect.experiments import diff, recipes
+
+    mine = diff.of_run(run)
+    if Path(other).is_dir() or other not in recipes.names():
+        if only is not None:
+            raise InputError(f"--only goes with a table, and {other} is none: leave it out")
+        if not Path(other).is_dir():
+            raise InputError(f"there is no run folder {other} and no table {other}: idiolect list recipes has them all")
+        theirs = diff.of_run(Path(other))
+    else:
+        made = recipes.get(other)
+        mine, theirs = diff.of_recipe(made, recipes.chosen(made, _conditions(only)), mine)
+    found = diff.compare(mine, theirs)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        for part in diff.render(found):
+            out_console.print(part)
 
 
 @app.command("list")
@@ -518,6 +595,10 @@ def list_command(
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, entry in entries.items():
         lines = [Text(entry["summary"])]
+        if "cells" in entry:
+            lines.append(
+                Text(f"{entry['cells']} cells, {entry['runs']} runs" if entry["cells"] else entry["kind"], style="dim")
+            )
         if options := entry.get("options"):
             lines.append(Text(", ".join(f"{k}={plain(v)}" for k, v in options.items()), style="dim"))
         lines += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 import threading
@@ -17,7 +16,6 @@ from rich.console import Console
 
 import idiolect as idl
 from idiolect.errors import InputError
-from idiolect.experiments.progress import Bars, Lines, watcher
 from idiolect.experiments.store import RECORDS, TIMINGS
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
@@ -188,43 +186,6 @@ def test_message_of_the_same_bad_data_dir(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data_dir=.*there is no such folder; leave it out"):
         idl.Study(data_dir=str(tmp_path / "nowhere")).run(out=tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
-
-
-# --- progress
-
-
-def test_lines() -> None:
-    console = Console(file=io.StringIO(), width=40)
-    shown = watcher(console)
-    assert isinstance(shown, Lines)
-    with shown:
-        shown.start("fedpac:[x]=0", 10, 4)
-        shown.advance("fedpac:[x]=0", 3, 5, None)
-        shown.advance("fedpac:[x]=0", 3, 6, 0.5)
-        shown.start("local", 10, 0)
-    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "fedpac:[x]=0: 4 of 10 rounds done",
-        "fedpac:[x]=0: seed 3, round 6, accuracy 50.0%, 0 s",
-        "local: 10 rounds",
-    ]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_bars(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    shown = watcher(console)
-    assert isinstance(shown, Bars)
-    label = "fedcr:latent=64,beta=0.0005,samples=12,lr=0.05,objective=[log_mean]"
-    with shown:
-        shown.start(label, 4, 1)
-        shown.advance(label, 0, 2, 0.875)
-        shown.start(label, 4, 0)
-        shown.advance(label, 1, 1, None)
-    text = re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
-    last = text.strip().splitlines()[-1]
-    assert "3/4" in last
-    assert "accuracy 87.5%" in last
-    assert len(last) <= width
 
 
 @pytest.mark.parametrize("name", ["sizes", "clients", "new_clients", "keep", "rounds"])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -64,11 +65,7 @@ def forecast(
     found: dict[Path, Planned] = {}
     for c in cells:
         if c.study is None:
-            where = " ".join(str(v) for k, v in c.where.items() if k != "method")
-            note = "computed" if c.value else c.absent
-            found[Path(c.slug)] = Planned(
-                where, str(c.where.get("method", "")), 0, 0, 0, 0.0 if c.value else None, "", note
-            )
+            found[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
         for part in parts(c, out, rounds=rounds, seeds=seeds):
             if part.folder not in found:
                 found[part.folder] = _planned(part, several, speeds)
@@ -84,17 +81,10 @@ def _planned(part: Part, workers: int, speeds: dict[Any, tuple[float, float]]) -
             seconds = float(timings["seconds"].mean()) * (study.rounds - done)
         else:
             about = data.describe(str(study.dataset))
-            where = (
-                use.name,
-                str(use.options),
-                study.model,
-                tuple(about["shape"]),
-                about["classes"],
-                study.local_epochs,
-            )
-            if where not in speeds:
-                speeds[where] = _speed(study, about)
-            seconds = _cost(study, about, *speeds[where]) / workers
+            like = (use.name, str(use.options), study.model, str(about["shape"]), about["classes"], study.local_epochs)
+            if like not in speeds:
+                speeds[like] = _speed(study, about)
+            seconds = _cost(study, about, *speeds[like]) / workers
         if not data.at_hand(str(study.dataset), study.data_dir):
             note = "its data are not on this machine and would be fetched"
     return Planned(study.name, use.label, study.seeds[0], study.rounds, done, seconds, str(part.folder), note)
@@ -155,26 +145,24 @@ def _speed(study: Study, about: dict[str, Any]) -> tuple[float, float]:
         return timed("local"), timed("evaluate")
 
 
-def render(recipe: Recipe, rows: Sequence[Planned]) -> Table:
+def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
     """The plan for a terminal."""
-    left = [r.seconds for r in rows if r.seconds]
-    notes = dict.fromkeys(r.note for r in rows if r.note and r.note != "computed")
-    total = (
-        f"{len(rows)} runs, {duration(sum(left))} of work on this machine, about."
-        if left
-        else "Nothing is left to run."
-    )
-    shown = Table(
-        title=f"{recipe.name}: {recipe.title}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1),
-        pad_edge=False, show_edge=False, caption_justify="left",
-        caption="\n".join([total, *(f"Note: {n}." for n in notes), *recipe.assumed]),
-    )  # fmt: skip
+    trained = [r for r in rows if r.rounds]
+    left = [r.seconds for r in trained if r.seconds]
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for header in ("cells", "method"):
         shown.add_column(header, overflow="fold")
     for header in ("seed", "rounds", "time"):
         shown.add_column(header, justify="right", no_wrap=True)
-    for r in rows:
+    for r in trained:
         rounds = f"{r.done} of {r.rounds}" if r.done else str(r.rounds)
-        took = "done" if r.done >= r.rounds > 0 else "-" if r.seconds is None else duration(r.seconds)
+        took = "done" if r.done >= r.rounds else "-" if r.seconds is None else duration(r.seconds)
         shown.add_row(*map(Text, (r.name, r.method, str(r.seed), rounds, took)))
-    return shown
+    many = "1 run" if len(trained) == 1 else f"{len(trained)} runs"
+    below = [f"{many}, about {duration(sum(left))} on this machine." if left else "Nothing is left to run."]
+    if computed := sum(r.note == "computed" for r in rows):
+        below.append(f"{computed} cells are computed without training.")
+    below += [f"Note: {n.rstrip('.')}." for n in dict.fromkeys(r.note for r in rows) if n and n != "computed"]
+    below += [f"Assumed: {a}" for a in recipe.assumed]
+    head = Text(f"{recipe.name}: {recipe.title}\n")
+    return Group(head, *([shown] if trained else []), Text("\n".join(["", *below])))

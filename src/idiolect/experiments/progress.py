@@ -1,14 +1,24 @@
-"""What a person sees while a study runs: a bar per method in a terminal, plain lines elsewhere."""
+"""What a person sees while a study runs: a live view in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from idiolect.engines import Engine
+from idiolect.report.tables import duration
+
+Key = tuple[str, int]
 
 
 class Watcher(Protocol):
@@ -22,11 +32,14 @@ class Watcher(Protocol):
     ) -> None:
         """Stop showing."""
 
-    def start(self, label: str, total: int, done: int) -> None:
-        """A method begins with one more seed, of which ``done`` rounds are done; ``total`` is that of all its seeds."""
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """What is to run, ``rounds`` of each method's label and seed, in this order, and how many are on disk."""
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """A method begins with a seed, of which ``done`` rounds are done."""
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """A round is over; ``accuracy`` is the mean over clients where it was measured."""
+        """A round is over; ``accuracy`` is the mean that the protocol asks for, where it was measured."""
 
 
 class Silent:
@@ -40,47 +53,168 @@ class Silent:
     ) -> None:
         pass
 
-    def start(self, label: str, total: int, done: int) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Nothing."""
+
+    def start(self, label: str, seed: int, done: int) -> None:
         """Nothing."""
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Nothing."""
 
 
-class Bars(Silent):
-    """A live bar per method, with the accuracy last measured."""
+@dataclass
+class _Job:
+    label: str
+    seed: int
+    done: int
+    before: int = 0
+    """Rounds that were done when it began."""
+    began: float | None = None
+    first: float = 0.0
+    """When its first round here ended."""
+    last: float = 0.0
+    """When the last one did."""
+    accuracy: float | None = None
 
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=28)),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds  {task.fields[accuracy]:<14}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-        )
-        self._tasks: dict[str, TaskID] = {}
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a round, where one has been done; of several without the first, in which workers start."""
+        new = self.done - self.before
+        if self.began is None or new == 0:
+            return None
+        return self.last - self.began if new == 1 else (self.last - self.first) / (new - 1)
+
+
+class Bars(Silent):
+    """A live table: per method and seed how far it is, and a line for the whole; never higher than the terminal."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock, self._lock = console, clock, threading.Lock()
+        self._jobs: dict[Key, _Job] = {}
+        self._live = Live(console=console, get_renderable=self.shown, refresh_per_second=4, vertical_overflow="crop")
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        self._live.stop()
 
-    def start(self, label: str, total: int, done: int) -> None:
-        """Add the method's bar."""
-        if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=total, completed=0, accuracy="")
-        self._bars.advance(self._tasks[label], done)
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Lay out the rows."""
+        with self._lock:
+            self._rounds, self._engine = rounds, engine
+            self._begun, self._worked = self._clock(), engine.seconds
+            self._jobs = {key: _Job(*key, done=min(n, rounds)) for key, n in done.items()}
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Take the method's row out of the queue."""
+        with self._lock:
+            job = self._jobs[label, seed]
+            job.done = job.before = done
+            job.began = job.last = self._clock()
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """Move it."""
-        self._bars.advance(self._tasks[label])
-        if accuracy is not None:
-            self._bars.update(self._tasks[label], accuracy=f"accuracy {accuracy:.1%}")
+        """Move its bar."""
+        with self._lock:
+            job = self._jobs[label, seed]
+            job.done, job.last = round, self._clock()
+            job.first = job.last if round == job.before + 1 else job.first
+            job.accuracy = job.accuracy if accuracy is None else accuracy
+
+    def shown(self) -> RenderableType:
+        """The view as it is now."""
+        with self._lock:
+            if not self._jobs:
+                return Text("")
+            jobs = list(self._jobs.values())
+            finished = [j for j in jobs if j.done >= self._rounds]
+            running = [j for j in jobs if j.began is not None and j.done < self._rounds]
+            queued = [j for j in jobs if j.began is None and j.done < self._rounds]
+            room = self._console.height - 3  # the header, the whole, and the line that the cursor is on
+            lines: list[RenderableType] = []
+            if len(jobs) > room:
+                lines.append(_line(f"{len(finished)} finished: {_named(finished, accuracy=True)}"))
+                jobs = running + queued
+                if len(jobs) + 1 > room:
+                    lines.append(_line(f"{len(queued)} queued: {_named(queued)}"))
+                    jobs = running[: max(1, room - 2)]
+            return Group(self._table(jobs), *lines, _line(self._whole(running, queued)))
+
+    def _table(self, jobs: Sequence[_Job]) -> Table:
+        width = self._console.width
+        bar, seed = width // 6, min(10, max([4, *(len(str(j.seed)) for j in jobs)]))
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        shown.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
+        shown.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
+        shown.add_column("", width=bar)
+        for header in ("round", "accuracy", "left"):
+            shown.add_column(header, justify="right", no_wrap=True)
+        for j in jobs:
+            at = ProgressBar(self._rounds, j.done, width=bar)
+            accuracy = "" if j.accuracy is None else f"{j.accuracy:.1%}"
+            row = (Text(j.label), str(j.seed), at, f"{j.done}/{self._rounds}", accuracy, self._left(j))
+            shown.add_row(*row, style="dim" if j.began is None else "")
+        return shown
+
+    def _left(self, job: _Job) -> str:
+        if job.done >= self._rounds:
+            return "done"
+        if job.began is None:
+            return "queued"
+        return "" if job.pace is None else duration(self._rest(job, job.pace))
+
+    def _rest(self, job: _Job, pace: float) -> float:
+        """Seconds that a job takes from now on; a round under way that takes longer than usual ends at once."""
+        rest = (self._rounds - job.done) * pace
+        return rest if job.began is None else rest - min(pace, self._clock() - job.last)
+
+    def _whole(self, running: Sequence[_Job], queued: Sequence[_Job]) -> str:
+        jobs, workers = list(self._jobs.values()), self._engine.workers
+        passed = self._clock() - self._begun
+        busy = min(float(workers), (self._engine.seconds - self._worked) / passed) if passed > 0 else 0.0
+        parts = [
+            f"{sum(j.done for j in jobs)} of {self._rounds * len(jobs)} rounds",
+            f"{len(running)} running, {len(queued)} queued",
+            f"{busy:.1f} of {workers} {'worker' if workers == 1 else 'workers'} busy",
+        ]
+        left = self._time_left([*running, *queued])
+        return "; ".join([*parts, f"{duration(left)} left"] if left else parts)
+
+    def _time_left(self, jobs: Sequence[_Job]) -> float | None:
+        """Of the whole: what is queued goes at the pace of its method, else at the mean; so many side by side."""
+        paces: dict[str, list[float]] = {}
+        for j in self._jobs.values():
+            if j.pace is not None:
+                paces.setdefault(j.label, []).append(j.pace)
+        if not paces or not jobs:
+            return None
+        means = {label: sum(values) / len(values) for label, values in paces.items()}
+        usual = sum(means.values()) / len(means)
+        rests = [self._rest(j, j.pace or means.get(j.label, usual)) for j in jobs]
+        return max(max(rests), sum(rests) / min(self._engine.lanes, len(rests)))
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _named(jobs: Sequence[_Job], accuracy: bool = False) -> str:
+    """Methods, each once, with how many seeds where several, or with their mean accuracy."""
+    found: dict[str, list[_Job]] = {}
+    for j in jobs:
+        found.setdefault(j.label, []).append(j)
+
+    def one(label: str, mine: Sequence[_Job]) -> str:
+        known = [j.accuracy for j in mine if j.accuracy is not None]
+        if accuracy and known:
+            return f"{label} {sum(known) / len(known):.1%}"
+        return label if len(mine) == 1 else f"{label} x{len(mine)}"
+
+    return ", ".join(one(label, mine) for label, mine in found.items()) or "none"
 
 
 class Lines(Silent):
@@ -89,11 +223,17 @@ class Lines(Silent):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since: dict[str, float] = {}
+        self._total: dict[str, int] = {}
         self._done: dict[str, int] = {}
 
-    def start(self, label: str, total: int, done: int) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Note how many rounds each method has, of all its seeds."""
+        for label, _ in done:
+            self._total[label] = self._total.get(label, 0) + rounds
+
+    def start(self, label: str, seed: int, done: int) -> None:
         """Say where the method stands."""
-        first = label not in self._since
+        first, total = label not in self._since, self._total[label]
         self._since.setdefault(label, time.monotonic())
         self._done[label] = self._done.get(label, 0) + done
         if first or done:
@@ -111,5 +251,5 @@ class Lines(Silent):
 
 
 def watcher(console: Console) -> Watcher:
-    """Bars in a terminal, lines elsewhere."""
+    """A live view in a terminal, lines elsewhere."""
     return Bars(console) if console.is_terminal else Lines(console)

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
+import pandas as pd
 from scipy import stats
 
-from idiolect import __version__, files, report
+from idiolect import files, methods, report
 from idiolect.engines import checkpoint
 from idiolect.errors import Diverged, InputError, Interrupted
+from idiolect.experiments.environment import machine, versions
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.runner import run
-from idiolect.experiments.store import computed
-from idiolect.experiments.study import Study
+from idiolect.experiments.store import computed, difference
+from idiolect.experiments.study import Study, labelled
+from idiolect.experiments.trackers import Make
 from idiolect.report.tables import per_seed
 
 MARGIN = 1.5  # points within which a number counts as the paper's
@@ -36,10 +35,26 @@ Status = Literal["matches", "differs", "measured", "under way", "not run", "dive
 
 
 def digest(study: Study) -> str:
-    """A name for what a study computes: the same for studies that differ in their name alone."""
+    """A name for what a study computes: the same for studies that differ in their name alone.
+
+    Settings and options at their defaults do not count, so that a new one renames no run. Whether a folder of this name
+    holds this very study is asked besides.
+    """
     usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
-    settings = {k: v for k, v in computed(study).items() if k not in usual or v != usual[k]}  # new settings change none
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    told = computed(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
+    settings = {k: v for k, v in told.items() if k in usual and v != usual[k]}
+    uses = [labelled(u.name, u.options) for u in study.methods]
+    text = json.dumps(_plain([settings, uses]), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    """With whole numbers as such, so that 20 and 20.0 are the same."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Part(NamedTuple):
@@ -50,8 +65,16 @@ class Part(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Rounds on disk."""
-        return _rounds(self.folder)
+        """Rounds on disk.
+
+        Raises:
+            InputError: the folder holds another study, as of a version with other defaults.
+        """
+        there = self.folder / "study.yaml"
+        if there.exists() and (differs := difference(computed(Study.read(there)), computed(self.study))):
+            raise InputError(f"{self.folder} holds another study ({differs}): move it away, or choose another --out")
+        checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
+        return max((checkpoint.rounds(path) for path in checkpoints), default=0)
 
 
 def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[Part]:
@@ -65,10 +88,6 @@ def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[i
         use = study.methods[0]
         found.append(Part(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
     return found
-
-
-def _rounds(folder: Path) -> int:
-    return max((checkpoint.rounds(path) for path in folder.glob("cells/*/checkpoint.safetensors")), default=0)
 
 
 @dataclass(frozen=True)
@@ -117,6 +136,7 @@ def reproduce(
     workers: int | None = None,
     budget: float | None = None,
     watcher: Callable[[], Watcher] | None = None,
+    track: Sequence[str | Make] = (),
     told: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Outcome]:
     """Run what cells still need, seed by seed so that every cell has one number early, and give each one's outcome.
@@ -129,6 +149,7 @@ def reproduce(
         engine, workers: as for ``run``.
         budget: seconds after which nothing more is begun and what is under way stops at its last whole round.
         watcher: shows each run.
+        track: experiment trackers that each run tells, as for ``run``.
         told: is given a line before each run, and a sentence for each that cannot be done.
 
     Raises:
@@ -139,7 +160,7 @@ def reproduce(
     said: dict[Path, tuple[Status, str]] = {}
     todo = {part.folder: part for seed in seeds for c in cells for part in parts(c, out, rounds=rounds, seeds=[seed])}
     for number, part in enumerate(todo.values(), 1):
-        if part.done >= part.study.rounds:
+        if part.done >= part.study.rounds or _diverged(part.folder):
             continue
         if ends is not None and time.monotonic() > ends:
             told("the budget is spent: the same command goes on from here")
@@ -149,11 +170,14 @@ def reproduce(
         try:
             left = None if ends is None else ends - time.monotonic()
             show = watcher() if watcher else None
-            run(part.study, part.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=left)
+            run(
+                part.study, part.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=left,
+                track=track,
+            )  # fmt: skip
         except Diverged as error:
             said[part.folder] = "diverged", str(error)
             told(f"diverged: {error}")
-            files.write(part.folder / "diverged.txt", str(error))
+            files.write(part.folder / "diverged.txt", str(error))  # the same would come of it again
         except InputError as error:
             said[part.folder] = "no data", str(error)
             told(str(error))
@@ -181,12 +205,9 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
             facts.append(more)
             seconds += spent
     if not seeds:
-        for part in runs:
-            if (said or {}).get(part.folder):
-                return Outcome(cell, *_noted((said or {})[part.folder]), rounds=min(done), protocol=str(protocol))
-            with suppress(OSError):
-                text = (part.folder / "diverged.txt").read_text(encoding="utf-8")
-                return Outcome(cell, "diverged", said=text, rounds=min(done), protocol=str(protocol))
+        told = [(said or {}).get(p.folder) or _diverged(p.folder) for p in runs]
+        for kind, text in filter(None, told):
+            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol))
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
     values = list(seeds.values())
@@ -200,18 +221,22 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     )  # fmt: skip
 
 
-def _noted(pair: tuple[Status, str]) -> tuple[Status, None, None, None]:
-    return pair[0], None, None, None
+def _diverged(folder: Path) -> tuple[Status, str] | None:
+    path = folder / "diverged.txt"
+    return ("diverged", path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _judged(found: Outcome) -> Outcome:
     """With the verdict."""
-    if found.difference is None:
+    ours, theirs = found.value, found.cell.published
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return found if theirs is None else replace(found, status="matches" if ours == theirs else "differs")
+    if found.difference is None or found.cell.reads == "minutes":  # which are a machine's own
         return found
     if found.cell.value is None:
         bound = max(MARGIN, found.interval or 0.0)
     else:
-        bound = 1e-3 * abs(float(found.cell.published or 0))  # computed numbers are printed to three digits or more
+        bound = 1e-3 * abs(float(theirs or 0))  # computed numbers are printed to three digits or more
     return replace(found, status="matches" if abs(found.difference) <= bound else "differs")
 
 
@@ -255,6 +280,66 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
     return 100 * value, facts, seconds
 
 
+def together(cells: Sequence[Cell], runs: Callable[[Cell], Sequence[Part]]) -> list[report.Run]:
+    """What has been measured so far as the report draws it: the methods of one setting in one run.
+
+    Args:
+        cells: of a recipe.
+        runs: the runs of a cell.
+    """
+    found: dict[str, report.Run] = {}
+    for c in cells:
+        for part in runs(c):
+            if not (part.folder / "records.parquet").exists() or c.condition:
+                continue
+            one = _as_cell(c, report.read(part.folder))
+            about = {k: v for k, v in computed(part.study).items() if k not in ("seeds", "methods", "protocol")}
+            setting = json.dumps([one.manifest["hash"], {k: v for k, v in about.items() if "." not in k}], default=str)
+            found[setting] = _joined(found[setting], one) if setting in found else one
+    return list(found.values())
+
+
+def page(
+    recipe: Recipe, cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)
+) -> Path | None:
+    """Write the page of all that has been measured of some cells, in the folder of the runs; None where nothing has."""
+    runs = together(cells, lambda c: parts(c, out, rounds=rounds, seeds=seeds))
+    return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html") if runs else None
+
+
+def _as_cell(c: Cell, run: report.Run) -> report.Run:
+    """A run with its method called as the cell has it, measured at the cell's moment."""
+    (label,) = run.titles
+    name = str(c.where.get("method", label))
+    records, protocol = run.records, _protocol(c)
+    if c.moment is not None:
+        records = records[records["moment"].isin([c.moment, "local", "server", "wire"])]
+    about = dict(run.manifest["methods"][label])
+    if name in methods.names() and name != about["name"]:
+        entry = methods.get(name)
+        about = {"name": name, "title": entry.title, "summary": entry.summary}
+    return replace(
+        run,
+        study=run.study | {"protocol": protocol.model_dump(mode="json", exclude={"also"})},
+        manifest=run.manifest | {"methods": {name: about}},
+        records=records.assign(method=name),
+        timings=run.timings.assign(method=name),
+    )
+
+
+def _joined(a: report.Run, b: report.Run) -> report.Run:
+    """Two runs of one setting as one."""
+    moment = a.protocol.moment
+    theirs = b.records.replace({"moment": {b.protocol.moment: moment}}) if b.protocol.moment != moment else b.records
+    return replace(
+        a,
+        study=a.study | {"seeds": sorted({*a.study["seeds"], *b.study["seeds"]})},
+        manifest=a.manifest | {"methods": a.manifest["methods"] | b.manifest["methods"]},
+        records=pd.concat([a.records, theirs], ignore_index=True).drop_duplicates(),
+        timings=pd.concat([a.timings, b.timings], ignore_index=True).drop_duplicates(),
+    )
+
+
 def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     """Write a measured cell as ``folder/RECIPE/CELL.json``; a reason that stands there already stays.
 
@@ -279,15 +364,16 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "rounds": found.rounds,
         "seconds": round(found.seconds, 1),
         "machine": machine(),
-        "versions": {"idiolect": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "study": None if found.cell.study is None else _settings(found.cell.study),
         "hash": None if found.cell.study is None else digest(found.cell.study),
         "verdict": found.status,
         "because": before.get("because", "") or (found.said if found.status == "diverged" else ""),
     }
-    if before and {k: before.get(k) for k in ("seeds", "hash")} == {k: content[k] for k in ("seeds", "hash")}:
+    content = _rounded(content)
+    if all(before.get(k) == content[k] for k in ("seeds", "hash")):
         content |= {k: before[k] for k in ("machine", "versions", "seconds") if k in before}  # of when it was measured
-    files.write(path, json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n")
+    files.write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
@@ -303,13 +389,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def machine() -> str:
-    """This machine in a few words."""
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}, {os.cpu_count()} cores{gpu}"

@@ -22,9 +22,10 @@ class Result:
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """What ran it, once for each time that it was taken up and finished.
+        """What ran it, once for each time that it was taken up and did some rounds.
 
-        ``engine``, ``workers``, ``seconds`` of the rounds, and ``busy``, the share of the workers' time that was work.
+        ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy``, the share of the workers' time
+        that was work, ``versions``, ``dtype`` and ``machine``; older runs lack some.
         """
         path = self.folder / "engine.json"
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []

@@ -11,16 +11,20 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
 from idiolect import data, engines, methods
-from idiolect.engines import Engine, Job, Record, State, begin, fit
+from idiolect.engines import Engine, Job, Record, State, begin, checkpoint, fit
 from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame
+from idiolect.experiments import environment
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
 from idiolect.experiments.study import Study, Use
+from idiolect.experiments.trackers import Make, Tracking, measures
+from idiolect.spec import Spec
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     resume: bool = False,
     watcher: Watcher | None = None,
     budget: float | None = None,
+    track: Sequence[str | Make] = (),
 ) -> Result:
     """Run a study, or the rest of it, and return what it measured.
 
@@ -44,6 +49,8 @@ def run(
         resume: continue what ``out`` holds (or start, where it holds nothing).
         watcher: is told of progress.
         budget: seconds after which the run stops at its last whole round, as a signal would stop it.
+        track: experiment trackers to tell, as ``tensorboard``, ``mlflow:URI`` or ``wandb:PROJECT``, or makers of one's
+            own (see ``trackers.Tracker``); one that fails is left out with a warning.
 
     Raises:
         InputError: a setting, the data or the folder do not allow the run; nothing is written.
@@ -52,6 +59,7 @@ def run(
     """
     ends = None if budget is None else time.monotonic() + budget
     runs = engines.engine(engine, workers)
+    tracking = Tracking(track)
     if resume and out is None:
         raise InputError("resume needs the folder to continue: give --out")
     federation = study.federation()
@@ -65,18 +73,18 @@ def run(
     manifest = data.manifest(federation) | {"methods": titles}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
-    sitting = _Sitting(store, runs, ends)
+    sitting = _Sitting(store, runs, tracking, ends)
 
     with _signals() as came:
         try:
             with watcher or Silent() as show, runs:
                 start = time.monotonic()
-                sitting.run([job for _, job in jobs], show, came)
-                seconds = time.monotonic() - start
+                try:
+                    sitting.run([job for _, job in jobs], show, came)
+                finally:
+                    if runs.seconds:
+                        store.ran(_ran(runs, engine, time.monotonic() - start))
             store.merge()
-            if runs.seconds:
-                busy = runs.seconds / (runs.workers * seconds)
-                store.ran({"engine": runs.name, "workers": runs.workers, "seconds": seconds, "busy": busy})
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
             with suppress(IdiolectError):
@@ -93,11 +101,25 @@ def run(
     return result
 
 
+def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:
+    """What ran a sitting, and with what: all that can change a number besides the study."""
+    return {
+        "engine": runs.name,
+        "options": Spec.parse(asked).options,
+        "workers": runs.workers,
+        "seconds": seconds,
+        "busy": runs.seconds / (runs.workers * seconds),
+        "versions": environment.versions(),
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "machine": environment.machine(),
+    }
+
+
 class _Sitting:
     """The jobs of a study on one engine, as many side by side as it takes to keep its workers busy."""
 
-    def __init__(self, store: Store, engine: Engine, ends: float | None = None) -> None:
-        self._store, self._engine, self._ends = store, engine, ends
+    def __init__(self, store: Store, engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
+        self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
         self._halt, self._lock = threading.Event(), threading.Lock()
         self._at: dict[tuple[str, int], int] = {}
 
@@ -110,7 +132,9 @@ class _Sitting:
 
     def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
         """Run the rest of every job; the first failure ends all, each at its last whole round."""
-        lanes = min(self._engine.lanes, len(jobs))
+        lanes, rounds = min(self._engine.lanes, len(jobs)), self._store.study.rounds
+        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / "checkpoint.safetensors" for j in jobs}
+        watcher.plan(rounds, {key: checkpoint.rounds(path) for key, path in cells.items()}, self._engine)
 
         def stop() -> bool:
             return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
@@ -141,7 +165,7 @@ class _Sitting:
         study, cell = self._store.study, self._store.cell(job.name, job.seed)
         with self._lock:
             state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
-            watcher.start(job.name, study.rounds * len(study.seeds), state.round)
+            watcher.start(job.name, job.seed, state.round)
             self._at = {k: n for k, n in self._at.items() if n < study.rounds} | {(job.name, job.seed): state.round}
         if state.round < study.rounds:
             self._fit(job, cell, state, watcher, stop)
@@ -150,6 +174,7 @@ class _Sitting:
 
     def _fit(self, job: Job, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]) -> None:
         study, latest, saved = self._store.study, state, state.round
+        rows = [len(test) for test in job.data.test]
 
         def on_round(state: State, records: list[Record], seconds: float) -> None:
             nonlocal latest, saved
@@ -160,14 +185,17 @@ class _Sitting:
             if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
                 cell.save(state)
                 saved = state.round
-            right = [r.value for r in records if (r.moment, r.metric) == (study.protocol.moment, "accuracy")]
-            watcher.advance(job.name, job.seed, state.round, sum(right) / len(right) if right else None)
+            values = measures(records, seconds, study.protocol, rows)
+            if values:
+                track(state.round, values)
+            watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
 
         try:
-            fit(
-                job, self._engine, rounds=study.rounds, participation=study.participation,
-                evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round, stop=stop,
-            )  # fmt: skip
+            with self._tracking.of(study, job.name, job.seed, cell.folder, state.round) as track:
+                fit(
+                    job, self._engine, rounds=study.rounds, participation=study.participation,
+                    evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round, stop=stop,
+                )  # fmt: skip
         except Exception:
             if latest.round > saved:
                 with suppress(RunError):  # the first error is the one to tell

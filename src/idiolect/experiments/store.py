@@ -109,7 +109,7 @@ class Store:
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute what this one does."""
         there = Study.read(self.folder / "study.yaml")
-        if differs := _difference(computed(there), computed(self.study)):
+        if differs := difference(computed(there), computed(self.study)):
             raise InputError(
                 f"{self.folder} holds another study ({differs}): choose another --out, or resume it as it was"
             )
@@ -172,15 +172,21 @@ def computed(study: Study) -> dict[str, Any]:
     return settings | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """The first setting that differs, with both values."""
     key = next((k for k in new | old if old.get(k) != new.get(k)), None)
     return key and f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} here"
 
 
-def _brief(value: Any) -> str:
+def said(value: Any) -> str:
+    """A setting's value, as an option takes it."""
     if isinstance(value, Mapping) and "name" in value:
         value = Spec.model_validate(value)
-    text = ", ".join(map(_brief, value)) or "none" if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(said, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def _brief(value: Any) -> str:
+    text = said(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import pydantic
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -16,7 +17,7 @@ from idiolect import data, methods, models
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
 from idiolect.errors import InputError, nearest
-from idiolect.method import SGD, Task, Training
+from idiolect.method import SGD, Augment, Task, Training
 from idiolect.paths import by_path
 from idiolect.protocol import Protocol
 from idiolect.spec import Spec, lower, options_of, scalar, split_list
@@ -71,6 +72,18 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
         raise InputError(_sentence(error, Use)) from None
 
 
+def labelled(name: str, options: Mapping[str, Any]) -> str:
+    """A method with what differs from its defaults, or with the preset that is asked for.
+
+    >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
+    'fedpac:head_epochs=2'
+    """
+    defaults = methods.get(name).options
+    if "preset" not in options:
+        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
+    return str(Spec(name=name, options=dict(options)))
+
+
 class Study(BaseModel):
     """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine
     (``vectorised`` rounds otherwise).
@@ -107,6 +120,7 @@ class Study(BaseModel):
     lr: Rate = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     weight_decay: Decay = 5e-4
+    augment: Augment = "none"
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     data_seed: Seed = 0
     protocol: Protocol = Protocol()
@@ -303,9 +317,16 @@ class Study(BaseModel):
         return data.load(str(self.dataset), folder)
 
     def task(self, federation: FederatedData) -> Task:
-        """What the methods are told."""
+        """What the methods are told.
+
+        Raises:
+            InputError: a network, or an augmentation, that does not fit the rows.
+        """
+        if self.augment != "none" and federation.x_R.dtype != torch.uint8:
+            raise InputError(f"augment={self.augment} is for images, and these rows are numbers: leave it out")
         network = models.build(self.model, federation.shape, federation.classes)
-        training = Training(self.local_epochs, self.batch_size, SGD(self.lr, self.momentum, self.weight_decay))
+        rule = SGD(self.lr, self.momentum, self.weight_decay)
+        training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment)
         return Task(network, federation.classes, federation.trained, training, federation.mean, federation.std)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:

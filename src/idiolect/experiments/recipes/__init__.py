@@ -17,8 +17,9 @@ from importlib import resources
 from typing import Any, Literal
 
 from idiolect.errors import InputError, nearest
-from idiolect.experiments.study import Study
+from idiolect.experiments.study import Study, Use, labelled, use
 from idiolect.protocol import Moment
+from idiolect.spec import Spec
 
 Kind = Literal["results", "settings", "figure", "schematic"]
 
@@ -120,7 +121,7 @@ def published(name: str) -> list[dict[str, Any]]:
 def table(
     name: str,
     settings: Callable[[Mapping[str, Any]], Mapping[str, Any] | str],
-    methods: Mapping[str, str],
+    methods: Mapping[str, str] | Callable[[Mapping[str, Any]], str],
     *,
     beside: Iterable[str] = (),
     **more: Any,
@@ -130,7 +131,7 @@ def table(
     Args:
         name: of the table.
         settings: those of a cell's study without its method, or a sentence that says why there is none.
-        methods: what each of the paper's names is here, as ``run --methods`` takes it.
+        methods: what the paper's method is here, as ``run --methods`` takes it: by its name, or of the whole cell.
         beside: methods of ours to add under every condition of the table.
         more: fields of the recipe.
     """
@@ -138,12 +139,15 @@ def table(
     given = [_split(row) for row in rows]
     conditions = list({json.dumps({k: v for k, v in w.items() if k != "method"}): w for w, _, _ in given}.values())
     added = [({**w, "method": m}, None, None) for w in conditions for m in beside]
-    tuned = methods.get("fedavg_ft", "fedavg_ft")
+
+    def ours(where: Mapping[str, Any]) -> str:
+        return methods(where) if callable(methods) else methods.get(where["method"], where["method"])
 
     def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
         if where["method"] == "fedavg":  # what FedAvg-FT tunes: one run measures both
+            tuned = ours({**where, "method": "fedavg_ft"})
             return cell(where, settings(where), tuned, value, std, moment="received")
-        return cell(where, settings(where), methods.get(where["method"], where["method"]), value, std)
+        return cell(where, settings(where), ours(where), value, std)
 
     return Recipe(name, "", "results", tuple(made(*c) for c in [*given, *added]), **more)
 
@@ -168,7 +172,63 @@ def cell(
         return Cell(where, None, published, std, absent=settings, **more)
     if method.partition(":")[0] == "fedavg_ft":
         settings = {**settings, "protocol": {**settings.get("protocol", {}), "also": ["received"]}}
-    return Cell(where, Study(methods=[method], name=_name(where), **settings), published, std, **more)
+    named = {"name": _name(where), "methods": (_use(method),)}
+    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=named)
+    return Cell(where, study, published, std, **more)
+
+
+# Checked once: the cells of a table differ in little.
+@lru_cache(maxsize=1024)
+def _study(settings: str) -> Study:
+    return Study(**json.loads(settings))
+
+
+@lru_cache(maxsize=1024)
+def _use(method: str) -> Use:
+    asked = Spec.parse(method)
+    return use(asked.name, label=labelled(asked.name, asked.options), **asked.options)
+
+
+def stated(
+    name: str,
+    cells: Iterable[Cell],
+    taken: Callable[[Mapping[str, Any], Study], float | str],
+    *,
+    beside: Iterable[Mapping[str, Any]] = (),
+    **more: Any,
+) -> Recipe:
+    """The settings that a paper states, each beside what the studies of some cells take.
+
+    "all" data sets are those that have no row of their own for the setting; values that differ are joined by "or".
+
+    Args:
+        name: of the table of settings.
+        cells: of the paper's tables of results.
+        taken: the value in a study of the setting ``where["hyperparameter"]``.
+        beside: further settings, of which the paper has none.
+        **more: fields of the recipe.
+    """
+    keys = ("dataset", "hyperparameter", "method")
+    rows = [*published(name), *({**where, "value": None} for where in beside)]
+    studies = [(c.where, c.study) for c in cells if c.study]
+
+    def made(row: Mapping[str, Any]) -> Cell:
+        where = {k: v for k, v in row.items() if k not in ("value", "std", "tuned_over")}
+        own = [r["dataset"] for r in rows if all(r[k] == row[k] for k in keys[1:])]
+
+        def value() -> float | str:
+            found = {
+                taken(where, study): None
+                for of, study in studies
+                if row["method"] in ("all", of["method"])
+                and (study.dataset not in own if row["dataset"] == "all" else study.dataset == row["dataset"])
+                and all(of.get(k) == v for k, v in where.items() if k not in keys)
+            }
+            return next(iter(found)) if len(found) == 1 else " or ".join(map(str, found))
+
+        return Cell(where, published=row["value"], value=value)
+
+    return Recipe(name, "", "settings", tuple(map(made, rows)), **more)
 
 
 def _name(where: Mapping[str, Any]) -> str:
@@ -188,12 +248,14 @@ def chosen(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | Non
     for key, values in wanted.items():
         known = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
         if not known:
+            if not recipe.cells:
+                raise InputError(f"{recipe.name} has no cells to choose from: leave out the choice of {key}")
             keys = list(dict.fromkeys(k for c in recipe.cells for k in c.where))
             raise InputError(f"{recipe.name} has no {key!r} to choose by; {nearest(key, keys)}")
         for value in values:
             if value not in known:
                 raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(known)}")
         cells = [c for c in cells if str(c.where.get(key)) in values]
-    if not cells:
+    if not cells and recipe.cells:
         raise InputError(f"{recipe.name} has no cell with all of {', '.join(f'{k}={v}' for k, v in only.items())}")
     return cells

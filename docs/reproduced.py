@@ -1,0 +1,197 @@
+"""Pages of the papers' tables beside what was measured here, from the files in results/.
+
+python docs/reproduced.py [--check]      # --check writes nothing, and fails where a page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from idiolect import methods
+from idiolect.experiments import recipes
+from idiolect.experiments.recipes import Cell, Recipe
+from idiolect.experiments.reproduce import digest
+from idiolect.experiments.verdicts import number
+
+HERE = Path(__file__).parent
+PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
+PAPERS = {
+    "fedpac": "FedPAC (Xu, Tong & Huang, ICLR 2023)",
+    "pfedfda": "pFedFDA (McLaughlin & Su, NeurIPS 2024)",
+    "fedlda": "FedLDA (McLaughlin & Su, FL@FM-NeurIPS 2023)",
+    "fedcr": "FedCR (Zhang et al., ICML 2023)",
+}
+BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "▫️"}
+LEGEND = (
+    "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
+    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below; ❌ training diverged; ▫️ the "
+    "paper has no such number; no badge: not yet run."
+)
+
+
+def pages() -> dict[Path, str]:
+    """Every page by its place."""
+    made = {PAGES / f"{paper}.md": _page(paper) for paper in PAPERS}
+    return {PAGES / "index.md": _index(), **made}
+
+
+def kept(recipe: Recipe, cell: Cell) -> dict[str, Any] | None:
+    """What was measured of a cell, if it was of the study that the recipe has now."""
+    path = RESULTS / recipe.name / f"{cell.slug}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found if cell.study is None or found["hash"] == digest(cell.study) else None
+
+
+def _all(paper: str) -> list[Recipe]:
+    return [recipes.get(name) for name in recipes.names() if name.startswith(f"{paper}/")]
+
+
+def _index() -> str:
+    lines = [
+        "# The papers' tables and figures, reproduced",
+        "",
+        "One command each: `idiolect reproduce RECIPE`; `--dry-run` says what it would run and how long that takes.",
+        LEGEND,
+        "",
+        "| Recipe | What it is | Cells | ✅ | 🔶 | ❌ | ▫️ |",
+        "| :-- | :-- | --: | --: | --: | --: | --: |",
+    ]
+    for paper in PAPERS:
+        for recipe in _all(paper):
+            stands = Counter(_verdict(recipe, c) for c in recipe.cells)
+            counts = [stands[v] or "" for v in ("matches", "differs", "diverged", "measured")]
+            link = f"[{recipe.name}]({paper}.md#{_anchor(recipe)})"
+            lines.append(
+                f"| {link} | {recipe.title} | {len(recipe.cells) or ''} | " + " | ".join(map(str, counts)) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(recipe: Recipe, cell: Cell) -> str | None:
+    if cell.value is not None:
+        ours = cell.value()
+        if isinstance(ours, str) or isinstance(cell.published, str) or cell.published is None:
+            return "matches" if ours == cell.published else "measured" if cell.published is None else "differs"
+        return "matches" if abs(ours - cell.published) <= 1e-3 * abs(cell.published) else "differs"
+    found = kept(recipe, cell)
+    return found["verdict"] if found else None
+
+
+def _decimals(recipe: Recipe) -> int | None:
+    return None if recipe.kind == "settings" else recipe.decimals
+
+
+def _anchor(recipe: Recipe) -> str:
+    return recipe.name.replace("/", "")
+
+
+def _page(paper: str) -> str:
+    parts = [f"# {PAPERS[paper]}", "", LEGEND, ""]
+    for recipe in _all(paper):
+        parts += [f"## {recipe.name}", "", f"{recipe.title}.", ""]
+        if recipe.cells:
+            parts += [*_table(recipe), ""]
+        notes = [*_protocols(recipe), *(f"Taken: {a}" for a in recipe.assumed), *_reasons(recipe)]
+        parts += [f"- {note}" for note in notes] + [""] * bool(notes)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(recipe: Recipe) -> list[str]:
+    """Methods down, conditions across; where there is one condition, what was measured beside the number."""
+    across = list(dict.fromkeys(_condition(c) for c in recipe.cells))
+    down = list(dict.fromkeys(_method(c) for c in recipe.cells))
+    cells = {(_method(c), _condition(c)): c for c in recipe.cells}
+    if len(across) > len(down) and len(across) > 8:
+        return _grid(recipe, across, down, lambda row, column: cells.get((column, row)))
+    return _grid(recipe, down, across, lambda row, column: cells.get((row, column)))
+
+
+def _grid(recipe: Recipe, down: Sequence[str], across: Sequence[str], at: Any) -> list[str]:
+    lines = ["| | " + " | ".join(across) + " |", "| :-- |" + " --: |" * len(across)]
+    for row in down:
+        texts = [_text(recipe, c) if (c := at(row, column)) is not None else "" for column in across]
+        lines.append(f"| {row} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def _condition(cell: Cell) -> str:
+    return (
+        ", ".join(str(v) if k == "dataset" else f"{k} {v}" for k, v in cell.where.items() if k != "method") or "value"
+    )
+
+
+def _method(cell: Cell) -> str:
+    name = str(cell.where.get("method", ""))
+    return methods.get(name).title if name in methods.names() else name
+
+
+def _text(recipe: Recipe, cell: Cell) -> str:
+    theirs = number(cell.published, _decimals(recipe))
+    found = kept(recipe, cell)
+    if cell.value is not None:
+        return f"{theirs} / **{number(cell.value(), _decimals(recipe))}** {BADGES[str(_verdict(recipe, cell))]}"
+    if found is None:
+        return f"{theirs} / " + ("cannot be had" if cell.absent else "·") if recipe.kind == "results" else "·"
+    ours = number(found["measured"], _decimals(recipe)) if found["measured"] is not None else "diverged"
+    spread = f" ± {number(found['interval'], _decimals(recipe))}" if found["interval"] is not None else ""
+    return f"{theirs} / **{ours}{spread}** {BADGES[found['verdict']]}"
+
+
+def _protocols(recipe: Recipe) -> list[str]:
+    said = [c for c in recipe.cells if c.study is not None and c.reads == "accuracy"]
+    protocols = dict.fromkeys(str(c.study.protocol) for c in said if c.study)
+    return [f"Accuracy (%): {p}." for p in protocols]
+
+
+def _reasons(recipe: Recipe) -> list[str]:
+    """A line for each measured cell that differs, and for each that cannot be had."""
+    lines = []
+    for cell in recipe.cells:
+        found = kept(recipe, cell)
+        if found and found["verdict"] in ("differs", "diverged"):
+            gap = (
+                ""
+                if found["difference"] is None
+                else f" ({number(found['difference'], _decimals(recipe), signed=True)})"
+            )
+            why = found["because"] or "the reason is not yet known"
+            lines.append(f"{_method(cell)}, {_condition(cell)}{gap}: {why}")
+    absent = dict.fromkeys(c.absent for c in recipe.cells if c.absent)
+    measured = [f for c in recipe.cells if (f := kept(recipe, c))]
+    if measured:
+        machines = dict.fromkeys(f["machine"] for f in measured)
+        seeds = sorted({len(f["seeds"]) for f in measured})
+        rounds = sorted({f["rounds"] for f in measured})
+        lines.append(
+            f"Measured: {len(measured)} of {len(recipe.cells)} cells, {' or '.join(map(str, rounds))} rounds, "
+            f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} each, on {'; '.join(machines)}."
+        )
+    return [*lines, *(f"Cannot be had: {a}" for a in absent)]
+
+
+def main() -> None:
+    """Write or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
+    check = parser.parse_args().check
+    made = pages()
+    stale = [p for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    if check and stale:
+        sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/reproduced.py")
+    if not check:
+        PAGES.mkdir(parents=True, exist_ok=True)
+        for path in stale:
+            path.write_text(made[path], encoding="utf-8")
+        print(f"{len(made)} pages, {len(stale)} changed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Recipes run, resumed and judged on cells of digits; what is expected comes from plain runs or from the definition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import idiolect as idl
+from idiolect import data
+from idiolect.errors import InputError
+from idiolect.experiments import forecast, reproduce, verdicts
+from idiolect.experiments.recipes import Cell, Recipe, cell, chosen
+from idiolect.experiments.study import Study
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
+}  # fmt: skip
+
+
+def made(method: str, published: float | None = None, where: dict[str, Any] | None = None, **settings: Any) -> Cell:
+    named = {"dataset": "digits", **(where or {}), "method": method.partition(":")[0]}
+    return cell(named, SMALL | settings, method, published)
+
+
+def accuracy(method: str, out: Path, **settings: Any) -> float:
+    """Per cent, of a plain run."""
+    result = Study(methods=[method], **SMALL | settings).run(out, engine="sequential")
+    records = result.records
+    last = records[(records.metric == "accuracy") & (records["round"] == records["round"].max())]
+    return 100 * float(last[last.moment == "adapted"].value.mean())
+
+
+def run(cells: list[Cell], out: Path, **how: Any) -> list[reproduce.Outcome]:
+    return list(reproduce.reproduce(cells, out, engine="sequential", **how))
+
+
+def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> None:
+    tuned = made("fedavg_ft")
+    received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received")
+    assert [p.folder for p in reproduce.parts(tuned, tmp_path)] == [
+        p.folder for p in reproduce.parts(received, tmp_path)
+    ]
+    said: list[str] = []
+    found = run([received, tuned], tmp_path / "cells", told=said.append)
+    assert len(said) == len(list((tmp_path / "cells").iterdir())) == 1
+    assert found[0].value == pytest.approx(accuracy("fedavg", tmp_path / "a"), abs=1e-9)
+    assert found[1].value == pytest.approx(accuracy("fedavg_ft", tmp_path / "b"), abs=1e-9)
+    assert found[0].value != found[1].value
+    assert "as received" in found[0].protocol
+    assert "personal model" in found[1].protocol
+    again: list[str] = []
+    assert [o.value for o in run([received, tuned], tmp_path / "cells", told=again.append)] == [o.value for o in found]
+    assert not again, "what is done is not run again"
+
+
+def test_the_names_of_runs() -> None:
+    same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
+    assert len({reproduce.digest(c.study) for c in same if c.study}) == 1
+    others = [
+        made("fedpac:alignment=0"), made("fedper"), made("fedpac", lr=0.02), made("fedpac", rounds=5),
+        made("fedpac", protocol={"weighting": "row"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
+        made("fedpac", partition="iid"), made("fedpac", keep=0.5),
+    ]  # fmt: skip
+    assert len({reproduce.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
+
+
+def test_a_budget_stops_at_a_whole_round_and_the_rest_follows(tmp_path: Path) -> None:
+    cells = [made("fedper"), made("local")]
+    said: list[str] = []
+    stopped = run(cells, tmp_path / "cells", budget=0.0, told=said.append)
+    assert {o.status for o in stopped} <= {"not run", "under way"}
+    assert "the budget is spent" in said[-1]
+    found = run(cells, tmp_path / "cells")
+    assert [o.status for o in found] == ["measured", "measured"]
+    assert found[0].value == pytest.approx(accuracy("fedper", tmp_path / "plain"), abs=1e-9)
+    (part_way,) = run([made("local", rounds=100_000)], tmp_path / "cells", budget=2.0)
+    assert part_way.status == "under way"
+    assert 0 < part_way.rounds < 100_000
+
+
+def test_seeds_and_their_interval(tmp_path: Path) -> None:
+    (found,) = run([made("local")], tmp_path / "cells", seeds=[0, 1, 2])
+    alone = [accuracy("local", tmp_path / f"s{s}", seeds=[s]) for s in range(3)]
+    assert found.seeds == pytest.approx({s: a for s, a in enumerate(alone)})
+    assert found.value == pytest.approx(np.mean(alone))
+    half = stats.t.interval(0.95, 2, loc=0, scale=np.std(alone, ddof=1) / np.sqrt(3))[1]
+    assert found.interval == pytest.approx(half)
+    (first,) = run([made("local")], tmp_path / "cells")
+    assert first.value == pytest.approx(alone[0])
+    assert first.interval is None
+
+
+@pytest.mark.parametrize(
+    ("gap", "status"), [(0.0, "matches"), (1.49, "matches"), (1.51, "differs"), (-1.51, "differs")]
+)
+def test_verdicts(tmp_path_factory: pytest.TempPathFactory, gap: float, status: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "verdicts"
+    (plain,) = run([made("local")], folder)
+    assert plain.status == "measured"
+    (judged,) = run([made("local", float(plain.value or 0) - gap)], folder)
+    assert judged.status == status
+    assert judged.difference == pytest.approx(gap)
+
+
+def test_weighting_and_new_clients(tmp_path: Path) -> None:
+    settings = {"sizes": [20, 120], "partition": "dirichlet", "protocol": {"weighting": "row"}}
+    (found,) = run([made("local", **settings)], tmp_path / "a")
+    assert found.facts is not None
+    assert found.value == found.facts["per_row"]
+    joins: dict[str, Any] = {"clients": 6, "new_clients": 2, "new_shifts": ["invert"]}
+    base = made("fedavg_ft", **joins)
+    assert base.study is not None
+    clean = Cell(base.where, base.study, condition="")
+    dark = Cell(base.where, base.study, condition="invert")
+    trained, fresh, inverted = run([base, clean, dark], tmp_path / "b")
+    result = base.study.model_copy(update={"name": "x"}).run(tmp_path / "c", engine="sequential")
+    rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.joined()]
+    assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
+    assert "of new clients" in fresh.protocol
+
+
+def test_what_diverges_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    cells = [made("local", lr=1e12), made("fedper")]
+    found = run(cells, tmp_path / "cells")
+    assert [o.status for o in found] == ["diverged", "measured"]
+    assert "training diverged" in found[0].said
+    again = run(cells, tmp_path / "cells")
+    assert [o.status for o in again] == ["diverged", "measured"]
+
+
+def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str, data_dir: Path | None = None) -> Any:
+        raise InputError("cannot fetch cifar100: the hub is out of reach; put its files into --data-dir")
+
+    monkeypatch.setattr(data, "load", gone)
+    found = run([made("local"), Cell({"method": "x"}, absent="the paper does not say which")], tmp_path / "cells")
+    assert [o.status for o in found] == ["no data", "no data"]
+    assert found[0].said.startswith("cannot fetch cifar100")
+    assert found[1].said == "the paper does not say which"
+    assert not (tmp_path / "cells").exists()
+
+
+def test_what_is_computed_needs_no_run(tmp_path: Path) -> None:
+    cells = [
+        Cell({"model": "a"}, published=115_776, value=lambda: 115_776),
+        Cell({"model": "b"}, published=6.62, value=lambda: 7.0),
+    ]
+    found = run(cells, tmp_path)
+    assert [o.status for o in found] == ["matches", "differs"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_study(tmp_path: Path) -> None:
+    mine = made("local")
+    run([mine], tmp_path)
+    (part,) = reproduce.parts(mine, tmp_path)
+    path = part.folder / "study.yaml"
+    path.write_text(path.read_text().replace("lr: 0.01", "lr: 0.5"))
+    with pytest.raises(InputError, match=r"holds another study \(lr: 0.5 there, 0.01 here\)"):
+        run([mine], tmp_path)
+
+
+def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (found,) = run(list(recipe.cells), tmp_path / "cells")
+    path = reproduce.keep(recipe, found, tmp_path / "results")
+    assert path == tmp_path / "results" / "fedpac" / "table1" / "digits-local.json"
+    kept = json.loads(path.read_text())
+    assert kept["measured"] == pytest.approx(found.value, abs=1e-4)
+    assert kept["verdict"] == "differs"
+    assert kept["published"] == 99.0
+    assert kept["rounds"] == 4
+    assert kept["hash"] == reproduce.digest(recipe.cells[0].study)  # type: ignore[arg-type]
+    assert Study(**kept["study"]).run(tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
+        float(found.value or 0) / 100  # type: ignore[arg-type]
+    )
+    path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "machine": "another"}))
+    reproduce.keep(recipe, found, tmp_path / "results")
+    second = json.loads(path.read_text())
+    assert second["because"] == "four rounds and not 200"
+    assert second["machine"] == "another", "the machine is the one that measured it"
+    not_run = reproduce.Outcome(recipe.cells[0], "not run")
+    assert reproduce.keep(recipe, not_run, tmp_path / "none") is None
+
+
+def test_cells_are_chosen_by_their_conditions() -> None:
+    cells = tuple(made(m, where={"clients": k}) for k in (20, 100) for m in ("local", "fedper"))
+    recipe = Recipe("fedpac/table1", "a table", "results", cells)
+    assert chosen(recipe, {}) == list(cells)
+    assert chosen(recipe, {"clients": "20"}, ["fedper"]) == [cells[1]]
+    assert chosen(recipe, {"clients": "20+100", "method": "local"}) == [cells[0], cells[2]]
+    for only, sentence in (
+        ({"client": "20"}, "fedpac/table1 has no 'client' to choose by; did you mean 'clients'"),
+        ({"clients": "30"}, "fedpac/table1 has no cell with clients=30; choose from 20, 100"),
+    ):
+        with pytest.raises(InputError) as caught:
+            chosen(recipe, only)
+        assert str(caught.value).startswith(sentence)
+
+
+def test_a_forecast_is_of_the_right_size(tmp_path: Path) -> None:
+    cells = [made("local", rounds=40), made("ditto", rounds=40), made("fedpac", where={"x": "1"})]
+    planned = forecast.forecast(cells, tmp_path, workers=1)
+    assert [(p.method, p.rounds, p.done) for p in planned] == [("local", 40, 0), ("ditto", 40, 0), ("fedpac", 4, 0)]
+    assert not any(tmp_path.iterdir())
+    (_,) = run(cells[:1], tmp_path)
+    seconds = float(idl.report.read(reproduce.parts(cells[0], tmp_path)[0].folder).timings["seconds"].sum())
+    assert seconds / 4 < float(planned[0].seconds or 0) < 4 * seconds
+    assert float(planned[1].seconds or 0) > 1.3 * float(planned[0].seconds or 0), "Ditto trains two models"
+    after = forecast.forecast(cells, tmp_path, workers=1)
+    assert (after[0].done, after[0].seconds) == (40, 0.0)
+
+
+def test_tables_say_what_they_mean(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    recipe = Recipe(
+        "fedpac/table1", "a table", "results", (made("local", 99.0), made("fedper")), assumed=("20 clients",)
+    )
+    console = Console(record=True, width=100)
+    console.print(verdicts.table(recipe, run(list(recipe.cells), tmp_path)))
+    console.print(forecast.render(recipe, forecast.forecast(recipe.cells, tmp_path)))
+    text = " ".join(console.export_text().split())
+    for words in ("99.00", "differs", "measured", "of all clients, of the personal model after the last", "20 clients"):
+        assert words in text
