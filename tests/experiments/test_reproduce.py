@@ -58,6 +58,29 @@ def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> 
     assert not again, "what is done is not run again"
 
 
+def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> None:
+    cells = [
+        cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received"),
+        made("fedavg_ft"), made("local"), made("local", lr=0.1, where={"rate": "large"}),
+    ]  # fmt: skip
+    found = run(cells, tmp_path, seeds=[0, 1])
+
+    def runs(c: Cell) -> list[reproduce.Part]:
+        return reproduce.parts(c, tmp_path, seeds=[0, 1])
+
+    one, other = reproduce.together(cells, runs)
+    assert one.titles == {"fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "local": "Local"}
+    assert list(other.titles) == ["local"]
+    rows = idl.report.summary(one) + idl.report.summary(other)
+    assert [100 * float(r.accuracy or 0) for r in rows] == pytest.approx([o.value for o in found])
+    assert {r.seeds for r in rows} == {2}
+    recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
+    page = reproduce.page(recipe, cells, tmp_path, seeds=[0, 1])
+    assert page == tmp_path / "fedpac-table1.html"
+    assert "FedAvg-FT" in page.read_text()
+    assert reproduce.page(recipe, cells, tmp_path / "none") is None
+
+
 def test_the_names_of_runs() -> None:
     same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
     assert len({reproduce.digest(c.study) for c in same if c.study}) == 1

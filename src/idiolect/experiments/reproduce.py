@@ -308,34 +308,31 @@ def page(
 
 
 def _as_cell(c: Cell, run: report.Run) -> report.Run:
-    """A run with its method called as the cell has it, measured at the cell's moment."""
+    """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
     (label,) = run.titles
     name = str(c.where.get("method", label))
-    records, protocol = run.records, _protocol(c)
-    if c.moment is not None:
-        records = records[records["moment"].isin([c.moment, "local", "server", "wire"])]
+    protocol = _protocol(c)
+    kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][label])
     if name in methods.names() and name != about["name"]:
         entry = methods.get(name)
         about = {"name": name, "title": entry.title, "summary": entry.summary}
     return replace(
         run,
-        study=run.study | {"protocol": protocol.model_dump(mode="json", exclude={"also"})},
+        study=run.study | {"protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump()},
         manifest=run.manifest | {"methods": {name: about}},
-        records=records.assign(method=name),
+        records=kept.assign(method=name, moment=kept["moment"].replace(protocol.moment, "adapted")),
         timings=run.timings.assign(method=name),
     )
 
 
 def _joined(a: report.Run, b: report.Run) -> report.Run:
     """Two runs of one setting as one."""
-    moment = a.protocol.moment
-    theirs = b.records.replace({"moment": {b.protocol.moment: moment}}) if b.protocol.moment != moment else b.records
     return replace(
         a,
         study=a.study | {"seeds": sorted({*a.study["seeds"], *b.study["seeds"]})},
         manifest=a.manifest | {"methods": a.manifest["methods"] | b.manifest["methods"]},
-        records=pd.concat([a.records, theirs], ignore_index=True).drop_duplicates(),
+        records=pd.concat([a.records, b.records], ignore_index=True).drop_duplicates(),
         timings=pd.concat([a.timings, b.timings], ignore_index=True).drop_duplicates(),
     )
 
