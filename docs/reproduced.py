@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect import methods
-from idiolect.experiments import recipes
+from idiolect.experiments import recipes, reproduce
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import digest
 from idiolect.experiments.verdicts import number
@@ -177,11 +177,26 @@ def _reasons(recipe: Recipe) -> list[str]:
     return [*lines, *(f"Cannot be had: {a}" for a in absent)]
 
 
+def collect(runs: Path, seeds: Sequence[int]) -> None:
+    """Keep every cell whose runs are done: runs are shared, so those of one table may be another's too."""
+    for recipe in (recipes.get(name) for name in recipes.names()):
+        for cell in recipe.cells:
+            if cell.study is not None:
+                found = reproduce.outcome(cell, reproduce.parts(cell, runs, seeds=seeds))
+                if path := reproduce.keep(recipe, found, RESULTS):
+                    print(path.relative_to(RESULTS), found.status)
+
+
 def main() -> None:
     """Write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
-    check = parser.parse_args().check
+    parser.add_argument("--collect", type=Path, metavar="RUNS", help="the folder of idiolect reproduce --out")
+    parser.add_argument("--seeds", default="0", help="of the runs to collect, separated by commas")
+    arguments = parser.parse_args()
+    check = arguments.check
+    if arguments.collect:
+        collect(arguments.collect, [int(seed) for seed in arguments.seeds.split(",")])
     made = pages()
     stale = [p for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if check and stale:

@@ -1,4 +1,4 @@
-"""The pages of the methods are what docs/build.py makes of the code."""
+"""Pages that scripts make are what these make of the code and of results/ now."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from idiolect.methods import Entry
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def build() -> Any:
-    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["docs_build"] = module
+    sys.modules[f"docs_{name}"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def build() -> Any:
+    return script("build")
+
+
+@pytest.fixture(scope="module")
+def reproduced() -> Any:
+    return script("reproduced")
 
 
 def test_pages_are_up_to_date(build: Any) -> None:
@@ -32,6 +41,24 @@ def test_pages_are_up_to_date(build: Any) -> None:
     stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
     assert not stale, "run python docs/build.py"
     assert {p.name for p in build.PAGES.glob("*.md")} == {p.name for p in made}
+
+
+def test_the_papers_pages_are_what_results_hold(reproduced: Any) -> None:
+    made = reproduced.pages()
+    stale = [p.name for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    assert not stale, "run python docs/reproduced.py"
+    assert {p.name for p in reproduced.PAGES.glob("*.md")} == {p.name for p in made}
+
+
+def test_every_result_is_of_the_study_that_its_recipe_has_now(reproduced: Any) -> None:
+    """A result of other settings would silently count as not run."""
+    files = {p.relative_to(reproduced.RESULTS) for p in reproduced.RESULTS.rglob("*.json")}
+    used = set()
+    for recipe in (reproduced.recipes.get(name) for name in reproduced.recipes.names()):
+        for cell in recipe.cells:
+            if reproduced.kept(recipe, cell) is not None:
+                used.add(Path(recipe.name, f"{cell.slug}.json"))
+    assert files == used
 
 
 def test_every_method_and_variant_has_a_row_with_its_cost(build: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``idiolect run``, ``idiolect describe``, ``idiolect report``, ``idiolect list``.
+"""The command line: ``idiolect run``, ``describe``, ``reproduce``, ``diff``, ``report`` and ``list``.
 
 What a command needs is imported when it runs, so that help is quick.
 """
