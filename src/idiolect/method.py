@@ -158,7 +158,8 @@ def _whole(
 ) -> tuple[Tensor, Tensor]:
     """The same for every pixel, lying as images do: to broadcast a channel's number over pixels takes twice as long."""
     parts = _scaling(mean, std, dtype, device)
-    scale, shift = (a.view(1, -1, 1, 1).expand(1, *shape).clone(memory_format=torch.channels_last) for a in parts)
+    with tree.unmapped():
+        scale, shift = (a.view(1, -1, 1, 1).expand(1, *shape).clone(memory_format=torch.channels_last) for a in parts)
     return scale, shift
 
 

@@ -18,16 +18,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from idiolect import files, methods, report
+from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
 from idiolect.errors import Diverged, InputError, Interrupted
 from idiolect.experiments.environment import machine, versions
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.runner import run
-from idiolect.experiments.store import computed, difference
+from idiolect.experiments.store import computed, difference, joined_rounds
 from idiolect.experiments.study import Study, labelled
-from idiolect.experiments.trackers import Make
+from idiolect.experiments.trackers import Make, Tracking
 from idiolect.report.tables import per_seed
 
 MARGIN = 1.5  # points within which a number counts as the paper's
@@ -76,6 +76,15 @@ class Part(NamedTuple):
         checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
         return max((checkpoint.rounds(path) for path in checkpoints), default=0)
 
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are on disk and what they measured stands in the run's records, which are joined last.
+
+        Raises:
+            InputError: as ``done``.
+        """
+        return min(self.done, joined_rounds(self.folder)) >= self.study.rounds
+
 
 def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[Part]:
     """The runs of a cell, one for each seed; none where it needs no training."""
@@ -101,7 +110,7 @@ class Outcome:
         value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
-        rounds: done, of the seed that is least far.
+        rounds: done, of the seed that is least far; where none has run to the end, of the one that is farthest.
         facts: further numbers of the same models, means over seeds: accuracy per client and per row, spread, worst
             tenth, calibration error, Brier score.
         seconds: of all rounds and seeds.
@@ -153,14 +162,17 @@ def reproduce(
         told: is given a line before each run, and a sentence for each that cannot be done.
 
     Raises:
+        InputError: there is no such engine or tracker.
         Interrupted: a signal came; whole rounds are on disk.
         RunError: a worker died or the disk is full.
     """
+    engines.engine(engine, workers)
+    Tracking(track)
     ends = None if budget is None else time.monotonic() + budget
     said: dict[Path, tuple[Status, str]] = {}
     todo = {part.folder: part for seed in seeds for c in cells for part in parts(c, out, rounds=rounds, seeds=[seed])}
     for number, part in enumerate(todo.values(), 1):
-        if part.done >= part.study.rounds or _diverged(part.folder):
+        if part.finished or _diverged(part.folder):
             continue
         if ends is not None and time.monotonic() > ends:
             told("the budget is spent: the same command goes on from here")
@@ -198,32 +210,33 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     facts: list[dict[str, float]] = []
     seconds, done = 0.0, [part.done for part in runs]
     protocol = _protocol(cell)
-    for part, rounds in zip(runs, done, strict=True):
-        if rounds >= part.study.rounds:
+    for part in runs:
+        if part.finished:
             value, more, spent = measured(cell, part.folder)
             seeds[part.study.seeds[0]] = value
             facts.append(more)
             seconds += spent
+    told = {p.study.seeds[0]: (said or {}).get(p.folder) or _diverged(p.folder) for p in runs}
     if not seeds:
-        told = [(said or {}).get(p.folder) or _diverged(p.folder) for p in runs]
-        for kind, text in filter(None, told):
+        for kind, text in filter(None, told.values()):
             return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol))
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
     values = list(seeds.values())
     spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
-    means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0]}
+    means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
+    missing = [f"Without seed {seed} ({text[0]}): {text[1]}" for seed, text in told.items() if text]
     return _judged(
         Outcome(
-            cell, "measured", float(np.mean(values)), spread, seeds, runs[0].study.rounds, means, seconds,
-            protocol=str(protocol),
+            cell, "measured", float(np.mean(values)), spread, seeds, min(done), means, seconds,
+            " ".join(missing), str(protocol),
         )
     )  # fmt: skip
 
 
 def _diverged(folder: Path) -> tuple[Status, str] | None:
     path = folder / "diverged.txt"
-    return ("diverged", path.read_text(encoding="utf-8")) if path.exists() else None
+    return ("diverged", path.read_text(encoding="utf-8", errors="replace")) if path.exists() else None
 
 
 def _judged(found: Outcome) -> Outcome:
@@ -342,11 +355,18 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
 
     Returns:
         Where, or None where there is nothing to keep.
+
+    Raises:
+        InputError: the file that stands there is broken.
+        RunError: it cannot be written.
     """
     if found.status not in ("matches", "differs", "measured", "diverged"):
         return None
     path = folder / recipe.name / f"{found.cell.slug}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read ({error}): mend it, or delete it") from None
     content = {
         "recipe": recipe.name,
         "where": dict(found.cell.where),

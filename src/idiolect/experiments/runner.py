@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +53,8 @@ def run(
             own (see ``trackers.Tracker``); one that fails is left out with a warning.
 
     Raises:
-        InputError: a setting, the data or the folder do not allow the run; nothing is written.
+        InputError: a setting, the data or the folder do not allow the run, or another process runs in the folder;
+            nothing is written.
         RunError: a client failed or diverged, a worker died, or the disk is full; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM came, or the budget is spent; whole rounds are on disk.
     """
@@ -75,7 +76,7 @@ def run(
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs, tracking, ends)
 
-    with _signals() as came:
+    with closing(store), _signals() as came:
         try:
             with watcher or Silent() as show, runs:
                 start = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -83,7 +84,8 @@ class Store:
     """The folder of one run, started or taken up again; ``folder`` None takes a new one in ``runs``.
 
     Raises:
-        InputError: the folder exists and is not to be resumed, or holds another study, other data or no run.
+        InputError: the folder exists and is not to be resumed, holds another study, other data or no run, or another
+            process runs in it.
         RunError: the disk is full or the folder cannot be written.
     """
 
@@ -91,6 +93,7 @@ class Store:
         self.folder, self.study = folder or _new(study.name), study
         if resume and (self.folder / "study.yaml").exists():
             self.study = study.model_copy(update={"name": self._same(manifest)})
+            self._held = _hold(self.folder)
             for draft in self.folder.rglob(".*.tmp"):  # of a killed writer
                 draft.unlink()
             return
@@ -105,6 +108,12 @@ class Store:
                 (self.folder / "manifest.json").unlink(missing_ok=True)
                 self.folder.rmdir()
             raise
+        self._held = _hold(self.folder)
+
+    def close(self) -> None:
+        """Let another process run in the folder."""
+        if self._held is not None:
+            os.close(self._held)
 
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute what this one does."""
@@ -142,6 +151,15 @@ class Store:
             _write(self.folder / name, pa.concat_tables([schema.empty_table(), *tables]))
 
 
+def joined_rounds(folder: Path) -> int:
+    """The last round of a run whose records have been joined, with the times last; 0 where none can be read."""
+    path = folder / "timings.parquet"
+    try:
+        return int(pc.max(_read(path)["round"]).as_py() or 0) if path.exists() else 0
+    except InputError:
+        return 0
+
+
 def _new(name: str) -> Path:
     """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
     number, folder = 1, Path("runs", name)
@@ -154,6 +172,24 @@ def _new(name: str) -> Path:
             folder = Path("runs", f"{name}-{number}")
         except OSError as error:
             raise RunError(f"cannot make the folder {folder} ({error.strerror}): choose one with --out") from error
+
+
+def _hold(folder: Path) -> int | None:
+    """A descriptor that keeps other processes out until it is closed, or the process ends; None where there is none."""
+    if os.name != "posix":
+        return None
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise InputError(f"another process runs in {folder}: wait for it, or choose another --out") from None
+    except OSError:  # a file system that cannot
+        os.close(held)
+        return None
+    return held
 
 
 def _holds_something(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pydantic
 import yaml
@@ -94,8 +95,9 @@ class Run:
             return last(found, "method", "seed")
         held = self.select(self.protocol.moment, "validation_accuracy")
         means = held.groupby(["method", "seed", "round"])["value"].mean()
-        best = means.groupby(["method", "seed"]).idxmax()  # the earliest where some are equal
-        return found[[k in set(best) for k in zip(found["method"], found["seed"], found["round"], strict=True)]]
+        best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest where some are equal
+        rows = zip(found["method"], found["seed"], found["round"], strict=True)
+        return found[np.fromiter((row in best for row in rows), bool, len(found))]
 
     def select(self, moment: str, metric: str) -> pd.DataFrame:
         """The records of one metric, without those that have no value."""
