@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from idiolect import method
 from idiolect.method import Task
 from idiolect.network import Network
 
@@ -24,3 +25,13 @@ def test_numbers_are_normalised_and_what_is_missing_is_the_mean(shape: tuple[int
     mapped = torch.vmap(task.inputs)(clients)
     np.testing.assert_allclose(mapped[0], want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(mapped[1], want[::-1], rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_kept_of_a_normalisation_outlives_a_gradient() -> None:
+    """Images are normalised by arrays that are made once, perhaps inside ``torch.func.grad``."""
+    task = Task(Network(lambda: (nn.Identity(), nn.Linear(2, 2)), (1, 3, 5)), 2, 1, mean=(0.25,), std=(0.75,))
+    x = torch.arange(30, dtype=torch.uint8).view(2, 1, 3, 5)
+    torch.func.grad(lambda w: (task.inputs(x) * w).sum())(torch.tensor(1.0))
+    kept = method._whole(task.mean, task.std, x.shape[1:], torch.get_default_dtype(), x.device)
+    assert not any(torch._C._functorch.is_functorch_wrapped_tensor(a) for a in kept)
+    np.testing.assert_allclose(task.inputs(x), (x.numpy() / 255 - 0.25) / 0.75, rtol=1e-5, atol=1e-6)

@@ -63,14 +63,14 @@ def test_the_best_round_on_test_rows_is_not_to_be_had() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "mean over clients, of all clients, of the personal model after the last round"),
+        ({}, "mean over all clients of the personal model after the last round"),
         (
             {"clients": "participants", "moment": "trained"},
-            "mean over clients, of the round's participants, of the model after local training after the last round",
+            "mean over the round's participants of the model after local training after the last round",
         ),
         (
             {"round": "best_validation", "validation": 0.2, "weighting": "row"},
-            "mean over test rows, of all clients, of the personal model after the round best on validation rows",
+            "mean over the test rows of all clients of the personal model after the round best on validation rows",
         ),
     ],
 )

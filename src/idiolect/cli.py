@@ -446,12 +446,16 @@ def reproduce_command(
 
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
-    from idiolect.experiments import Study, forecast, recipes, reproduce, verdicts, watcher
+    from idiolect import engines
+    from idiolect.experiments import Study, forecast, recipes, reproduce, trackers, verdicts, watcher
 
     made = recipes.get(recipe)
     cells = recipes.chosen(made, _conditions(only), methods.split(",") if methods else None)
-    some = _seeds(seeds)
+    some, seconds = _seeds(seeds), _seconds(budget)
     Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # says what is wrong with them
+    engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
+    for one in track or ():
+        trackers.tracker(one)
     if dry_run:
         rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
         if as_json:
@@ -461,15 +465,17 @@ def reproduce_command(
         return
     found = list(
         reproduce.reproduce(
-            cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=_seconds(budget),
+            cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
             told=lambda text: _say(err_console, text),
         )
     )  # fmt: skip
-    if results is not None and rounds is None:
-        for one in found:
-            reproduce.keep(made, one, results)
-    page = reproduce.page(made, cells, out, rounds=rounds, seeds=some)
+    if results is not None and rounds is not None:
+        _say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
+    elif results is not None:
+        for cell in found:
+            reproduce.keep(made, cell, results)
+    page = reproduce.page(made, cells, out, rounds=rounds, seeds=some, head=verdicts.head(made, found))
     if as_json:
         where = None if page is None else str(page)
         _print_json({"recipe": recipe, "page": where, "cells": [verdicts.as_json(one) for one in found]})

@@ -39,7 +39,7 @@ class Protocol(BaseModel):
         pydantic.ValidationError: a value that does not exist, or values that do not go together.
 
     >>> print(Protocol(moment="received", weighting="row", full_last_round=True))
-    mean over test rows, of all clients, of the model as received after the last round, in which all take part
+    mean over the test rows of all clients of the model as received after the last round, in which all take part
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,12 +81,12 @@ class Protocol(BaseModel):
         return tuple(dict.fromkeys((self.moment, *self.also)))
 
     def __str__(self) -> str:
-        over = "clients" if self.weighting == "client" else "test rows"
-        whose = {"all": "of all clients", "participants": "of the round's participants", "new": "of new clients"}
+        over = "" if self.weighting == "client" else "the test rows of "
+        whose = {"all": "all clients", "participants": "the round's participants", "new": "new clients"}
         when = "the last round" if self.round == "last" else "the round best on validation rows"
         model = f"{_MODELS[self.moment]} after {when}"
         full = ", in which all take part" if self.full_last_round else ""
-        return f"mean over {over}, {whose[self.clients]}, of {model}{full}"
+        return f"mean over {over}{whose[self.clients]} of {model}{full}"
 
     def written(self) -> str:
         """As an option takes it: what differs from the defaults.

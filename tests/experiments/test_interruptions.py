@@ -19,7 +19,7 @@ import pytest
 from safetensors import safe_open
 
 from idiolect.engines import clients, loop
-from idiolect.errors import Interrupted, RunError
+from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.experiments import Study, use
 from idiolect.experiments.progress import Silent
 
@@ -332,3 +332,25 @@ def test_stop_before_the_first_round(tmp_path: Path) -> None:
         Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: idiolect run"
     ):
         STUDY.run(tmp_path / "r", engine="sequential", watcher=Early())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only there are folders kept for one process")
+def test_two_processes_in_one_folder(tmp_path: Path) -> None:
+    """The second neither trains there nor takes the first one's drafts away."""
+    study = Study(dataset="digits", clients=3, rounds=1, model="mlp", methods=["local"])
+    study.run(tmp_path / "run", engine="sequential")
+    draft = tmp_path / "run" / ".records.parquet.1.tmp"
+    draft.touch()
+    first = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", first, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(InputError, match=r"another process runs in .*run: wait for it"):
+            study.run(tmp_path / "run", engine="sequential", resume=True)
+        assert draft.exists()
+        other.communicate(b"\n")
+    study.run(tmp_path / "run", engine="sequential", resume=True)
+    assert not draft.exists()
+    study.run(tmp_path / "run", engine="sequential", resume=True)

@@ -196,7 +196,14 @@ FEDCR = {
         ),
         (
             {"dataset": "fashion_mnist", "partition": "non-iid_2", "method": "fedpac"},
-            {"dataset": "fashion_mnist", "rounds": 250, "model": "fedcr_fmnist_cnn", "augment": "none", "lr": 0.01},
+            {
+                "dataset": "fashion_mnist",
+                "rounds": 250,
+                "model": "fedcr_fmnist_cnn",
+                "augment": "none",
+                "lr": 0.01,
+                "normalise": "symmetric",
+            },
             ("dirichlet_fixed", {"alpha": 0.5, "test_fraction": 0.3}),
             ("fedpac", {"alignment": 1.0, "collaboration": False, "tuning_epochs": 10}),
         ),

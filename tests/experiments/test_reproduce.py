@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 import idiolect as idl
 from idiolect import data
-from idiolect.errors import InputError
+from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.experiments import forecast, reproduce, verdicts
+from idiolect.experiments.progress import Silent
 from idiolect.experiments.recipes import Cell, Recipe, cell, chosen
+from idiolect.experiments.store import Store
 from idiolect.experiments.study import Study
 
 SMALL: dict[str, Any] = {
@@ -81,6 +84,21 @@ def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> Non
     assert reproduce.page(recipe, cells, tmp_path / "none") is None
 
 
+def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
+    joins: dict[str, Any] = {"clients": 6, "new_clients": 2}
+    cells = [
+        made("ditto:pull=0.1", where={"design": "loose"}, **joins),
+        made("ditto:pull=5", where={"design": "tight"}, **joins),
+    ]
+    fresh = Cell({**cells[0].where, "clients": "new"}, cells[0].study, condition="")
+    loose, tight, _ = run([*cells, fresh], tmp_path)
+    (one,) = reproduce.together([*cells, fresh], lambda c: reproduce.parts(c, tmp_path))
+    assert {r.label: 100 * float(r.accuracy or 0) for r in idl.report.summary(one)} == pytest.approx(
+        {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
+    )
+    assert [use["label"] for use in one.study["methods"]] == ["ditto design=loose", "ditto design=tight"]
+
+
 def test_the_names_of_runs() -> None:
     same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
     assert len({reproduce.digest(c.study) for c in same if c.study}) == 1
@@ -118,6 +136,66 @@ def test_seeds_and_their_interval(tmp_path: Path) -> None:
     assert first.interval is None
 
 
+def test_a_finished_run_whose_records_were_not_joined_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = made("local", checkpoint_every=1)
+    (part,) = reproduce.parts(mine, tmp_path / "cells")
+
+    class Stop(Silent):
+        def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+            if round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        part.study.run(part.folder, engine="sequential", watcher=Stop())
+
+    def full(store: Store) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "merge", full)
+        with pytest.raises(RunError, match="the disk is full"):
+            part.study.run(part.folder, engine="sequential", resume=True)
+    assert part.done == 4
+    assert reproduce.outcome(mine, [part]).status == "under way", "the records are of round 2"
+    (part.folder / "timings.parquet").write_bytes(b"broken")
+    assert reproduce.outcome(mine, [part]).status == "under way"
+    (found,) = run([mine], tmp_path / "cells")
+    assert found.value == pytest.approx(accuracy("local", tmp_path / "plain"))
+
+
+def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
+    mine = made("local", 99.0)
+    run([mine], tmp_path)
+    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
+    parts[1].folder.mkdir()
+    (parts[1].folder / "diverged.txt").write_bytes(b"client 3 \xff")
+    (found,) = run([mine], tmp_path, seeds=[0, 1])
+    assert list(found.seeds or {}) == [0]
+    assert found.rounds == 4
+    assert found.said == "Without seed 1 (diverged): client 3 \ufffd"
+
+
+def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
+    mine = made("local")
+    run([mine], tmp_path, seeds=[0, 1])
+    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
+    path = parts[1].folder / "records.parquet"
+    records = pd.read_parquet(path)
+    records[records["metric"] != "brier"].to_parquet(path)
+    facts = reproduce.outcome(mine, parts).facts or {}
+    assert "calibration_error" in facts
+    assert "brier" not in facts
+
+
+@pytest.mark.parametrize("how", [{"engine": "sequentail"}, {"track": ["tensorbord"]}])
+def test_a_misspelt_engine_or_tracker_runs_nothing(tmp_path: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"unknown (engine|tracker)"):
+        list(reproduce.reproduce([made("local")], tmp_path, **how))
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("gap", "status"), [(0.0, "matches"), (1.49, "matches"), (1.51, "differs"), (-1.51, "differs")]
 )
@@ -144,7 +222,7 @@ def test_weighting_and_new_clients(tmp_path: Path) -> None:
     result = base.study.model_copy(update={"name": "x"}).run(tmp_path / "c", engine="sequential")
     rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.joined()]
     assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
-    assert "of new clients" in fresh.protocol
+    assert "over new clients" in fresh.protocol
 
 
 def test_what_diverges_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -207,6 +285,9 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     second = json.loads(path.read_text())
     assert second["because"] == "four rounds and not 200"
     assert second["machine"] == "another", "the machine is the one that measured it"
+    path.write_text('{"recipe": ')
+    with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
+        reproduce.keep(recipe, found, tmp_path / "results")
     not_run = reproduce.Outcome(recipe.cells[0], "not run")
     assert reproduce.keep(recipe, not_run, tmp_path / "none") is None
 
@@ -226,17 +307,34 @@ def test_cells_are_chosen_by_their_conditions() -> None:
         assert str(caught.value).startswith(sentence)
 
 
-def test_a_forecast_is_of_the_right_size(tmp_path: Path) -> None:
-    cells = [made("local", rounds=40), made("ditto", rounds=40), made("fedpac", where={"x": "1"})]
-    planned = forecast.forecast(cells, tmp_path, workers=1)
-    assert [(p.method, p.rounds, p.done) for p in planned] == [("local", 40, 0), ("ditto", 40, 0), ("fedpac", 4, 0)]
+def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_speed", lambda study, about: (1e-3, 2e-3))
+    cells = [
+        made("local", rounds=40),
+        made("fedper", participation=0.5),
+        made("fedper", partition="dominant", keep=0.5),
+    ]
+    planned = forecast.forecast(cells, tmp_path, workers=2)
+    assert [(p.method, p.rounds, p.done) for p in planned] == [("local", 40, 0), ("fedper", 4, 0), ("fedper", 4, 0)]
     assert not any(tmp_path.iterdir())
-    (_,) = run(cells[:1], tmp_path)
-    seconds = float(idl.report.read(reproduce.parts(cells[0], tmp_path)[0].folder).timings["seconds"].sum())
-    assert seconds / 4 < float(planned[0].seconds or 0) < 4 * seconds
-    assert float(planned[1].seconds or 0) > 1.3 * float(planned[0].seconds or 0), "Ditto trains two models"
-    after = forecast.forecast(cells, tmp_path, workers=1)
+    rows = 0.8 * 1797 / 4  # of digits, a fifth for testing
+    assert planned[0].seconds == pytest.approx((40 * 4 * rows * 1e-3 + 20 * 4 * rows * 2e-3) / 2)
+    assert planned[1].seconds == pytest.approx((4 * 2 * rows * 1e-3 + 2 * 4 * rows * 2e-3) / 2)
+    assert planned[2].seconds == pytest.approx((4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3) / 2)
+    run(cells[:1], tmp_path)
+    after = forecast.forecast(cells, tmp_path, workers=2)
     assert (after[0].done, after[0].seconds) == (40, 0.0)
+    (part,) = reproduce.parts(cells[1], tmp_path)
+    with pytest.raises(idl.errors.Interrupted):
+        part.study.run(part.folder, engine="sequential", budget=0.0)
+    assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
+
+
+def test_a_method_is_timed_on_made_up_rows() -> None:
+    study = made("fedpac").study
+    assert study is not None
+    training, measuring = forecast._speed(study, data.describe("digits"))
+    assert training > 0 < measuring
 
 
 def test_tables_say_what_they_mean(tmp_path: Path) -> None:
@@ -249,5 +347,11 @@ def test_tables_say_what_they_mean(tmp_path: Path) -> None:
     console.print(verdicts.table(recipe, run(list(recipe.cells), tmp_path)))
     console.print(forecast.render(recipe, forecast.forecast(recipe.cells, tmp_path)))
     text = " ".join(console.export_text().split())
-    for words in ("99.00", "differs", "measured", "of all clients, of the personal model after the last", "20 clients"):
+    for words in (
+        "99.00",
+        "differs",
+        "measured",
+        "over all clients of the personal model after the last",
+        "20 clients",
+    ):
         assert words in text

@@ -111,6 +111,10 @@ def test_every_recipe_has_a_dry_run(
         ("reproduce fedpac/table1 --budget 0m", "--budget 0m: write a time such as 90s, 30m or 8h"),
         ("reproduce fedpac/table1 --rounds 0", "rounds=0 is not valid: input should be greater than 0"),
         ("reproduce fedpac/table1 --seeds -1", "seeds.0=-1 is not valid: input should be greater than or equal to 0"),
+        ("reproduce fedpac/table1 --engine vectorized", "unknown engine 'vectorized'; did you mean 'vectorised'"),
+        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: ask for at least 1"),
+        ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
+        ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],
 )
 def test_bad_input_is_one_sentence(idiolect: Callable[[str], Said], line: str, sentence: str) -> None:
@@ -133,6 +137,7 @@ def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], sm
     assert [c["status"] for c in json.loads(again.out)["cells"]] == ["differs", "measured", "no data"]
     short = idiolect("reproduce fedpac/table1 --rounds 1 --results results --engine sequential --quiet")
     assert short.code == 0
+    assert "nothing is kept in results: --rounds is for a trial" in short.err
     assert sorted(p.name for p in Path("results").rglob("*.json")) == kept
     assert len(list(Path("runs/reproduce").glob("digits-*"))) == 4, "another number of rounds is another run"
 

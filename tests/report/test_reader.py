@@ -27,6 +27,15 @@ def test_last_round_is_per_method_and_seed(make, tmp_path):
     assert ends == {(m, s): {5 if (m, s) == ("fedpac", 1) else 7} for m in made.labels for s in (0, 1)}
 
 
+def test_no_best_round_before_the_first_evaluation(make, tmp_path):
+    made = make()
+    made.study["protocol"] = {"round": "best_validation", "validation": 0.2}
+    made.drop(lambda r: r[4] == "adapted")
+    run = report.read(made.save(tmp_path / "run"))
+    assert run.final.empty
+    assert {row.accuracy for row in report.summary(run)} == {None}
+
+
 def test_two_methods_of_one_title_are_told_apart(make, tmp_path):
     made = make(["fedavg", "fedpac", "fedrep"])
     made.manifest["methods"]["fedrep"]["title"] = "FedPAC"

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +32,7 @@ from idiolect.experiments.trackers import Make, Tracking
 from idiolect.report.tables import per_seed
 
 MARGIN = 1.5  # points within which a number counts as the paper's
-Status = Literal["matches", "differs", "measured", "under way", "not run", "diverged", "no data"]
+Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "no data"]
 
 
 def digest(study: Study) -> str:
@@ -106,11 +107,12 @@ class Outcome:
     Attributes:
         cell: it.
         status: "matches" the paper's number within the larger of 1.5 points and the interval, or "differs"; "measured"
-            where the paper has none; "under way", "not run", "diverged" or "no data".
+            where the paper has none; "trial" where the rounds are not the paper's; "under way", "not run", "diverged"
+            or "no data".
         value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
-        rounds: done, of the seed that is least far; where none has run to the end, of the one that is farthest.
+        rounds: after which it was measured; where it was not, how many are done.
         facts: further numbers of the same models, means over seeds: accuracy per client and per row, spread, worst
             tenth, calibration error, Brier score.
         seconds: of all rounds and seeds.
@@ -193,9 +195,10 @@ def reproduce(
         except InputError as error:
             said[part.folder] = "no data", str(error)
             told(str(error))
-        except Interrupted:
+        except Interrupted as error:
             if ends is None or time.monotonic() < ends:
-                raise
+                where = str(error).partition(";")[0]
+                raise Interrupted(f"{where}; the same command goes on from here", error.signal) from None
     for c in cells:
         yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
 
@@ -226,12 +229,12 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
     means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
     missing = [f"Without seed {seed} ({text[0]}): {text[1]}" for seed, text in told.items() if text]
-    return _judged(
-        Outcome(
-            cell, "measured", float(np.mean(values)), spread, seeds, min(done), means, seconds,
-            " ".join(missing), str(protocol),
-        )
+    rounds, whole = runs[0].study.rounds, cell.study.rounds
+    found = Outcome(
+        cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
+        " ".join(missing), str(protocol),
     )  # fmt: skip
+    return _judged(found) if rounds == whole else found
 
 
 def _diverged(folder: Path) -> tuple[Status, str] | None:
@@ -296,46 +299,70 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
 def together(cells: Sequence[Cell], runs: Callable[[Cell], Sequence[Part]]) -> list[report.Run]:
     """What has been measured so far as the report draws it: the methods of one setting in one run.
 
+    A method that stands there several times, with other options, is called by what tells its cells apart, too.
+
     Args:
         cells: of a recipe.
         runs: the runs of a cell.
     """
-    found: dict[str, report.Run] = {}
+    settings: dict[str, list[tuple[Cell, report.Run]]] = {}
     for c in cells:
         for part in runs(c):
-            if not (part.folder / "records.parquet").exists() or c.condition:
+            if not (part.folder / "records.parquet").exists() or c.condition is not None:
                 continue
-            one = _as_cell(c, report.read(part.folder))
+            run = report.read(part.folder)
             about = {k: v for k, v in computed(part.study).items() if k not in ("seeds", "methods", "protocol")}
-            setting = json.dumps([one.manifest["hash"], {k: v for k, v in about.items() if "." not in k}], default=str)
-            found[setting] = _joined(found[setting], one) if setting in found else one
-    return list(found.values())
+            setting = json.dumps([run.manifest["hash"], {k: v for k, v in about.items() if "." not in k}], default=str)
+            settings.setdefault(setting, []).append((c, run))
+    return [
+        reduce(_joined, (_as_cell(c, run, _called(c, [o for o, _ in all_])) for c, run in all_))
+        for all_ in settings.values()
+    ]
+
+
+def _called(c: Cell, others: Sequence[Cell]) -> str:
+    """A cell's method, and where cells of one setting have it with other options, the conditions that differ."""
+    assert c.study is not None
+    method = c.where.get("method", c.study.methods[0].label)
+    same = [o.where for o in others if o.where.get("method") == method]
+    more = [f"{k}={v}" for k, v in c.where.items() if any(w.get(k) != v for w in same)]
+    return " ".join(map(str, [method, *more]))
 
 
 def page(
-    recipe: Recipe, cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    rounds: int | None = None,
+    seeds: Sequence[int] = (0,),
+    head: report.Head | None = None,
 ) -> Path | None:
     """Write the page of all that has been measured of some cells, in the folder of the runs; None where nothing has."""
     runs = together(cells, lambda c: parts(c, out, rounds=rounds, seeds=seeds))
-    return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html") if runs else None
+    return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
 
 
-def _as_cell(c: Cell, run: report.Run) -> report.Run:
+def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
-    (label,) = run.titles
-    name = str(c.where.get("method", label))
+    (use,) = run.study["methods"]
+    name = str(c.where.get("method", use["name"]))
     protocol = _protocol(c)
     kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
-    about = dict(run.manifest["methods"][label])
+    about = dict(run.manifest["methods"][use["label"]])
     if name in methods.names() and name != about["name"]:
         entry = methods.get(name)
         about = {"name": name, "title": entry.title, "summary": entry.summary}
     return replace(
         run,
-        study=run.study | {"protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump()},
-        manifest=run.manifest | {"methods": {name: about}},
-        records=kept.assign(method=name, moment=kept["moment"].replace(protocol.moment, "adapted")),
-        timings=run.timings.assign(method=name),
+        study=run.study
+        | {
+            "protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump(),
+            "methods": [use | {"label": label, "name": name}],
+        },
+        manifest=run.manifest | {"methods": {label: about}},
+        records=kept.assign(method=label, moment=kept["moment"].replace(protocol.moment, "adapted")),
+        timings=run.timings.assign(method=label),
     )
 
 
@@ -343,7 +370,11 @@ def _joined(a: report.Run, b: report.Run) -> report.Run:
     """Two runs of one setting as one."""
     return replace(
         a,
-        study=a.study | {"seeds": sorted({*a.study["seeds"], *b.study["seeds"]})},
+        study=a.study
+        | {
+            "seeds": sorted({*a.study["seeds"], *b.study["seeds"]}),
+            "methods": [*a.study["methods"], *(u for u in b.study["methods"] if u not in a.study["methods"])],
+        },
         manifest=a.manifest | {"methods": a.manifest["methods"] | b.manifest["methods"]},
         records=pd.concat([a.records, b.records], ignore_index=True).drop_duplicates(),
         timings=pd.concat([a.timings, b.timings], ignore_index=True).drop_duplicates(),

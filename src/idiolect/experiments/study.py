@@ -161,6 +161,8 @@ class Study(BaseModel):
                 return self  # the data decide when they are read
             named = {"column": column} if column and self.data is None else {}
             settle(partition=_partition(Spec(name="natural", options=named) if column else _USUAL))
+        if self.protocol.clients == "new" and not self.new_clients:
+            raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
         if self.clients is None and isinstance(self.partition, Spec) and not data.follows_a_column(self.partition):
             settle(clients=20)
         return self

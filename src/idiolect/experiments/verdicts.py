@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from idiolect import report
 from idiolect.experiments.recipes import Recipe
 from idiolect.experiments.reproduce import MARGIN, Outcome
 
@@ -40,47 +41,59 @@ def ours(found: Outcome, decimals: int | None = 2) -> str:
 
 def status(found: Outcome) -> str:
     """How the cell stands, in a few words."""
-    if found.status == "under way" and found.cell.study is not None:
+    if found.status == "under way":
         return f"round {found.rounds}"
-    return found.status
+    return f"{found.rounds} rounds only" if found.status == "trial" else found.status
 
 
-def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
-    """A line for each cell: paper, ours, the difference and the status."""
-    if not outcomes:
-        return Group(
-            Text(f"{recipe.name}: {recipe.title}\n\nThere is nothing to run: the {recipe.kind} has no numbers.")
-        )
+def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
+    """A line for each cell: paper, ours, the difference and the status; and what they mean."""
     keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
     fixed = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
-    protocols = dict.fromkeys(o.protocol for o in outcomes if o.protocol)
-    said = dict.fromkeys(o.said for o in outcomes if o.said)
-    caption = [
-        f"{', '.join(f'{k} {v}' for k, v in fixed.items() if v is not None)}".strip(),
-        *(f"Accuracy (%): {p}." for p in protocols),
-        f"A number matches within {MARGIN} points or the 95 % interval over seeds, whichever is more."
-        if protocols
-        else "",
-        *said,
-    ]
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
-    named = [key for key in ("cell", "method") if varying or key == "method"]
-    for key in named:
-        shown.add_column(key, overflow="fold")
-    for header in ("paper", "ours", "difference"):
-        shown.add_column(header, justify="right", no_wrap=True)
-    shown.add_column("status", no_wrap=True)
     decimals = None if recipe.kind == "settings" else recipe.decimals
-    for o in outcomes:
+
+    def line(o: Outcome) -> tuple[str, ...]:
         cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
-        method = str(o.cell.where.get("method", ""))
-        published, gap = number(o.cell.published, decimals), number(o.difference, decimals, signed=True)
-        shown.add_row(
-            *map(Text, [*([cell] if varying else []), method, published, ours(o, decimals), gap]),
-            Text(status(o), _STYLES.get(o.status, "dim")),
+        gap = number(o.difference, decimals, signed=True)
+        paper = number(o.cell.published, decimals)
+        return (
+            *([cell] if varying else []),
+            str(o.cell.where.get("method", "")),
+            paper,
+            ours(o, decimals),
+            gap,
+            status(o),
         )
-    return Group(Text(f"{recipe.name}: {recipe.title}\n"), shown, Text("\n".join(["", *filter(None, caption)])))
+
+    protocols = dict.fromkeys(o.protocol for o in outcomes if o.protocol)
+    margin = f"A number matches within {MARGIN} points or the 95 % interval over seeds, whichever is more."
+    notes = [
+        ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
+        *(f"Accuracy (%): {p}." for p in protocols),
+        margin if protocols else "",
+        *dict.fromkeys(o.said for o in outcomes),
+    ]
+    columns = {"cell": False} if varying else {}
+    columns |= {"method": False, "paper": True, "ours": True, "difference": True, "status": False}
+    title = f"{recipe.name}: {recipe.title}"
+    return report.Head(title, columns, [line(o) for o in outcomes], [n for n in notes if n])
+
+
+def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
+    """The same for a terminal."""
+    above = head(recipe, outcomes)
+    if not outcomes:
+        return Group(Text(f"{above.title}\n\nThere is nothing to run: the {recipe.kind} has no numbers."))
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    for header, numbers in above.columns.items():
+        folds = header in ("cell", "method")
+        shown.add_column(
+            header, justify="right" if numbers else "left", no_wrap=not folds, overflow="fold" if folds else "ellipsis"
+        )
+    for o, row in zip(outcomes, above.rows, strict=True):
+        shown.add_row(*map(Text, row[:-1]), Text(row[-1], _STYLES.get(o.status, "dim")))
+    return Group(Text(f"{above.title}\n"), shown, Text("\n".join(["", *above.notes])))
 
 
 def as_json(found: Outcome) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from idiolect.report import description
 from idiolect.report.compare import Comparison, compare, comparisons, named, render_comparison
 from idiolect.report.export import export
-from idiolect.report.page import draw, write
+from idiolect.report.page import Head, draw, write
 from idiolect.report.reader import Run, read
 from idiolect.report.tables import (
     Joined,
@@ -19,6 +19,7 @@ from idiolect.report.tables import (
 
 __all__ = [
     "Comparison",
+    "Head",
     "Joined",
     "Row",
     "Run",

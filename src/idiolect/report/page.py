@@ -10,7 +10,7 @@ from collections import Counter
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import vl_convert
@@ -39,14 +39,24 @@ def write(runs: list[Path], out: Path) -> Path:
     return draw(_distinct([Path(r) for r in runs]), Path(out))
 
 
-def draw(runs: list[Run], out: Path) -> Path:
+class Head(NamedTuple):
+    """What stands above the runs of a page: a title, and a table of texts of which some columns are numbers."""
+
+    title: str
+    columns: dict[str, bool]
+    """Header: whether its texts are numbers."""
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:
     """Write one page about runs that have been read.
 
     Raises:
         InputError: ``out`` is a folder.
         RunError: the file cannot be written.
     """
-    page = _page(runs)
+    page = _page(runs, head)
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
     files.write(out, page)
@@ -63,7 +73,7 @@ def _distinct(paths: list[Path]) -> list[Run]:
     ]
 
 
-def _page(runs: list[Run]) -> str:
+def _page(runs: list[Run], head: Head | None = None) -> str:
     colours = palette(runs)
     specs: dict[str, Any] = {}
     curves = sensitivity(runs, colours)
@@ -76,7 +86,8 @@ def _page(runs: list[Run]) -> str:
     return render_page(
         "page.html",
         specs,
-        title=" and ".join(run.name for run in runs) if len(runs) <= 2 else f"{len(runs)} runs compared",
+        title=head.title if head else _title(runs),
+        head=head,
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
         curves=curves,
@@ -85,6 +96,10 @@ def _page(runs: list[Run]) -> str:
         p_text=p_text,
         protocol=" ".join(dict.fromkeys(_protocol(run) for run in runs)),
     )
+
+
+def _title(runs: list[Run]) -> str:
+    return " and ".join(run.name for run in runs) if len(runs) <= 2 else f"{len(runs)} runs compared"
 
 
 def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:

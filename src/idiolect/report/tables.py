@@ -253,7 +253,7 @@ def render(rows: Sequence[Row], protocol: Protocol = _USUAL) -> Table:
     columns = [column for column in COLUMNS if column.field in _TERMINAL]
     rounds = max((row.rounds for row in rows), default=0)
     caption = (
-        f"Test accuracy after {rounds} rounds: {protocol}"
+        f"Test accuracy after {rounds} round{'' if rounds == 1 else 's'}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
         "Bytes: down and up, per client and round."
     )

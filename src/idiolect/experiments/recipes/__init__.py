@@ -95,7 +95,9 @@ def get(name: str) -> Recipe:
     """
     known = _all()
     if name not in known:
-        raise InputError(f"unknown recipe {name!r}; {nearest(name, known)}, or see idiolect list recipes")
+        near = nearest(name, known).partition(" Known:")[0]
+        hint = near if near.startswith("did") else "they are named as fedpac/table1:"
+        raise InputError(f"unknown recipe {name!r}; {hint} see idiolect list recipes")
     made = known[name]
     return replace(made(), name=name, title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."))
 
