@@ -77,10 +77,7 @@ def _index() -> str:
 
 def _verdict(recipe: Recipe, cell: Cell) -> str | None:
     if cell.value is not None:
-        ours = cell.value()
-        if isinstance(ours, str) or isinstance(cell.published, str) or cell.published is None:
-            return "matches" if ours == cell.published else "measured" if cell.published is None else "differs"
-        return "matches" if abs(ours - cell.published) <= 1e-3 * abs(cell.published) else "differs"
+        return reproduce.outcome(cell, []).status
     found = kept(recipe, cell)
     return found["verdict"] if found else None
 
@@ -137,7 +134,8 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     theirs = number(cell.published, _decimals(recipe))
     found = kept(recipe, cell)
     if cell.value is not None:
-        return f"{theirs} / **{number(cell.value(), _decimals(recipe))}** {BADGES[str(_verdict(recipe, cell))]}"
+        computed = reproduce.outcome(cell, [])
+        return f"{theirs} / **{number(computed.value, _decimals(recipe))}** {BADGES[computed.status]}"
     if found is None:
         return f"{theirs} / " + ("cannot be had" if cell.absent else "·") if recipe.kind == "results" else "·"
     ours = number(found["measured"], _decimals(recipe)) if found["measured"] is not None else "diverged"
