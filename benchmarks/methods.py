@@ -2,9 +2,10 @@
 
 Five clients of 200 rows of random 28x28 images, FMNIST-CNN, batch 50, 5 local epochs, one process of one thread. A
 round is send, local work and aggregation; evaluation is left out. ``--write`` puts the ratios into
-docs/results/cost.json, from where docs/build.py takes them. Beside them stand those of pFedFDA's Table 6.
+docs/results/cost.json, from where docs/build.py takes them. Beside them stand those of pFedFDA's Table 6, whose own
+setting is ``--model cifar_cnn --rows 500`` (CIFAR-10's training images over 100 clients).
 
-    python benchmarks/methods.py [--methods fedavg,fedpac] [--model cifar_cnn] [--rows 600] [--turns 7] [--write]
+    python benchmarks/methods.py [--methods fedavg,fedpac] [--model cifar_cnn] [--rows 500] [--clients 2] [--turns 7]
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ PAPER = {  # minutes over FedAvg's 61.41: pFedFDA, Table 6 (CIFAR-10, 200 rounds
 OUT = Path(__file__).parents[1] / "docs" / "results" / "cost.json"
 
 
-def setting(model: str, rows: int) -> str:
+def setting(model: str, rows: int, clients: int = CLIENTS) -> str:
     """In words."""
-    return f"{CLIENTS} clients, {rows} rows, {model.upper().replace('_', '-')}, one thread"
+    return f"{clients} clients, {rows} rows, {model.upper().replace('_', '-')}, one thread"
 
 
 class Rounds:
@@ -43,14 +44,14 @@ class Rounds:
     def __init__(self, name: str, options: dict[str, Any], data: FederatedData, model: str = MODEL) -> None:
         self.job = Job(name, partial(methods.build, name, options, task(model, data)), data, 0)
         self.method: Method = self.job.build()
-        self.server, clients, self.number = begin(self.method, CLIENTS, 0)
+        self.server, clients, self.number = begin(self.method, data.clients, 0)
         self.clients = list(clients)
         self.loop = Sequential().open(self.job)
 
     def one(self) -> float:
         """Processor seconds of the next round, which other programs on the machine touch least."""
         self.number += 1
-        ids = list(range(CLIENTS))
+        ids = list(range(len(self.clients)))
         start = time.process_time()
         down = self.method.send(self.server, torch.tensor(ids))
         trained: Any = self.loop.map("local", self.number, ids, down, self.clients, lambda: False)
@@ -67,13 +68,15 @@ def main() -> None:
     parser.add_argument("--methods", help="separated by commas; all of them unless given")
     parser.add_argument("--model", choices=list(SHAPES), default=MODEL)
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--turns", type=int, default=7, help="rounds of each, after one that is not counted")
     parser.add_argument("--write", action="store_true", help=f"keep the ratios in {OUT.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model, rows = arguments.model, arguments.rows
-    data, keep = federation(CLIENTS, rows, SHAPES[model]), arguments.write
-    if keep and (model, rows) != (MODEL, ROWS):
+    model, rows, clients = arguments.model, arguments.rows, arguments.clients
+    data, keep = federation(clients, rows, SHAPES[model]), arguments.write
+    print(setting(model, rows, clients))
+    if keep and (model, rows, clients) != (MODEL, ROWS, CLIENTS):
         parser.error(f"{OUT.name} is about {setting(MODEL, ROWS)}: leave out --write")
     about = {"rounds": arguments.turns, "setting": setting(model, rows)}
     kept = {}

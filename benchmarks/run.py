@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 SCRIPTS = {
     "methods": (
         "A round of a method relative to FedAvg, beside the papers' figures",
-        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto"],
+        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto", "--turns", "15"],
     ),
     "breakdown": ("Where a client's time goes", []),
     "server": ("The server's steps", []),

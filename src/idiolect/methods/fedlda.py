@@ -95,26 +95,23 @@ def fedlda(
         n_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in lda_head(g, log_prior(n_C))))
 
-    def penalty(z_Bd: Tensor, y_B: Tensor, used_B: Tensor, others_dd: Tensor) -> Tensor:
+    def penalty(z_Bd: Tensor, y_B: Tensor, used_B: Tensor) -> Tensor:
         peer_BB = used_B[:, None] * used_B
         if decorrelate == "within":
             peer_BB = peer_BB * (y_B[:, None] == y_B)
-        centring_BB = torch.diag(used_B) - peer_BB / peer_BB.sum(1).clamp(min=1)
-        centring_BB = centring_BB / (used_B.sum() - 1).clamp(min=1).sqrt()
         fixed_Bd = z_Bd.detach()  # the gradient, 2 slope / d, is written out: autograd's takes twice as long
-        centred_Bd = centring_BB @ fixed_Bd
-        slope_Bd = centring_BB @ (centred_Bd @ ((centred_Bd.T @ centred_Bd).sign() * others_dd))
-        return ((2 * z_Bd - fixed_Bd) * slope_Bd).sum() / width  # [2]
+        centred_Bd = used_B[:, None] * fixed_Bd - (peer_BB / peer_BB.sum(1).clamp(min=1)) @ fixed_Bd
+        slope_Bd = centred_Bd @ (centred_Bd.T @ centred_Bd).sign() - centred_Bd  # the diagonal is not negative
+        return ((2 * z_Bd - fixed_Bd) * slope_Bd).sum() / (width * (used_B.sum() - 1).clamp(min=1))  # [2]
 
     def train(shared: Shared, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
         head = head_for(everyone(shared), data)  # [1]
-        others_dd = 1 - torch.eye(width)
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(body, task.inputs(x_B))
             error = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
-            extra = decorrelation * penalty(z_Bd, y_B, batch.used_B, others_dd) if decorrelation else 0.0
+            extra = decorrelation * penalty(z_Bd, y_B, batch.used_B) if decorrelation else 0.0
             return error + extra, (error, batch.used_B.sum())  # [2]
 
         new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.sgd)  # [2]

@@ -18,7 +18,7 @@ from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
 from idiolect.tree import Tree
 
 Part = Literal["model", "body", "head"]
-_CHUNK = 128  # rows per forward pass: larger ones leave the processor's cache
+_CHUNK = 50  # rows per forward pass, as in a training step: larger ones leave the processor's cache
 
 
 def train_model(
