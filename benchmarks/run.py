@@ -29,7 +29,7 @@ SCRIPTS = {
     "evaluation": ("Evaluation of 1,000 clients with one shared body", []),
     "study": ("How busy a study keeps the workers", []),
     "many": ("Many clients", ["--rounds", "10"]),
-    "engine": ("The engine against a bare loop, and workers against one", ["--repeats", "7"]),
+    "engine": ("The engine against a bare loop, and workers against one", []),
     "gpu": ("The vectorised engine on a GPU", []),
 }
 

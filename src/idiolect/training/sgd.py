@@ -55,7 +55,10 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
     buffers: list[Tensor] = []
     if rule.momentum:
         buffers = tree.leaves(tree.map(lambda w, m: _laid_as(m, w).clone(), build(flat), momentum))
-    groups = [(d, [i for i, w in enumerate(flat) if _decay(w, rule) == d]) for d in {_decay(w, rule) for w in flat}]
+    groups = []
+    for decay in {_decay(w, rule) for w in flat}:
+        at = [i for i, w in enumerate(flat) if _decay(w, rule) == decay]
+        groups.append((decay, at, [flat[i] for i in at], [buffers[i] for i in at if buffers]))
     seen = []
     for batch in batches:
         value, extra = loss(build(flat), batch)
@@ -64,9 +67,9 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
             if rule.clip is not None:
                 torch._foreach_mul_(grads, _shrink(grads, rule.clip))
             grads = [_laid_as(g, w) for g, w in zip(grads, flat, strict=True)]
-            for decay, group in groups:
+            for decay, at, moving, moved in groups:
                 torch._fused_sgd_(
-                    [flat[i] for i in group], [grads[i] for i in group], [buffers[i] for i in group if buffers],
+                    moving, [grads[i] for i in at], moved,
                     weight_decay=decay, momentum=rule.momentum, lr=rule.lr,
                     dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
                 )  # fmt: skip
@@ -120,7 +123,7 @@ def _shrink(grads: Sequence[Tensor], norm: float) -> Tensor:
 
 def mean(per_B: Tensor, used_B: Tensor) -> Tensor:
     """The mean over the rows of a batch that are not padding."""
-    return (per_B * used_B).sum() / used_B.sum().clamp(min=1)
+    return per_B @ (used_B / used_B.sum().clamp(min=1))
 
 
 def cross_entropy_mean(logit_BC: Tensor, y_B: Tensor, used_B: Tensor) -> Tensor:
