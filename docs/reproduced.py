@@ -30,8 +30,8 @@ PAPERS = {
 BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "▫️"}
 LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
-    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below; ❌ training diverged; ▫️ the "
-    "paper has no such number; no badge: not yet run."
+    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below the table; ❌ training diverged; "
+    "▫️ the paper has no such number; · not yet run."
 )
 
 
@@ -55,24 +55,45 @@ def _all(paper: str) -> list[Recipe]:
 
 
 def _index() -> str:
+    every = [r for paper in PAPERS for r in _all(paper)]
+    trained = [r for r in every if _measured(r)]
+    to_train = sum(c.study is not None for r in every for c in r.cells)
+    done = sum(len(_measured(r)) for r in trained)
     lines = [
         "# The papers' tables and figures, reproduced",
         "",
-        "One command each: `idiolect reproduce RECIPE`; `--dry-run` says what it would run and how long that takes.",
+        "Every table and figure of the four papers is one command, `idiolect reproduce RECIPE`; with `--dry-run` it says "
+        "what it would run and how long that takes. Here is what came of those that have been run: first all that was "
+        "measured by training, then every recipe, with a page for each paper.",
+        "",
         LEGEND,
+        "",
+        "## Measured so far",
+        "",
+        f"{done:,} of {to_train:,} cells that need training, some of which share a run. The others wait for machine time.",
+        "",
+    ]
+    for recipe in trained:
+        lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
+        notes = [*_found(recipe), *_reasons(recipe)]
+        lines += [f"- {note}" for note in notes] + [""] * bool(notes)
+    lines += [
+        "## Every recipe",
         "",
         "| Recipe | What it is | Cells | ✅ | 🔶 | ❌ | ▫️ |",
         "| :-- | :-- | --: | --: | --: | --: | --: |",
     ]
-    for paper in PAPERS:
-        for recipe in _all(paper):
-            stands = Counter(_verdict(recipe, c) for c in recipe.cells)
-            counts = [stands[v] or "" for v in ("matches", "differs", "diverged", "measured")]
-            link = f"[{recipe.name}]({paper}.md#{_anchor(recipe)})"
-            lines.append(
-                f"| {link} | {recipe.title} | {len(recipe.cells) or ''} | " + " | ".join(map(str, counts)) + " |"
-            )
+    for recipe in every:
+        stands = Counter(_verdict(recipe, c) for c in recipe.cells)
+        counts = [str(stands[v] or "") for v in ("matches", "differs", "diverged", "measured")]
+        name = f"[{recipe.name}]({_link(recipe)})"
+        lines.append(f"| {name} | {recipe.title} | {len(recipe.cells) or ''} | " + " | ".join(counts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _measured(recipe: Recipe) -> list[Cell]:
+    """The cells that were trained and measured."""
+    return [c for c in recipe.cells if c.value is None and kept(recipe, c)]
 
 
 def _verdict(recipe: Recipe, cell: Cell) -> str | None:
@@ -86,8 +107,8 @@ def _decimals(recipe: Recipe) -> int | None:
     return None if recipe.kind == "settings" else recipe.decimals
 
 
-def _anchor(recipe: Recipe) -> str:
-    return recipe.name.replace("/", "")
+def _link(recipe: Recipe) -> str:
+    return f"{recipe.name.partition('/')[0]}.md#{recipe.name.replace('/', '')}"
 
 
 def _page(paper: str) -> str:
@@ -95,20 +116,23 @@ def _page(paper: str) -> str:
     for recipe in _all(paper):
         parts += [f"## {recipe.name}", "", f"{recipe.title}.", ""]
         if recipe.cells:
-            parts += [*_table(recipe), ""]
-        notes = [*_protocols(recipe), *(f"Taken: {a}" for a in recipe.assumed), *_reasons(recipe)]
-        parts += [f"- {note}" for note in notes] + [""] * bool(notes)
+            parts += [*_table(recipe, recipe.cells), ""]
+        for title, notes in (
+            ("", [*_protocols(recipe), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
+            ("What the paper leaves open, and what is taken here:", recipe.assumed),
+        ):
+            parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _table(recipe: Recipe) -> list[str]:
+def _table(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     """Methods down, conditions across; where there is one condition, what was measured beside the number."""
-    across = list(dict.fromkeys(_condition(c) for c in recipe.cells))
-    down = list(dict.fromkeys(_method(c) for c in recipe.cells))
-    cells = {(_method(c), _condition(c)): c for c in recipe.cells}
-    if len(across) > len(down) and len(across) > 8:
-        return _grid(recipe, across, down, lambda row, column: cells.get((column, row)))
-    return _grid(recipe, down, across, lambda row, column: cells.get((row, column)))
+    across = list(dict.fromkeys(_condition(c) for c in cells))
+    down = list(dict.fromkeys(_method(c) for c in cells))
+    at = {(_method(c), _condition(c)): c for c in cells}
+    if len(across) > len(down) and (len(across) > 8 or len(down) == 1):
+        return _grid(recipe, across, down, lambda row, column: at.get((column, row)))
+    return _grid(recipe, down, across, lambda row, column: at.get((row, column)))
 
 
 def _grid(recipe: Recipe, down: Sequence[str], across: Sequence[str], at: Any) -> list[str]:
@@ -126,8 +150,12 @@ def _condition(cell: Cell) -> str:
 
 
 def _method(cell: Cell) -> str:
+    """As it is written: by its name, or by that of the method that it is a form of (fedem_ft)."""
     name = str(cell.where.get("method", ""))
-    return methods.get(name).title if name in methods.names() else name
+    for known in (name, name.removesuffix("_ft")):
+        if known in methods.names():
+            return methods.get(known).title + name.removeprefix(known).replace("_", "-").upper()
+    return name
 
 
 def _text(recipe: Recipe, cell: Cell) -> str:
@@ -149,30 +177,41 @@ def _protocols(recipe: Recipe) -> list[str]:
     return [f"Accuracy (%): {p}." for p in protocols]
 
 
+def _about(recipe: Recipe) -> list[str]:
+    """How much was measured, and on what."""
+    measured = [f for c in _measured(recipe) if (f := kept(recipe, c))]
+    if not measured:
+        return []
+    seeds = sorted({len(f["seeds"]) for f in measured})
+    rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in measured}))
+    machines = "; ".join(dict.fromkeys(f["machine"] for f in measured))
+    return [
+        f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
+        f"seed{'s' if seeds != [1] else ''} each, on {machines}."
+    ]
+
+
+def _found(recipe: Recipe) -> list[str]:
+    """What its numbers say, in the words that stand beside them."""
+    path = RESULTS / recipe.name / "found.txt"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def _reasons(recipe: Recipe) -> list[str]:
-    """A line for each measured cell that differs, and for each that cannot be had."""
+    """A line for each measured cell that differs."""
     lines = []
-    for cell in recipe.cells:
+    for cell in _measured(recipe):
         found = kept(recipe, cell)
         if found and found["verdict"] in ("differs", "diverged"):
-            gap = (
-                ""
-                if found["difference"] is None
-                else f" ({number(found['difference'], _decimals(recipe), signed=True)})"
-            )
+            gap = found["difference"]
+            by = "" if gap is None else f" ({number(gap, _decimals(recipe), signed=True)})"
             why = found["because"] or "the reason is not yet known"
-            lines.append(f"{_method(cell)}, {_condition(cell)}{gap}: {why}")
-    absent = dict.fromkeys(c.absent for c in recipe.cells if c.absent)
-    measured = [f for c in recipe.cells if (f := kept(recipe, c))]
-    if measured:
-        machines = dict.fromkeys(f["machine"] for f in measured)
-        seeds = sorted({len(f["seeds"]) for f in measured})
-        rounds = sorted({f["rounds"] for f in measured})
-        lines.append(
-            f"Measured: {len(measured)} of {len(recipe.cells)} cells, {' or '.join(map(str, rounds))} rounds, "
-            f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} each, on {'; '.join(machines)}."
-        )
-    return [*lines, *(f"Cannot be had: {a}" for a in absent)]
+            lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}{by}: {why}")
+    return lines
+
+
+def _cannot(recipe: Recipe) -> list[str]:
+    return [f"Cannot be had: {a}" for a in dict.fromkeys(c.absent for c in recipe.cells if c.absent)]
 
 
 def collect(runs: Path, seeds: Sequence[int]) -> None:
