@@ -5,7 +5,7 @@ channels-last, torch.optim.SGD(fused=True), as many processes of one thread each
 What is compared takes turns of a few seconds, and each of our rounds is held against the mean of the bare loop's turns
 before and after it, so that a noisy machine hits both.
 
-    python benchmarks/engine.py [--models fmnist_cnn,cifar_cnn] [--repeats 15] [--workers N]
+    python benchmarks/engine.py [--models fmnist_cnn,cifar_cnn] [--repeats 25] [--workers N]
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="fmnist_cnn,cifar_cnn")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--workers", type=int, default=cores())
     arguments = parser.parse_args()
     for name in arguments.models.split(","):
         measure(name, arguments.repeats, arguments.workers)
-        scaling(name, arguments.repeats, arguments.workers)
+        scaling(name, max(1, arguments.repeats // 3), arguments.workers)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,13 @@ import torch
 HERE = Path(__file__).parent
 SCRIPTS = {
     "methods": (
-        "A round of a method relative to FedAvg, beside the papers' figures",
-        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto", "--turns", "15"],
+        "A round of a method relative to FedAvg, in the setting of pFedFDA's Table 6 and beside its figures",
+        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto"]
+        + ["--model", "cifar_cnn", "--rows", "500", "--clients", "2", "--turns", "11"],
+    ),
+    "methods small": (
+        "The same where clients are small and their statistics weigh more",
+        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac", "--turns", "11"],
     ),
     "breakdown": ("Where a client's time goes", []),
     "server": ("The server's steps", []),
@@ -46,7 +51,7 @@ def machine() -> str:
 def run(name: str, arguments: list[str]) -> str:
     """What a script prints, shown as it comes."""
     lines = []
-    command = [sys.executable, "-u", str(HERE / f"{name}.py"), *arguments]
+    command = [sys.executable, "-u", str(HERE / f"{name.split()[0]}.py"), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -68,13 +73,14 @@ def main() -> None:
     parts = []
     for name in asked.only.split(","):
         title, arguments = SCRIPTS[name]
-        print(f"\n{title} (benchmarks/{name}.py)", flush=True)
+        shown = " ".join([f"python benchmarks/{name.split()[0]}.py", *arguments])
+        print(f"\n{title}\n{shown}", flush=True)
         if name == "gpu" and not torch.cuda.is_available():
             said = "Not yet measured: there was no GPU.\n"
             print(said, end="")
         else:
             said = run(name, arguments)
-        parts.append(f"## {title}\n\n`python benchmarks/{name}.py`\n\n```\n{said}```\n")
+        parts.append(f"## {title}\n\n`{shown}`\n\n```\n{said}```\n")
     if asked.write:
         head = (
             f"# What was measured\n\nBy `make bench`, {about}.\nTimes of a shared machine are noisy: read the ratios.\n"

@@ -30,8 +30,8 @@ PAPERS = {
 BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "▫️"}
 LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
-    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below the table; ❌ training diverged; "
-    "▫️ the paper has no such number; · not yet run."
+    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below the table; ❌ training "
+    "diverged; ▫️ the paper has no such number; · not yet run."
 )
 
 
@@ -62,18 +62,19 @@ def _index() -> str:
     lines = [
         "# The papers' tables and figures, reproduced",
         "",
-        "Every table and figure of the four papers is one command, `idiolect reproduce RECIPE`; with `--dry-run` it says "
-        "what it would run and how long that takes. Here is what came of those that have been run: first all that was "
-        "measured by training, then every recipe, with a page for each paper.",
+        "Every table and figure of the four papers is one command, `idiolect reproduce RECIPE`; with `--dry-run` it "
+        "says what it would run and how long that takes. Here is what came of those that have been run: first all "
+        "numbers that were measured by training, then every recipe, with a page for each paper.",
         "",
         LEGEND,
         "",
         "## Measured so far",
         "",
-        f"{done:,} of {to_train:,} cells that need training, some of which share a run. The others wait for machine time.",
+        f"{done:,} of {to_train:,} cells that need training, some of which share a run. The others wait for "
+        "machine time.",
         "",
     ]
-    for recipe in trained:
+    for recipe in (r for r in trained if r.kind == "results"):
         lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
         notes = [*_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)

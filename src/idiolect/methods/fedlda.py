@@ -100,8 +100,10 @@ def fedlda(
         if decorrelate == "within":
             peer_BB = peer_BB * (y_B[:, None] == y_B)
         fixed_Bd = z_Bd.detach()  # the gradient, 2 slope / d, is written out: autograd's takes twice as long
-        centred_Bd = used_B[:, None] * fixed_Bd - (peer_BB / peer_BB.sum(1).clamp(min=1)) @ fixed_Bd
-        slope_Bd = centred_Bd @ (centred_Bd.T @ centred_Bd).sign() - centred_Bd  # the diagonal is not negative
+        mean_BB = peer_BB / peer_BB.sum(1).clamp(min=1)
+        centred_Bd = torch.addmm(used_B[:, None] * fixed_Bd, mean_BB, fixed_Bd, alpha=-1)
+        sign_dd = (centred_Bd.T @ centred_Bd).sign()
+        slope_Bd = torch.addmm(centred_Bd, centred_Bd, sign_dd, beta=-1)  # no diagonal, which is never negative
         return ((2 * z_Bd - fixed_Bd) * slope_Bd).sum() / (width * (used_B.sum() - 1).clamp(min=1))  # [2]
 
     def train(shared: Shared, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
