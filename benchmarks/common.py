@@ -13,7 +13,7 @@ from idiolect.data import FederatedData, memory
 from idiolect.method import SGD, Task, Training
 
 CLASSES = 10
-SHAPES = {"fmnist_cnn": (1, 28, 28), "cifar_cnn": (3, 32, 32), "resnet18_cifar": (3, 32, 32)}
+SHAPES = {"fmnist_cnn": (1, 28, 28)} | dict.fromkeys(("cifar_cnn", "resnet18_cifar", "wrn16_2"), (3, 32, 32))
 
 
 def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int = 1) -> FederatedData:

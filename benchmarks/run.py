@@ -1,4 +1,4 @@
-"""All benchmarks one after the other, as ``make bench`` runs them; a quarter of an hour on two cores.
+"""All benchmarks one after the other, as ``make bench`` runs them; some 20 minutes on two cores.
 
 Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date.
 What needs a GPU (gpu.py) is left out where there is none.
@@ -22,20 +22,24 @@ HERE = Path(__file__).parent
 SCRIPTS = {
     "methods": (
         "A round of a method relative to FedAvg, in the setting of pFedFDA's Table 6 and beside its figures",
-        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto"]
-        + ["--model", "cifar_cnn", "--rows", "500", "--clients", "2", "--turns", "11"],
+        "--model cifar_cnn --rows 500 --clients 2 --turns 11 "
+        "--methods fedbabu,fedrep,fedlda,pfedfda,fedpac,fedcr,apfl,ditto",
+    ),
+    "methods fedlda": (
+        "FedLDA with its own paper's network, for which there is no such figure",
+        "--model wrn16_2 --rows 100 --clients 1 --turns 7 --methods fedlda",
     ),
     "methods small": (
         "The same where clients are small and their statistics weigh more",
-        ["--methods", "fedbabu,fedrep,fedlda,pfedfda,fedpac", "--turns", "11"],
+        "--turns 11 --methods fedbabu,fedrep,fedlda,pfedfda,fedpac",
     ),
-    "breakdown": ("Where a client's time goes", []),
-    "server": ("The server's steps", []),
-    "evaluation": ("Evaluation of 1,000 clients with one shared body", []),
-    "study": ("How busy a study keeps the workers", []),
-    "many": ("Many clients", ["--rounds", "10"]),
-    "engine": ("The engine against a bare loop, and workers against one", []),
-    "gpu": ("The vectorised engine on a GPU", []),
+    "breakdown": ("Where a client's time goes", ""),
+    "server": ("The server's steps", ""),
+    "evaluation": ("Evaluation of 1,000 clients with one shared body", ""),
+    "study": ("How busy a study keeps the workers", ""),
+    "many": ("Many clients", "--rounds 10"),
+    "engine": ("The engine against a bare loop, and workers against one", ""),
+    "gpu": ("The vectorised engine on a GPU", ""),
 }
 
 
@@ -48,10 +52,10 @@ def machine() -> str:
     return f"{cpu or platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; {versions}"
 
 
-def run(name: str, arguments: list[str]) -> str:
+def run(name: str, arguments: str) -> str:
     """What a script prints, shown as it comes."""
     lines = []
-    command = [sys.executable, "-u", str(HERE / f"{name.split()[0]}.py"), *arguments]
+    command = [sys.executable, "-u", str(HERE / f"{name.split()[0]}.py"), *arguments.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -73,7 +77,7 @@ def main() -> None:
     parts = []
     for name in asked.only.split(","):
         title, arguments = SCRIPTS[name]
-        shown = " ".join([f"python benchmarks/{name.split()[0]}.py", *arguments])
+        shown = f"python benchmarks/{name.split()[0]}.py {arguments}".rstrip()
         print(f"\n{title}\n{shown}", flush=True)
         if name == "gpu" and not torch.cuda.is_available():
             said = "Not yet measured: there was no GPU.\n"
