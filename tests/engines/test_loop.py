@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -24,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # counting travels to workers by
 import counting
 import toy
 
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit
+from idiolect import methods, models
+from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit, processes
 from idiolect.engines.clients import InMemory
 from idiolect.engines.loop import participants
 from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.errors import InputError, Interrupted, RunError
+from idiolect.method import SGD, Task, Training
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 
@@ -366,6 +369,40 @@ def test_worker_imports_no_more_than_it_needs() -> None:
     found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert "torch" in found
     assert not found & {"pandas", "datasets", "sklearn", "rich", "typer", "jinja2", "vl_convert"}
+
+
+def _faults(process: int) -> int:
+    """Pages that the system has given to a process since it began."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_workers_keep_their_memory() -> None:
+    """Where every step's buffers came from the system anew, a step of this network would cost up to 500 pages."""
+    clients, rows, batch = 2, 200, 50
+    numbers = torch.arange(clients * rows)
+    data = replace(
+        toy.data(), x_R=torch.randint(256, (len(numbers), 1, 28, 28), dtype=torch.uint8), y_R=numbers % toy.CLASSES,
+        train=numbers.split(rows), test=(numbers[:1],) * clients, shifts=("",) * clients,
+    )  # fmt: skip
+    network = models.build("fmnist_cnn", (1, 28, 28), toy.CLASSES)
+    task = Task(network, toy.CLASSES, clients, Training(1, batch, SGD(lr=0.01)), (0.5,), (0.3,))
+    found: list[int] = []
+
+    def count(*_: Any) -> None:
+        found.extend(map(_faults, _children()))
+
+    with Processes(1) as workers:
+        fit(Job("fedavg", partial(methods.build, "fedavg", {}, task), data, 0), workers, rounds=4, on_round=count)
+    steps = 2 * clients * rows // batch
+    assert found[2] - found[0] < 5 * steps
+
+
+def test_the_callers_tunables_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    ours = processes._environment()["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert processes._environment()["GLIBC_TUNABLES"] == f"{ours}:glibc.malloc.hugetlb=0", "the last one holds"
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
