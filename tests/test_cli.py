@@ -155,7 +155,7 @@ def test_the_written_study_is_complete(idiolect: Command) -> None:
     line = (
         f"{SMALL} --methods fedavg,fedpac:alignment=0 --set fedpac.head_epochs=2 --shift rotate:clients=0-1"
         " --shift noise:std=0.2,clients=3 --partition iid --participation 0.5 --seeds 3,1 --lr 0.02 --momentum 0"
-        " --weight-decay 0 --batch-size 20 --quiet --out here"
+        " --weight-decay 0 --batch-size 20 --drop-last --quiet --out here"
     )
     assert idiolect(line).code == 0
     written = yaml.safe_load(Path("here/study.yaml").read_text())
@@ -166,8 +166,10 @@ def test_the_written_study_is_complete(idiolect: Command) -> None:
     assert set(written["methods"][1]["options"]) == set(Study(methods="fedpac").methods[0].options)
     assert written["partition"] == {"name": "iid", "options": {"test_fraction": 0.2, "stratified": False}}
     assert written["shifts"][0] == {"name": "rotate", "options": {"clients": "0-1"}}
-    assert {k: written[k] for k in ("seeds", "lr", "momentum", "weight_decay", "batch_size", "participation")} == {
-        "seeds": [3, 1], "lr": 0.02, "momentum": 0, "weight_decay": 0, "batch_size": 20, "participation": 0.5,
+    about = ("seeds", "lr", "momentum", "weight_decay", "batch_size", "drop_last", "participation")
+    assert {k: written[k] for k in about} == {
+        "seeds": [3, 1], "lr": 0.02, "momentum": 0, "weight_decay": 0, "batch_size": 20, "drop_last": True,
+        "participation": 0.5,
     }  # fmt: skip
     assert idiolect("run here/study.yaml --quiet --out there").code == 0
     assert same_records(Path("here"), Path("there"))

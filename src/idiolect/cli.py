@@ -226,6 +226,9 @@ def run_command(
     augment: Annotated[
         str | None, _option("Crop and mirror training images at random (crop_flip).", "none", panel=_TRAINING)
     ] = None,
+    drop_last: Annotated[
+        bool | None, _option("Leave out the rows that do not fill a batch.", "", "--drop-last", panel=_TRAINING)
+    ] = None,
     protocol: Annotated[
         str | None,
         _option(
@@ -270,7 +273,7 @@ def run_command(
         new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise,
         methods=methods, model=model, seeds=seeds, rounds=rounds, participation=participation,
         local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay,
-        augment=augment, protocol=protocol, evaluate_every=evaluate_every,
+        augment=augment, drop_last=drop_last, protocol=protocol, evaluate_every=evaluate_every,
     )  # fmt: skip
     whole = _study(study, settings, set_ or [], out if resume else None)
     show = Silent() if quiet else watcher(err_console)

@@ -95,7 +95,8 @@ class Training:
     """How a client trains in one round.
 
     ``shuffle=False`` takes the rows in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``: a
-    method trains on images that are cropped and mirrored at random, anew in every step.
+    method trains on images that are cropped and mirrored at random, anew in every step. ``drop_last``: an epoch leaves
+    out the rows that do not fill a batch, other ones each time; a client of less than one batch keeps it.
     """
 
     epochs: int = 5
@@ -103,6 +104,7 @@ class Training:
     sgd: SGD = field(default_factory=SGD)
     shuffle: bool = True
     augment: Augment = "none"
+    drop_last: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ def test_an_entry_builds(name: str) -> None:
 COMMON = {
     "clients": 100, "rounds": 200, "participation": 0.3, "local_epochs": 5, "batch_size": 50, "lr": 0.01,
     "momentum": 0.5, "weight_decay": 5e-4, "normalise": "symmetric", "augment": "none", "new_clients": None,
+    "drop_last": True,
 }  # fmt: skip
 WRITERS = {"dataset": "femnist", "clients": 1000, "participation": 0.03, "batch_size": 16}
 

@@ -17,6 +17,7 @@ from rich.console import Console
 import idiolect as idl
 from idiolect.errors import InputError
 from idiolect.experiments.store import RECORDS, TIMINGS
+from idiolect.method import SGD, Training
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
 
@@ -101,6 +102,11 @@ def test_yaml_round_trip(study: idl.Study, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rounds", "every", "expected"), [(30, None, 3), (5, None, 1), (30, 7, 7)])
 def test_evaluation(rounds: int, every: int | None, expected: int) -> None:
     assert idl.Study(rounds=rounds, evaluate_every=every).evaluation == expected
+
+
+def test_methods_are_told_how_to_train() -> None:
+    study = idl.Study(local_epochs=3, batch_size=7, lr=0.2, momentum=0, weight_decay=0, drop_last=True)
+    assert study.task(study.federation()).training == Training(3, 7, SGD(0.2, 0, 0), drop_last=True)
 
 
 def test_a_study_cannot_be_changed() -> None:
@@ -190,7 +196,7 @@ def test_message_of_the_same_bad_data_dir(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sizes", "clients", "new_clients", "keep", "rounds"])
 def test_true_is_no_number(name):
-    with pytest.raises(InputError, match=f"{name}=true is not valid: no setting is true or false"):
+    with pytest.raises(InputError, match=f"{name}=true is not valid: only drop_last is true or false"):
         idl.Study(**{name: True})
 
 

@@ -62,6 +62,8 @@ def test_drop_last_leaves_whole_batches(n: int, size: int, shuffle: bool) -> Non
         assert [len(b.at_B) for b in steps] == [n, n], "a client of one short batch keeps it"
     else:
         assert [len(b.at_B) for b in steps] == [size] * (2 * (n // size))
+    asked = batches(client(n), Training(2, size, shuffle=shuffle, drop_last=True), KEY)
+    assert [b.at_B.tolist() for b in asked] == [b.at_B.tolist() for b in steps], "as a study may ask"
     kept = plan(n, size, shuffle=shuffle)
     assert all(any(torch.equal(b.at_B, k.at_B) and b.step == k.step for k in kept) for b in steps)
 

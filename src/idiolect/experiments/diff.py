@@ -46,6 +46,7 @@ EFFECTS = {
     "model": "another network",
     "normalise": "another scale of the inputs, which acts as another learning rate would",
     "augment": "training images vary: slower to fit, better on test rows where rows are few",
+    "drop_last": "fewer steps where clients hold few rows: half of them with a batch and a half",
     "lr": "longer or shorter steps",
     "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
     "weight_decay": "how small weights are kept; of little effect in few rounds",

@@ -121,6 +121,7 @@ class Study(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     weight_decay: Decay = 5e-4
     augment: Augment = "none"
+    drop_last: bool = False
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     data_seed: Seed = 0
     protocol: Protocol = Protocol()
@@ -129,8 +130,8 @@ class Study(BaseModel):
 
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
-            if isinstance(value, bool) and name in Study.model_fields:  # pydantic takes true for 1
-                raise InputError(f"{name}={str(value).lower()} is not valid: no setting is true or false")
+            if isinstance(value, bool) and name in Study.model_fields and name != "drop_last":  # pydantic: true is 1
+                raise InputError(f"{name}={str(value).lower()} is not valid: only drop_last is true or false")
         try:
             super().__init__(**settings)
         except pydantic.ValidationError as error:
@@ -328,7 +329,7 @@ class Study(BaseModel):
             raise InputError(f"augment={self.augment} is for images, and these rows are numbers: leave it out")
         network = models.build(self.model, federation.shape, federation.classes)
         rule = SGD(self.lr, self.momentum, self.weight_decay)
-        training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment)
+        training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment, drop_last=self.drop_last)
         return Task(network, federation.classes, federation.trained, training, federation.mean, federation.std)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:

@@ -37,9 +37,11 @@ def batches(
 ) -> list[Batch]:
     """The batches of all epochs, reshuffled in each; with ``steps`` that many, over as many epochs as it takes.
 
-    A client smaller than one batch trains on the one batch it has, whatever ``drop_last`` says. For a single client
-    the last batch is as short as it is; mapped over clients, all batches are full and masked.
+    ``drop_last``, or the same of ``training``, leaves out an incomplete last batch. A client smaller than one batch
+    trains on the one batch it has all the same. For a single client the last batch is as short as it is; mapped over
+    clients, all batches are full and masked.
     """
+    drop_last = drop_last or training.drop_last
     many = tree.mapped(data.row_N)
     real_N = data.real_N if many else data.real_N[: int(data.real_N.sum())]
     n, size = real_N.shape[0], training.batch_size
