@@ -486,6 +486,8 @@ def reproduce_command(
         out_console.print(verdicts.table(made, found))
         if page is not None:
             _say(out_console, f"\nPage: {page}")
+    if any(one.failed for one in found):
+        raise typer.Exit(1)
 
 
 def _conditions(text: str | None) -> dict[str, str]:

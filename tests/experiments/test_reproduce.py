@@ -234,6 +234,27 @@ def test_what_diverges_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert [o.status for o in again] == ["diverged", "measured"]
 
 
+def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reproduce.run
+
+    def failing(study: Study, *args: Any, **more: Any) -> Any:
+        if study.methods[0].name == "local" and study.seeds == (1,):
+            raise RunError("local, round 1, client 0: worker 1 died")
+        return whole(study, *args, **more)
+
+    cells, out = [made("local"), made("fedper")], tmp_path / "cells"
+    with monkeypatch.context() as broken:
+        broken.setattr(reproduce, "run", failing)
+        found = run(cells, out, seeds=[1])
+        assert [(o.status, o.failed) for o in found] == [("failed", True), ("measured", False)]
+        assert found[0].said == "local, round 1, client 0: worker 1 died"
+        (both,) = run(cells[:1], out, seeds=[0, 1])
+        assert (both.status, both.failed) == ("measured", True)
+        assert both.said == "Without seed 1 (failed): local, round 1, client 0: worker 1 died"
+    (again,) = run(cells[:1], out, seeds=[0, 1])
+    assert (again.status, again.failed, again.said, set(again.seeds or {})) == ("measured", False, "", {0, 1})
+
+
 def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(name: str, data_dir: Path | None = None) -> Any:
         raise InputError("cannot fetch cifar100: the hub is out of reach; put its files into --data-dir")

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from idiolect import cli
-from idiolect.experiments import recipes
+from idiolect.errors import RunError
+from idiolect.experiments import recipes, reproduce
 from idiolect.experiments.recipes import Cell, Recipe, cell
 
 ALL = {
@@ -146,3 +147,18 @@ def test_without_anything_to_run_the_reason_is_the_error(idiolect: Callable[[str
     said = idiolect("reproduce fedpac/table1 --only dataset=moon")
     assert said.code == 0
     assert "no data" in said.out
+
+
+def test_a_failed_run_shows_in_the_exit_code(
+    idiolect: Callable[[str], Said], small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise RunError("local, round 1, client 0: worker 1 died")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(reproduce, "run", failing)
+        said = idiolect("reproduce fedpac/table1 --methods local --quiet --workers 1 --out cells")
+    assert said.code == 1
+    assert "failed: local, round 1, client 0: worker 1 died" in said.err
+    assert "failed" in said.out
+    assert idiolect("reproduce fedpac/table1 --methods local --quiet --workers 1 --out cells").code == 0

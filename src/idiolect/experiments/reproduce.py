@@ -21,7 +21,7 @@ from scipy import stats
 
 from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
-from idiolect.errors import Diverged, InputError, Interrupted
+from idiolect.errors import Diverged, InputError, Interrupted, RunError
 from idiolect.experiments.environment import machine, versions
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe
@@ -32,7 +32,7 @@ from idiolect.experiments.trackers import Make, Tracking
 from idiolect.report.tables import per_seed
 
 MARGIN = 1.5  # points within which a number counts as the paper's
-Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "no data"]
+Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "failed", "no data"]
 
 
 def digest(study: Study) -> str:
@@ -107,8 +107,8 @@ class Outcome:
     Attributes:
         cell: it.
         status: "matches" the paper's number within the larger of 1.5 points and the interval, or "differs"; "measured"
-            where the paper has none; "trial" where the rounds are not the paper's; "under way", "not run", "diverged"
-            or "no data".
+            where the paper has none; "trial" where the rounds are not the paper's; "under way", "not run", "diverged",
+            "failed", as where a worker died, or "no data".
         value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
@@ -116,7 +116,8 @@ class Outcome:
         facts: further numbers of the same models, means over seeds: accuracy per client and per row, spread, worst
             tenth, calibration error, Brier score.
         seconds: of all rounds and seeds.
-        said: why there is no number, or why it differs.
+        said: why there is no number, or none with some seed.
+        failed: whether a run of it stopped for another cause than divergence. The same command tries it again.
     """
 
     cell: Cell
@@ -129,6 +130,7 @@ class Outcome:
     seconds: float = 0.0
     said: str = ""
     protocol: str = ""
+    failed: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -166,7 +168,6 @@ def reproduce(
     Raises:
         InputError: there is no such engine or tracker.
         Interrupted: a signal came; whole rounds are on disk.
-        RunError: a worker died or the disk is full.
     """
     engines.engine(engine, workers)
     Tracking(track)
@@ -192,6 +193,9 @@ def reproduce(
             said[part.folder] = "diverged", str(error)
             told(f"diverged: {error}")
             files.write(part.folder / "diverged.txt", str(error))  # the same would come of it again
+        except RunError as error:  # the rest goes on, and the same command tries this one again
+            said[part.folder] = "failed", str(error)
+            told(f"failed: {error}")
         except InputError as error:
             said[part.folder] = "no data", str(error)
             told(str(error))
@@ -220,9 +224,10 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
             facts.append(more)
             seconds += spent
     told = {p.study.seeds[0]: (said or {}).get(p.folder) or _diverged(p.folder) for p in runs}
+    failed = any(text and text[0] == "failed" for text in told.values())
     if not seeds:
         for kind, text in filter(None, told.values()):
-            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol))
+            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol), failed=failed)
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
     values = list(seeds.values())
@@ -232,7 +237,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     rounds, whole = runs[0].study.rounds, cell.study.rounds
     found = Outcome(
         cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
-        " ".join(missing), str(protocol),
+        " ".join(missing), str(protocol), failed,
     )  # fmt: skip
     return _judged(found) if rounds == whole else found
 

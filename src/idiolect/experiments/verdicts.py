@@ -14,7 +14,14 @@ from idiolect import report
 from idiolect.experiments.recipes import Recipe
 from idiolect.experiments.reproduce import MARGIN, Outcome
 
-_STYLES = {"matches": "green", "differs": "yellow", "diverged": "red", "measured": "", "under way": "dim"}
+_STYLES = {
+    "matches": "green",
+    "differs": "yellow",
+    "diverged": "red",
+    "failed": "red",
+    "measured": "",
+    "under way": "dim",
+}
 
 
 def number(value: float | str | None, decimals: int | None = 2, signed: bool = False) -> str:
