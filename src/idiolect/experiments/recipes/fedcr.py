@@ -62,9 +62,13 @@ _ASSUMED = (
     "Images of CIFAR are cropped and mirrored at random in training, as in the released code.",
     "Ditto's lambda on CIFAR-10 is not printed; 0.001 is taken. FedSR's dimensions are not either; 256 is taken, as in "
     "the released code's instructions.",
-    "FedPAC trains its head for one epoch and its body for ten, in the released code for nine and one. LG-FedAvg "
-    "shares the last layer, in the released code the last two. FedBABU's head stands still until it is tuned, in the "
-    "released code it does not. Ditto is not tuned at the end.",
+    "FedPAC trains its head for one epoch at 0.1 and its body for ten; in the released code for nine and one, both at "
+    "0.01, and there its heads are not combined: the line that does is commented out. LG-FedAvg shares the last layer, "
+    "in the released code the last two. FedBABU's head stands still until it is tuned, in the released code it does "
+    "not. FedRep trains its head for nine epochs and its body for one, which is in the released code alone. FedAvg is "
+    "the plain global model, in the released code one averaged after tuning. Ditto is not tuned at the end.",
+    "FedCR's 512 dimensions on Fashion-MNIST are those with which Table 3 has the number of Table 2, for few classes; "
+    "taken for Dirichlet labels too.",
 )
 _GRID = "The values of beta are those that the paper tunes among."
 _CURVES = (

@@ -20,14 +20,14 @@ from idiolect.experiments.study import Study
 from idiolect.method import Task
 from idiolect.statistics import covariance
 
-_METHODS = {"fedrep": "fedrep:tuning_epochs=0"}
+_METHODS = {"fedrep": "fedrep:tuning_epochs=0,weighting=rows"}
 _NETWORKS = {"resnet18": "resnet18_cifar", "wrn16_2": "wrn16_2"}
 _FIGURE = {"dataset": "cifar10", "model": "wrn16_2", "samples_per_client": 500}
 _OPTIONS = {"beta": "global_weight", "lambda": "decorrelation", "ridge": "ridge"}
 
 _TRAINING = (
-    "20 clients who all take part, learning rate 0.01, momentum 0.5 and weight decay 5e-4, as in pFedFDA by the same "
-    "authors: the paper states none of them."
+    "Learning rate 0.01, momentum 0.5 and weight decay 5e-4, as in pFedFDA by the same authors; 20 clients who all "
+    "take part, images at their usual mean and spread, none cropped or mirrored: the paper states none of them."
 )
 _NETWORK = (
     "ResNet-18 begins with a 3x3 convolution and no pooling, and both networks have group normalisation: the paper "
