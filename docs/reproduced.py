@@ -30,8 +30,8 @@ PAPERS = {
 BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "▫️"}
 LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
-    "interval over seeds where that is wider; 🔶 it is not, and the reason stands below the table; ❌ training "
-    "diverged; ▫️ the paper has no such number; · not yet run."
+    "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it is "
+    "not, and the reason stands below the table; ❌ training diverged; ▫️ the paper has no such number; · not yet run."
 )
 
 
@@ -58,7 +58,9 @@ def _index() -> str:
     every = [r for paper in PAPERS for r in _all(paper)]
     trained = [r for r in every if _measured(r)]
     to_train = sum(c.study is not None for r in every for c in r.cells)
+    to_run = {digest(c.study) for r in every for c in r.cells if c.study}
     done = sum(len(_measured(r)) for r in trained)
+    runs = {digest(c.study) for r in trained for c in _measured(r) if c.study}
     lines = [
         "# The papers' tables and figures, reproduced",
         "",
@@ -70,8 +72,8 @@ def _index() -> str:
         "",
         "## Measured so far",
         "",
-        f"{done:,} of {to_train:,} cells that need training, some of which share a run. The others wait for "
-        "machine time.",
+        f"{done:,} of {to_train:,} cells that need training, from {len(runs)} of {len(to_run):,} runs: a run serves "
+        "every table and figure that asks for it. The others wait for machine time.",
         "",
     ]
     for recipe in (r for r in trained if r.kind == "results"):
@@ -151,11 +153,12 @@ def _condition(cell: Cell) -> str:
 
 
 def _method(cell: Cell) -> str:
-    """As it is written: by its name, or by that of the method that it is a form of (fedem_ft)."""
+    """As it is written: by its name, or by that of the method that it is a form of (fedem_ft, fedproto_g)."""
     name = str(cell.where.get("method", ""))
-    for known in (name, name.removesuffix("_ft")):
-        if known in methods.names():
-            return methods.get(known).title + name.removeprefix(known).replace("_", "-").upper()
+    if known := max((m for m in methods.names() if f"{name}_".startswith(f"{m}_")), key=len, default=""):
+        form = name.removeprefix(known).removeprefix("_").replace("_", " ")
+        short = len(form) <= 2  # FedEM-FT, FedProto-G
+        return methods.get(known).title + (f"-{form.upper()}" if short else f", {form}") * bool(form)
     return name
 
 
@@ -173,9 +176,15 @@ def _text(recipe: Recipe, cell: Cell) -> str:
 
 
 def _protocols(recipe: Recipe) -> list[str]:
-    said = [c for c in recipe.cells if c.study is not None and c.reads == "accuracy"]
-    protocols = dict.fromkeys(str(c.study.protocol) for c in said if c.study)
-    return [f"Accuracy (%): {p}." for p in protocols]
+    """What the numbers are, those of few methods last; FedAvg as FedAvg-FT receives it is FedAvg's personal model."""
+    said: dict[str, dict[str, None]] = {}
+    for c in recipe.cells:
+        if c.study is not None and c.reads == "accuracy":
+            shared = c.moment and c.where.get("method") != c.study.methods[0].name
+            said.setdefault(str(c.study.protocol if shared else reproduce.protocol_of(c)), {})[_method(c)] = None
+    few = {p for p, names in said.items() if 2 * len(names) < len({n for some in said.values() for n in some})}
+    whose = {p: ", ".join(names) if p in few else "Accuracy (%)" for p, names in said.items()}
+    return [f"{whose[p]}: {p}." for p in sorted(said, key=lambda p: p in few)]
 
 
 def _about(recipe: Recipe) -> list[str]:
@@ -203,16 +212,19 @@ def _reasons(recipe: Recipe) -> list[str]:
     lines = []
     for cell in _measured(recipe):
         found = kept(recipe, cell)
+        if found and found["said"] and found["verdict"] != "diverged":
+            lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}: {found['said']}")
         if found and found["verdict"] in ("differs", "diverged"):
             gap = found["difference"]
             by = "" if gap is None else f" ({number(gap, _decimals(recipe), signed=True)})"
-            why = found["because"] or "the reason is not yet known"
+            why = found["because"] or found["said"] or "the reason is not yet known"
             lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}{by}: {why}")
     return lines
 
 
 def _cannot(recipe: Recipe) -> list[str]:
-    return [f"Cannot be had: {a}" for a in dict.fromkeys(c.absent for c in recipe.cells if c.absent)]
+    said = "Otherwise here" if recipe.kind == "settings" else "Not by this command"
+    return [f"{said}: {a}." for a in dict.fromkeys(c.absent for c in recipe.cells if c.absent)]
 
 
 def collect(runs: Path, seeds: Sequence[int]) -> None:

@@ -733,11 +733,11 @@ def _engines() -> dict[str, dict[str, Any]]:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
-    from idiolect.experiments import recipes
+    from idiolect.experiments import recipes, reproduce
 
     def entry(name: str) -> dict[str, Any]:
         recipe = recipes.get(name)
-        to_run = {json.dumps(c.study.model_dump(mode="json")) for c in recipe.cells if c.study}
+        to_run = {reproduce.digest(c.study) for c in recipe.cells if c.study}
         return {"summary": recipe.title, "kind": recipe.kind, "cells": len(recipe.cells), "runs": len(to_run)}
 
     return {name: entry(name) for name in recipes.names()}

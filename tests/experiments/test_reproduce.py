@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,24 @@ def test_verdicts(tmp_path_factory: pytest.TempPathFactory, gap: float, status: 
     assert judged.difference == pytest.approx(gap)
 
 
+@pytest.mark.parametrize(
+    ("values", "paper", "status"),
+    [
+        ([88.0, 90.0], 91.0, "differs"),  # the interval of two is 12.7 points either way
+        ([88.0, 90.0, 89.0], 91.4, "matches"),  # 89 +- 4.303 / sqrt(3) = 89 +- 2.48
+        ([88.0, 90.0, 89.0], 91.5, "differs"),
+    ],
+)
+def test_an_interval_counts_from_three_seeds_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], paper: float, status: str
+) -> None:
+    mine, given = made("local", paper), iter(values)
+    monkeypatch.setattr(reproduce, "measured", lambda cell, folder: (next(given), {}, 1.0))
+    monkeypatch.setattr(reproduce.Part, "finished", True)
+    found = reproduce.outcome(mine, reproduce.parts(mine, tmp_path, seeds=range(len(values))))
+    assert (found.value, found.status) == (89.0, status)
+
+
 def test_weighting_and_new_clients(tmp_path: Path) -> None:
     settings = {"sizes": [20, 120], "partition": "dirichlet", "protocol": {"weighting": "row"}}
     (found,) = run([made("local", **settings)], tmp_path / "a")
@@ -306,6 +325,8 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     second = json.loads(path.read_text())
     assert second["because"] == "four rounds and not 200"
     assert second["machine"] == "another", "the machine is the one that measured it"
+    reproduce.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
+    assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
     path.write_text('{"recipe": ')
     with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
         reproduce.keep(recipe, found, tmp_path / "results")

@@ -27,7 +27,7 @@ EFFECTS = {
     "client_column": "other rows per client",
     "drop": "other inputs",
     "resize": "other inputs",
-    "partition": "how unlike clients are: the more, the better for local training and the worse for one shared model",
+    "partition": "how unlike clients are, the more the smaller alpha: good for local training, bad for a shared model",
     "clients": "the same rows among more clients leave fewer to each",
     "sizes": "rows to train on: with fewer every method loses, local training most",
     "keep": "rows to train on: with fewer every method loses, local training most",

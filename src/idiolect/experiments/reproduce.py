@@ -32,6 +32,7 @@ from idiolect.experiments.trackers import Make, Tracking
 from idiolect.report.tables import per_seed
 
 MARGIN = 1.5  # points within which a number counts as the paper's
+SEEDS = 3  # from which on an interval counts: that of two is some ten points wide, which would match anything
 Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "failed", "no data"]
 
 
@@ -106,9 +107,9 @@ class Outcome:
 
     Attributes:
         cell: it.
-        status: "matches" the paper's number within the larger of 1.5 points and the interval, or "differs"; "measured"
-            where the paper has none; "trial" where the rounds are not the paper's; "under way", "not run", "diverged",
-            "failed", as where a worker died, or "no data".
+        status: "matches" the paper's number within the larger of 1.5 points and, of three seeds or more, the interval,
+            or "differs"; "measured" where the paper has none; "trial" where the rounds are not the paper's; "under
+            way", "not run", "diverged", "failed", as where a worker died, or "no data".
         value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
@@ -216,7 +217,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     seeds: dict[int, float] = {}
     facts: list[dict[str, float]] = []
     seconds, done = 0.0, [part.done for part in runs]
-    protocol = _protocol(cell)
+    protocol = protocol_of(cell)
     for part in runs:
         if part.finished:
             value, more, spent = measured(cell, part.folder)
@@ -255,13 +256,14 @@ def _judged(found: Outcome) -> Outcome:
     if found.difference is None or found.cell.reads == "minutes":  # which are a machine's own
         return found
     if found.cell.value is None:
-        bound = max(MARGIN, found.interval or 0.0)
+        bound = max(MARGIN, found.interval or 0.0) if len(found.seeds or {}) >= SEEDS else MARGIN
     else:
         bound = 1e-3 * abs(float(theirs or 0))  # computed numbers are printed to three digits or more
     return replace(found, status="matches" if abs(found.difference) <= bound else "differs")
 
 
-def _protocol(cell: Cell) -> Any:
+def protocol_of(cell: Cell) -> Any:
+    """The protocol of a cell's number: its study's, or of that the moment or the new clients that the cell is about."""
     assert cell.study is not None
     protocol = cell.study.protocol
     if cell.condition is not None:
@@ -272,7 +274,7 @@ def _protocol(cell: Cell) -> Any:
 def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
     """A cell's value of a finished run, further numbers of the same models, and the run's seconds."""
     whole = report.read(folder)
-    protocol = _protocol(cell)
+    protocol = protocol_of(cell)
     found = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})
     seconds = float(whole.timings["seconds"].sum())
     if cell.reads == "minutes":
@@ -352,7 +354,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
     (use,) = run.study["methods"]
     name = str(c.where.get("method", use["name"]))
-    protocol = _protocol(c)
+    protocol = protocol_of(c)
     kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
     if name in methods.names() and name != about["name"]:
@@ -421,7 +423,8 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "study": None if found.cell.study is None else _settings(found.cell.study),
         "hash": None if found.cell.study is None else digest(found.cell.study),
         "verdict": found.status,
-        "because": before.get("because", "") or (found.said if found.status == "diverged" else ""),
+        "because": before.get("because", ""),
+        "said": found.said,
     }
     content = _rounded(content)
     if all(before.get(k) == content[k] for k in ("seeds", "hash")):

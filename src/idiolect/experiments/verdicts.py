@@ -12,7 +12,7 @@ from rich.text import Text
 
 from idiolect import report
 from idiolect.experiments.recipes import Recipe
-from idiolect.experiments.reproduce import MARGIN, Outcome
+from idiolect.experiments.reproduce import MARGIN, SEEDS, Outcome
 
 _STYLES = {
     "matches": "green",
@@ -74,7 +74,9 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         )
 
     protocols = dict.fromkeys(o.protocol for o in outcomes if o.protocol)
-    margin = f"A number matches within {MARGIN} points or the 95 % interval over seeds, whichever is more."
+    margin = (
+        f"A number matches within {MARGIN} points, or the 95 % interval over {SEEDS} seeds or more if that is wider."
+    )
     notes = [
         ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
         *(f"Accuracy (%): {p}." for p in protocols),
