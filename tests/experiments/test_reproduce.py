@@ -281,6 +281,7 @@ def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(data, "load", gone)
     found = run([made("local"), Cell({"method": "x"}, absent="the paper does not say which")], tmp_path / "cells")
     assert [o.status for o in found] == ["no data", "no data"]
+    assert [o.failed for o in found] == [True, False]
     assert found[0].said.startswith("cannot fetch cifar100")
     assert found[1].said == "the paper does not say which"
     assert not (tmp_path / "cells").exists()

@@ -118,7 +118,8 @@ class Outcome:
             tenth, calibration error, Brier score.
         seconds: of all rounds and seeds.
         said: why there is no number, or none with some seed.
-        failed: whether a run of it stopped for another cause than divergence. The same command tries it again.
+        failed: whether a run of it stopped, or could not begin, for another cause than divergence. The same command
+            tries it again.
     """
 
     cell: Cell
@@ -225,7 +226,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
             facts.append(more)
             seconds += spent
     told = {p.study.seeds[0]: (said or {}).get(p.folder) or _diverged(p.folder) for p in runs}
-    failed = any(text and text[0] == "failed" for text in told.values())
+    failed = any(text and text[0] != "diverged" for text in told.values())
     if not seeds:
         for kind, text in filter(None, told.values()):
             return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol), failed=failed)
