@@ -249,8 +249,10 @@ def test_what_diverges_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     found = run(cells, tmp_path / "cells")
     assert [o.status for o in found] == ["diverged", "measured"]
     assert "training diverged" in found[0].said
+    assert str(tmp_path) not in found[0].said, "it is kept in results"
     again = run(cells, tmp_path / "cells")
     assert [o.status for o in again] == ["diverged", "measured"]
+    assert again[0].said == found[0].said
 
 
 def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,12 +192,12 @@ def reproduce(
                 track=track,
             )  # fmt: skip
         except Diverged as error:
-            said[part.folder] = "diverged", str(error)
-            told(f"diverged: {error}")
-            files.write(part.folder / "diverged.txt", str(error))  # the same would come of it again
-        except RunError as error:  # the rest goes on, and the same command tries this one again
-            said[part.folder] = "failed", str(error)
-            told(f"failed: {error}")
+            said[part.folder] = "diverged", _alone(error)
+            told(f"diverged: {_alone(error)}; the same would come of it again, unless {part.folder} is deleted")
+            files.write(part.folder / "diverged.txt", _alone(error))
+        except RunError as error:
+            said[part.folder] = "failed", _alone(error)
+            told(f"failed: {_alone(error)}; the same command tries it again")
         except InputError as error:
             said[part.folder] = "no data", str(error)
             told(str(error))
@@ -207,6 +207,11 @@ def reproduce(
                 raise Interrupted(f"{where}; the same command goes on from here", error.signal) from None
     for c in cells:
         yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
+
+
+def _alone(error: RunError) -> str:
+    """What happened, without what to do about it in a run of one's own."""
+    return str(error.__cause__ or error)
 
 
 def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
