@@ -192,8 +192,9 @@ def _about(recipe: Recipe) -> list[str]:
     measured = [f for c in _measured(recipe) if (f := kept(recipe, c))]
     if not measured:
         return []
-    seeds = sorted({len(f["seeds"]) for f in measured})
-    rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in measured}))
+    whole = [f for f in measured if f["seeds"]] or measured
+    seeds = sorted({len(f["seeds"]) for f in whole})
+    rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in whole}))
     machines = "; ".join(dict.fromkeys(f["machine"] for f in measured))
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
