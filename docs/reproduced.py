@@ -214,11 +214,12 @@ def _reasons(recipe: Recipe) -> list[str]:
     for cell in _measured(recipe):
         found = kept(recipe, cell)
         if found and found["said"] and found["verdict"] != "diverged":
-            lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}: {found['said']}")
+            lines.append(f"{_method(cell)}, {_condition(cell)}: {found['said']}")
         if found and found["verdict"] in ("differs", "diverged"):
             gap = found["difference"]
             by = "" if gap is None else f" ({number(gap, _decimals(recipe), signed=True)})"
-            why = found["because"] or found["said"] or "the reason is not yet known"
+            said = found["said"] if found["verdict"] == "diverged" else ""
+            why = found["because"] or said or "the reason is not yet known"
             lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}{by}: {why}")
     return lines
 

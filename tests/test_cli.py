@@ -173,6 +173,8 @@ def test_the_written_study_is_complete(idiolect: Command) -> None:
     }  # fmt: skip
     assert idiolect("run here/study.yaml --quiet --out there").code == 0
     assert same_records(Path("here"), Path("there"))
+    assert idiolect("run here/study.yaml --no-drop-last --rounds 1 --quiet --out whole").code == 0
+    assert yaml.safe_load(Path("whole/study.yaml").read_text())["drop_last"] is False
 
 
 def test_preset_by_set(idiolect: Command) -> None:

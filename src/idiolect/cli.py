@@ -227,7 +227,8 @@ def run_command(
         str | None, _option("Crop and mirror training images at random (crop_flip).", "none", panel=_TRAINING)
     ] = None,
     drop_last: Annotated[
-        bool | None, _option("Leave out the rows that do not fill a batch.", "", "--drop-last", panel=_TRAINING)
+        bool | None,
+        _option("Leave out the rows that do not fill a batch.", "", "--drop-last/--no-drop-last", panel=_TRAINING),
     ] = None,
     protocol: Annotated[
         str | None,
@@ -478,7 +479,8 @@ def reproduce_command(
     elif results is not None:
         for cell in found:
             reproduce.keep(made, cell, results)
-    page = reproduce.page(made, cells, out, rounds=rounds, seeds=some, head=verdicts.head(made, found))
+    drawn = [one.cell for one in found if one.status != "no data"]
+    page = reproduce.page(made, drawn, out, rounds=rounds, seeds=some, head=verdicts.head(made, found))
     if as_json:
         where = None if page is None else str(page)
         _print_json({"recipe": recipe, "page": where, "cells": [verdicts.as_json(one) for one in found]})
@@ -486,7 +488,7 @@ def reproduce_command(
         out_console.print(verdicts.table(made, found))
         if page is not None:
             _say(out_console, f"\nPage: {page}")
-    if any(one.failed for one in found):
+    if any(one.to_retry for one in found):
         raise typer.Exit(1)
 
 

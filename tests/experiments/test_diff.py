@@ -95,7 +95,18 @@ def test_every_setting_has_its_place() -> None:
     settings = set(Study.model_fields) - {"name", "data_dir", "checkpoint_every", "protocol", "methods"}
     assert settings <= EFFECTS.keys()
     assert {f"protocol.{k}" for k in Protocol.model_fields} <= EFFECTS.keys()
-    beside = {"split", "method", "methods", "idiolect", "torch", "numpy", "python", "engine", "dtype"}
+    beside = {
+        "partition.alpha",
+        "split",
+        "method",
+        "methods",
+        "idiolect",
+        "torch",
+        "numpy",
+        "python",
+        "engine",
+        "dtype",
+    }
     known = settings | beside | {f"protocol.{k}" for k in Protocol.model_fields}
     assert EFFECTS.keys() <= known, "nothing that is no setting"
 
@@ -131,7 +142,7 @@ def test_two_runs(runs: Path) -> None:
         "partition.alpha", "split", "protocol.weighting", "fedpac.alignment", "lr", "seeds", "evaluate_every",
         "methods",
     ]  # fmt: skip
-    assert str(found).startswith(f"partition.alpha is 0.3 in {runs / 'a'} and 0.1 in {runs / 'b'} (how unlike clients")
+    assert str(found).startswith(f"partition.alpha is 0.3 in {runs / 'a'} and 0.1 in {runs / 'b'} (a smaller one makes")
     assert str(found).endswith(". 7 more things differ.")
     assert found.differences[1].effect == "follows from the settings of the data"
     assert found.differences[-1][1:3] == ("fedavg", "fedper")
@@ -287,7 +298,7 @@ def test_command(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.chdir(runs)
     code, out, err = command("a b", capsys)
     assert (code, err) == (0, "")
-    assert " ".join(out.split()).startswith("partition.alpha is 0.3 in a and 0.1 in b (how unlike clients are")
+    assert " ".join(out.split()).startswith("partition.alpha is 0.3 in a and 0.1 in b (a smaller one makes clients")
     assert max(map(len, out.splitlines())) <= 80
     code, out, _ = command("a b --json", capsys)
     told = json.loads(out)

@@ -267,13 +267,13 @@ def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as broken:
         broken.setattr(reproduce, "run", failing)
         found = run(cells, out, seeds=[1])
-        assert [(o.status, o.failed) for o in found] == [("failed", True), ("measured", False)]
+        assert [(o.status, o.to_retry) for o in found] == [("failed", True), ("measured", False)]
         assert found[0].said == "local, round 1, client 0: worker 1 died"
         (both,) = run(cells[:1], out, seeds=[0, 1])
-        assert (both.status, both.failed) == ("measured", True)
+        assert (both.status, both.to_retry) == ("measured", True)
         assert both.said == "Without seed 1 (failed): local, round 1, client 0: worker 1 died"
     (again,) = run(cells[:1], out, seeds=[0, 1])
-    assert (again.status, again.failed, again.said, set(again.seeds or {})) == ("measured", False, "", {0, 1})
+    assert (again.status, again.to_retry, again.said, set(again.seeds or {})) == ("measured", False, "", {0, 1})
 
 
 def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(data, "load", gone)
     found = run([made("local"), Cell({"method": "x"}, absent="the paper does not say which")], tmp_path / "cells")
     assert [o.status for o in found] == ["no data", "no data"]
-    assert [o.failed for o in found] == [True, False]
+    assert [o.to_retry for o in found] == [True, False]
     assert found[0].said.startswith("cannot fetch cifar100")
     assert found[1].said == "the paper does not say which"
     assert not (tmp_path / "cells").exists()
@@ -305,8 +305,51 @@ def test_a_folder_of_another_study(tmp_path: Path) -> None:
     (part,) = reproduce.parts(mine, tmp_path)
     path = part.folder / "study.yaml"
     path.write_text(path.read_text().replace("lr: 0.01", "lr: 0.5"))
-    with pytest.raises(InputError, match=r"holds another study \(lr: 0.5 there, 0.01 here\)"):
-        run([mine], tmp_path)
+    other = made("fedper")
+    found = run([mine, other], tmp_path)
+    assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
+    assert "holds another study (lr: 0.5 there, 0.01 here): move it away" in found[0].said
+
+
+def test_a_broken_folder_costs_its_own_cell(tmp_path: Path) -> None:
+    cells = [made("local"), made("fedper")]
+    run(cells, tmp_path)
+    (part,) = reproduce.parts(cells[0], tmp_path)
+    (part.folder / "records.parquet").write_bytes(b"PAR1")
+    found = run(cells, tmp_path)
+    assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
+    assert "records.parquet" in found[0].said
+
+
+def test_what_cannot_be_written_or_built_is_said_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (found,) = run([made("local")], tmp_path / "file" / "cells")
+    assert found.status == "failed"
+    assert "cannot write" in found.said
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("dims do not fit")
+
+    monkeypatch.setattr(idl.methods, "build", broken)
+    (found,) = run([made("local")], tmp_path / "cells")
+    assert (found.status, found.to_retry) == ("failed", True)
+    assert "local" in found.said
+    assert "dims do not fit" in found.said
+
+
+def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page could not be drawn, but all is measured: the same command has nothing to run."""
+    mine, out = made("local"), tmp_path / "cells"
+
+    def full(*_: Any) -> None:
+        raise RunError("cannot write report.html: no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("idiolect.experiments.result.Result.report", full)
+        (found,) = run([mine], out)
+    assert (found.status, found.said, found.to_retry, list(found.seeds or {})) == ("measured", "", False, [0])
 
 
 def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
@@ -373,6 +416,10 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(idl.errors.Interrupted):
         part.study.run(part.folder, engine="sequential", budget=0.0)
     assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
+    (part.folder / "diverged.txt").write_text("client 3")
+    will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
+    assert will_not.seconds == 0.0
+    assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
 
 
 def test_a_method_is_timed_on_made_up_rows() -> None:

@@ -22,7 +22,7 @@ from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.engines.threads import OneThread
 from idiolect.experiments.recipes import Cell, Recipe
-from idiolect.experiments.reproduce import Part, parts
+from idiolect.experiments.reproduce import Part, diverged, parts
 from idiolect.experiments.study import Study
 from idiolect.method import Down
 from idiolect.report.tables import duration
@@ -75,7 +75,9 @@ def forecast(
 def _planned(part: Part, workers: int, speeds: dict[Any, tuple[float, float]]) -> Planned:
     study, done = part.study, part.done
     use, seconds, note = study.methods[0], 0.0, ""
-    if done < study.rounds:
+    if diverged(part.folder):
+        note = f"{use.label} diverged with seed {study.seeds[0]}, and is not tried again until {part.folder} is deleted"
+    elif done < study.rounds:
         if done:
             timings = pd.read_parquet(next(part.folder.glob("cells/*/timings.parquet")))
             seconds = float(timings["seconds"].mean()) * (study.rounds - done)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -118,7 +119,7 @@ class Outcome:
             tenth, calibration error, Brier score.
         seconds: of all rounds and seeds.
         said: why there is no number, or none with some seed.
-        failed: whether a run of it stopped, or could not begin, for another cause than divergence. The same command
+        to_retry: whether a run of it stopped, or could not begin, for another cause than divergence. The same command
             tries it again.
     """
 
@@ -132,7 +133,7 @@ class Outcome:
     seconds: float = 0.0
     said: str = ""
     protocol: str = ""
-    failed: bool = False
+    to_retry: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -177,7 +178,12 @@ def reproduce(
     said: dict[Path, tuple[Status, str]] = {}
     todo = {part.folder: part for seed in seeds for c in cells for part in parts(c, out, rounds=rounds, seeds=[seed])}
     for number, part in enumerate(todo.values(), 1):
-        if part.finished or _diverged(part.folder):
+        try:
+            if part.finished or diverged(part.folder):
+                continue
+        except InputError as error:
+            said[part.folder] = "no data", str(error)
+            told(str(error))
             continue
         if ends is not None and time.monotonic() > ends:
             told("the budget is spent: the same command goes on from here")
@@ -194,7 +200,8 @@ def reproduce(
         except Diverged as error:
             said[part.folder] = "diverged", _alone(error)
             told(f"diverged: {_alone(error)}; the same would come of it again, unless {part.folder} is deleted")
-            files.write(part.folder / "diverged.txt", _alone(error))
+            with suppress(RunError):  # a full disk: it will be tried again
+                files.write(part.folder / "diverged.txt", _alone(error))
         except RunError as error:
             said[part.folder] = "failed", _alone(error)
             told(f"failed: {_alone(error)}; the same command tries it again")
@@ -206,16 +213,23 @@ def reproduce(
                 where = str(error).partition(";")[0]
                 raise Interrupted(f"{where}; the same command goes on from here", error.signal) from None
     for c in cells:
-        yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
+        try:
+            yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
+        except InputError as error:  # a broken folder, or another study's
+            yield Outcome(c, "no data", said=str(error), to_retry=True)
 
 
 def _alone(error: RunError) -> str:
-    """What happened, without what to do about it in a run of one's own."""
-    return str(error.__cause__ or error)
+    """What happened, without what to do about it in a run of one's own, which ``run`` adds."""
+    return str(error.__cause__ if isinstance(error.__cause__, RunError) else error)
 
 
 def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
-    """What is on disk of a cell."""
+    """What is on disk of a cell.
+
+    Raises:
+        InputError: a folder is broken, or holds another study.
+    """
     if cell.value is not None:
         return _judged(Outcome(cell, "measured", cell.value()))
     if cell.study is None:
@@ -230,28 +244,36 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
             seeds[part.study.seeds[0]] = value
             facts.append(more)
             seconds += spent
-    told = {p.study.seeds[0]: (said or {}).get(p.folder) or _diverged(p.folder) for p in runs}
-    failed = any(text and text[0] != "diverged" for text in told.values())
+    told: dict[int, tuple[Status, str]] = {}
+    for part in runs:
+        if (seed := part.study.seeds[0]) in seeds:
+            continue
+        if about := (said or {}).get(part.folder):
+            told[seed] = about
+        elif where := diverged(part.folder):
+            told[seed] = "diverged", where
+    to_retry = any(kind != "diverged" for kind, _ in told.values())
     if not seeds:
-        for kind, text in filter(None, told.values()):
-            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol), failed=failed)
+        for kind, text in told.values():
+            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol), to_retry=to_retry)
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
     values = list(seeds.values())
     spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
     means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
-    missing = [f"Without seed {seed} ({text[0]}): {text[1]}" for seed, text in told.items() if text]
+    missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in told.items()]
     rounds, whole = runs[0].study.rounds, cell.study.rounds
     found = Outcome(
         cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
-        " ".join(missing), str(protocol), failed,
+        " ".join(missing), str(protocol), to_retry,
     )  # fmt: skip
     return _judged(found) if rounds == whole else found
 
 
-def _diverged(folder: Path) -> tuple[Status, str] | None:
+def diverged(folder: Path) -> str | None:
+    """Where training diverged in a run of this folder, if it did."""
     path = folder / "diverged.txt"
-    return ("diverged", path.read_text(encoding="utf-8", errors="replace")) if path.exists() else None
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 
 def _judged(found: Outcome) -> Outcome:

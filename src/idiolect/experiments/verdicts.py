@@ -119,5 +119,6 @@ def as_json(found: Outcome) -> dict[str, Any]:
         "facts": dict(found.facts or {}),
         "seconds": found.seconds,
         "protocol": found.protocol,
+        "to_retry": found.to_retry,
         "said": found.said,
     }

@@ -3,7 +3,7 @@
 
 Sections 6.1 and 6.2, appendices B.2, B.3 and C. The protocol: the mean over clients of the accuracy in the last round,
 in which all take part, of each method's personal model as it is before the client's local training. The released code
-logs the accuracy before and after that; a log that a user of it posted shows the former to be the paper's.
+logs the accuracy before and after that; a log that a user of it posted fits the former.
 """
 
 from __future__ import annotations

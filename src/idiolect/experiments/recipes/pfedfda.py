@@ -36,7 +36,7 @@ _BASELINES = (
 )
 _MEASURED = (
     "The released code takes the mean over test rows, the paper's text the mean over clients: it is kept beside the "
-    "number. Exactly 30 of 100 clients are drawn for a round, where the code draws each by chance."
+    "number. As many clients are drawn for a round as their share says, where the code draws each by chance."
 )
 _SHIFTED = (
     "Ten pairs of corruption and severity, each at five clients, as the released code assigns them; the paper speaks "
