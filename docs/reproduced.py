@@ -182,7 +182,8 @@ def _protocols(recipe: Recipe) -> list[str]:
         if c.study is not None and c.reads == "accuracy":
             shared = c.moment and c.where.get("method") != c.study.methods[0].name
             said.setdefault(str(c.study.protocol if shared else reproduce.protocol_of(c)), {})[_method(c)] = None
-    few = {p for p, names in said.items() if 2 * len(names) < len({n for some in said.values() for n in some})}
+    everyone = {name for names in said.values() for name in names}
+    few = {p for p, names in said.items() if 2 * len(names) < len(everyone)}
     whose = {p: ", ".join(names) if p in few else "Accuracy (%)" for p, names in said.items()}
     return [f"{whose[p]}: {p}." for p in sorted(said, key=lambda p: p in few)]
 
@@ -209,18 +210,21 @@ def _found(recipe: Recipe) -> list[str]:
 
 
 def _reasons(recipe: Recipe) -> list[str]:
-    """A line for each measured cell that differs."""
+    """A line for each measured cell that differs or diverged, and for seeds without a number."""
     lines = []
     for cell in _measured(recipe):
         found = kept(recipe, cell)
-        if found and found["said"] and found["verdict"] != "diverged":
-            lines.append(f"{_method(cell)}, {_condition(cell)}: {found['said']}")
-        if found and found["verdict"] in ("differs", "diverged"):
-            gap = found["difference"]
-            by = "" if gap is None else f" ({number(gap, _decimals(recipe), signed=True)})"
-            said = found["said"] if found["verdict"] == "diverged" else ""
-            why = found["because"] or said or "the reason is not yet known"
-            lines.append(f"{BADGES[found['verdict']]} {_method(cell)}, {_condition(cell)}{by}: {why}")
+        assert found is not None
+        verdict, said, why = found["verdict"], found["said"], found["because"]
+        where = f"{_method(cell)}, {_condition(cell)}"
+        if verdict == "diverged":
+            lines.append(f"{BADGES[verdict]} {where}: {why or said}")
+            continue
+        if said:  # some seeds have no number
+            lines.append(f"{where}: {said}")
+        if verdict == "differs":
+            gap = number(found["difference"], _decimals(recipe), signed=True)
+            lines.append(f"{BADGES[verdict]} {where} ({gap}): {why or 'the reason is not yet known'}")
     return lines
 
 

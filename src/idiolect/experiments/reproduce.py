@@ -181,16 +181,11 @@ def reproduce(
         try:
             if part.finished or diverged(part.folder):
                 continue
-        except InputError as error:
-            said[part.folder] = "no data", str(error)
-            told(str(error))
-            continue
-        if ends is not None and time.monotonic() > ends:
-            told("the budget is spent: the same command goes on from here")
-            break
-        use, seed = part.study.methods[0], part.study.seeds[0]
-        told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
-        try:
+            if ends is not None and time.monotonic() > ends:
+                told("the budget is spent: the same command goes on from here")
+                break
+            use, seed = part.study.methods[0], part.study.seeds[0]
+            told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
             left = None if ends is None else ends - time.monotonic()
             show = watcher() if watcher else None
             run(

@@ -130,7 +130,8 @@ class Study(BaseModel):
 
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
-            if isinstance(value, bool) and name in Study.model_fields and name != "drop_last":  # pydantic: true is 1
+            field = Study.model_fields.get(name)
+            if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic takes true for 1
                 raise InputError(f"{name}={str(value).lower()} is not valid: only drop_last is true or false")
         try:
             super().__init__(**settings)

@@ -79,9 +79,13 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _ours(where: Mapping[str, Any]) -> str:
+    return _TUNED.get(where["method"], str(where["method"]))
+
+
 def _drawn(where: Mapping[str, Any]) -> Cell:
     """A run of a figure."""
-    return cell(where, _settings(where), _TUNED.get(where["method"], where["method"]))
+    return cell(where, _settings(where), _ours(where))
 
 
 def table1() -> Recipe:
@@ -136,12 +140,12 @@ def table4() -> Recipe:
     """New clients on CIFAR-10: 50 train, 50 join afterwards, as they are and under ten corruptions."""
 
     def made(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
-        method = str(where["method"])
+        method = _ours(where)
         settings = _settings(where) | {"new_clients": 50, "new_shifts": ["corrupt:kind=each,severity=3"]}
-        if method == "fedpac":
+        if where["method"] == "fedpac":
             settings["protocol"] = {**settings["protocol"], "also": ["received"]}
             method = "fedpac:tuning_epochs=5"
-        found = cell(where, settings, _TUNED.get(method, method), value, std)
+        found = cell(where, settings, method, value, std)
         if where["clients"] == "new":
             return replace(found, condition=_condition(found, where["corruption"]))
         return replace(found, moment="received") if where["method"] == "fedpac" else found
@@ -192,8 +196,7 @@ def table6() -> Recipe:
     def made(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
         if where["quantity"] == "local_training":
             return cell(where, _HAND_TIMED, "", value)
-        method = str(where["method"])
-        return cell(where, _settings(where), _TUNED.get(method, method), value, reads="minutes")
+        return cell(where, _settings(where), _ours(where), value, reads="minutes")
 
     return Recipe(
         "pfedfda/table6", "", "results", tuple(made(*_split(row)) for row in published("pfedfda/table6")),
