@@ -420,6 +420,13 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
     assert will_not.seconds == 0.0
     assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
+    other = reproduce.parts(cells[2], tmp_path)[0].folder
+    other.mkdir()
+    (other / "study.yaml").write_text(part.study.to_yaml())
+    past = forecast.forecast(cells, tmp_path, workers=2)
+    assert past[2].seconds is None
+    assert past[2].note.startswith(f"{other} holds another study (")
+    assert past[0] == after[0]
 
 
 def test_a_method_is_timed_on_made_up_rows() -> None:

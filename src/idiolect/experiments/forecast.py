@@ -21,6 +21,7 @@ from idiolect.engines import Job, begin
 from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.engines.threads import OneThread
+from idiolect.errors import InputError
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import Part, diverged, parts
 from idiolect.experiments.study import Study
@@ -68,7 +69,10 @@ def forecast(
             found[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
         for part in parts(c, out, rounds=rounds, seeds=seeds):
             if part.folder not in found:
-                found[part.folder] = _planned(part, several, speeds)
+                try:
+                    found[part.folder] = _planned(part, several, speeds)
+                except InputError as error:  # a broken folder, or another study's: the others run
+                    found[part.folder] = _named(part, 0, None, str(error))
     return list(found.values())
 
 
@@ -89,7 +93,12 @@ def _planned(part: Part, workers: int, speeds: dict[Any, tuple[float, float]]) -
             seconds = _cost(study, about, *speeds[like]) / workers
         if not data.at_hand(str(study.dataset), study.data_dir):
             note = "its data are not on this machine and would be fetched"
-    return Planned(study.name, use.label, study.seeds[0], study.rounds, done, seconds, str(part.folder), note)
+    return _named(part, done, seconds, note)
+
+
+def _named(part: Part, done: int, seconds: float | None, note: str) -> Planned:
+    study, folder = part.study, str(part.folder)
+    return Planned(study.name, study.methods[0].label, study.seeds[0], study.rounds, done, seconds, folder, note)
 
 
 def _cost(study: Study, about: dict[str, Any], training: float, measuring: float) -> float:

@@ -20,6 +20,12 @@ from idiolect.experiments.recipes import Cell, Recipe, cell, stated, table
 from idiolect.experiments.study import Study
 from idiolect.spec import Spec
 
+_DESIGNS = {
+    "none": "fedpac:alignment=0,collaboration=false",
+    "feature_alignment": "fedpac:collaboration=false",
+    "classifier_collaboration": "fedpac:alignment=0",
+    "both": "fedpac",
+}
 _METHODS = {
     "apfl": "apfl:alpha=0.25,weighting=rows",
     "pfedme": "pfedme:pull=10,inner_steps=5,weighting=rows",
@@ -27,15 +33,9 @@ _METHODS = {
     "fedfomo": "fedfomo:models=5",
     "pfedhn": "pfedhn:lr=0.01,server_lr=0.01,server_steps=sequential",
     "fedrep": "fedrep:tuning_epochs=0,weighting=rows",
-    "fedpac_unaligned": "fedpac:alignment=0",
+    "fedpac_unaligned": _DESIGNS["classifier_collaboration"],
     "fedproto_g": "fedproto:prototypes=global",
     "fedproto_l": "fedproto:prototypes=local",
-}
-_DESIGNS = {
-    "none": "fedpac:alignment=0,collaboration=false",
-    "feature_alignment": "fedpac:collaboration=false",
-    "classifier_collaboration": "fedpac:alignment=0",
-    "both": "fedpac",
 }
 _OURS = ("pfedfda", "fedlda", "fedcr")
 _SHARES = (0, 20, 50, 80)
