@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from scipy import stats
 
 import idiolect as idl
@@ -427,6 +428,11 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert past[2].seconds is None
     assert past[2].note.startswith(f"{other} holds another study (")
     assert past[0] == after[0]
+    recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
+    for rows, words in ((past[2:], "Nothing can run yet."), (after[:1], "Nothing is left to run.")):
+        console = Console(record=True)
+        console.print(forecast.render(recipe, rows))
+        assert words in console.export_text()
 
 
 def test_a_method_is_timed_on_made_up_rows() -> None:
@@ -437,8 +443,6 @@ def test_a_method_is_timed_on_made_up_rows() -> None:
 
 
 def test_tables_say_what_they_mean(tmp_path: Path) -> None:
-    from rich.console import Console
-
     recipe = Recipe(
         "fedpac/table1", "a table", "results", (made("local", 99.0), made("fedper")), assumed=("20 clients",)
     )

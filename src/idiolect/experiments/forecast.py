@@ -170,7 +170,8 @@ def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
         took = "done" if r.done >= r.rounds else "-" if r.seconds is None else duration(r.seconds)
         shown.add_row(*map(Text, (r.name, r.method, str(r.seed), rounds, took)))
     many = "1 run" if len(trained) == 1 else f"{len(trained)} runs"
-    below = [f"{many}, about {duration(sum(left))} on this machine." if left else "Nothing is left to run."]
+    none = "Nothing can run yet." if any(r.seconds is None for r in trained) else "Nothing is left to run."
+    below = [f"{many}, about {duration(sum(left))} on this machine." if left else none]
     if computed := sum(r.note == "computed" for r in rows):
         below.append(f"{computed} cells are computed without training.")
     below += [f"Note: {n.rstrip('.')}." for n in dict.fromkeys(r.note for r in rows) if n and n != "computed"]
