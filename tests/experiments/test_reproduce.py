@@ -349,8 +349,10 @@ def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest
 
     with monkeypatch.context() as broken:
         broken.setattr("idiolect.experiments.result.Result.report", full)
-        (found,) = run([mine], out)
+        said: list[str] = []
+        (found,) = run([mine], out, told=said.append)
     assert (found.status, found.said, found.to_retry, list(found.seeds or {})) == ("measured", "", False, [0])
+    assert said[1:] == ["all is measured, but cannot write report.html: no space left on device"]
 
 
 def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
