@@ -31,8 +31,8 @@ BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "�
 LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
     "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it is "
-    "not, and the reason stands below the table; ❌ training diverged; ▫️ the paper has no such "
-    "number, or minutes of another machine; · not yet run."
+    "not, and the reason stands below the table; ❌ training diverged; ▫️ the paper has no such number, "
+    "or minutes of another machine; · not yet run."
 )
 
 

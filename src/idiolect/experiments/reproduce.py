@@ -198,14 +198,12 @@ def reproduce(
             with suppress(RunError):  # a full disk: it will be tried again
                 files.write(part.folder / "diverged.txt", _alone(error))
         except RunError as error:
-            stands = False
             with suppress(InputError):  # a folder that broke on the way
-                stands = part.finished
-            if stands:
-                told(f"all is measured, but {_alone(error)}")
-            else:
-                said[part.folder] = "failed", _alone(error)
-                told(f"failed: {_alone(error)}; the same command tries it again")
+                if part.finished:
+                    told(f"all is measured, but {_alone(error)}")
+                    continue
+            said[part.folder] = "failed", _alone(error)
+            told(f"failed: {_alone(error)}; the same command tries it again")
         except InputError as error:
             said[part.folder] = "no data", str(error)
             told(str(error))
