@@ -197,7 +197,7 @@ def _about(recipe: Recipe) -> list[str]:
     whole = [f for f in measured if f["seeds"]] or measured
     seeds = sorted({len(f["seeds"]) for f in whole})
     rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in whole}))
-    machines = "; ".join(dict.fromkeys(f["machine"] for f in measured))
+    machines = "; ".join(dict.fromkeys(f["machine"] for f in measured if f["machine"]))
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
         f"seed{'s' if seeds != [1] else ''} each, on {machines}."

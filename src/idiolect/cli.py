@@ -477,8 +477,9 @@ def reproduce_command(
     if results is not None and rounds is not None:
         _say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
     elif results is not None:
-        for cell in found:
-            reproduce.keep(made, cell, results)
+        stay = [one for one in found if reproduce.keep(made, one, results) is None and one.value is not None]
+        if stay:
+            _say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
     drawn = [one.cell for one in found if one.status != "no data"]
     page = reproduce.page(made, drawn, out, rounds=rounds, seeds=some, head=verdicts.head(made, found))
     if as_json:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from rich.console import Console
 from scipy import stats
 
@@ -369,11 +370,12 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     assert Study(**kept["study"]).run(tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
         float(found.value or 0) / 100  # type: ignore[arg-type]
     )
-    path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "machine": "another"}))
+    path.write_text(json.dumps(kept | {"because": "four rounds and not 200"}))
     reproduce.keep(recipe, found, tmp_path / "results")
-    second = json.loads(path.read_text())
-    assert second["because"] == "four rounds and not 200"
-    assert second["machine"] == "another", "the machine is the one that measured it"
+    assert json.loads(path.read_text())["because"] == "four rounds and not 200"
+    path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "hash": "another study's"}))
+    reproduce.keep(recipe, found, tmp_path / "results")
+    assert not json.loads(path.read_text())["because"], "it was the reason of another number"
     reproduce.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
     assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
     path.write_text('{"recipe": ')
@@ -381,6 +383,39 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
         reproduce.keep(recipe, found, tmp_path / "results")
     not_run = reproduce.Outcome(recipe.cells[0], "not run")
     assert reproduce.keep(recipe, not_run, tmp_path / "none") is None
+
+
+def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (found,) = run(list(recipe.cells), tmp_path / "cells")
+    (part,) = reproduce.parts(found.cell, tmp_path / "cells")
+    path = part.folder / "engine.json"
+    (sitting,) = json.loads(path.read_text())
+    elsewhere = sitting | {"machine": "a GPU", "versions": sitting["versions"] | {"torch": "2.11+cuda"}}
+    path.write_text(json.dumps([sitting, elsewhere, elsewhere]))
+    again = reproduce.outcome(found.cell, [part])
+    kept = json.loads(reproduce.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
+    assert kept["machine"] == f"{sitting['machine']}; a GPU"
+    assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
+    path.unlink()
+    assert reproduce.outcome(found.cell, [part]).machine == ""
+    path.write_text('[{"engine": ')
+    with pytest.raises(InputError, match=r"engine\.json cannot be read .*: restore it, or delete it"):
+        reproduce.outcome(found.cell, [part])
+
+
+def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (several,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0, 1])
+    (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
+    (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
+    path = reproduce.keep(recipe, several, tmp_path / "results")
+    assert path is not None
+    before = path.read_text()
+    assert reproduce.keep(recipe, fewer, tmp_path / "results") is None
+    assert path.read_text() == before
+    assert reproduce.keep(recipe, others, tmp_path / "results") == path
+    assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
 
 
 def test_cells_are_chosen_by_their_conditions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.text import Text
 from idiolect import data, models, report
 from idiolect.errors import InputError
 from idiolect.experiments.recipes import Cell, Recipe
-from idiolect.experiments.store import computed, said
+from idiolect.experiments.store import computed, said, sittings
 from idiolect.experiments.study import Study, Use
 from idiolect.spec import Spec, plain
 
@@ -157,12 +156,7 @@ def of_run(folder: Path) -> Side:
     Raises:
         InputError: it holds no run, or one that cannot be read.
     """
-    run, path = report.read(folder), folder / "engine.json"
-    try:
-        ran = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
-    return Side(str(folder), Study.read(folder / "study.yaml"), run, ran)
+    return Side(str(folder), Study.read(folder / "study.yaml"), report.read(folder), sittings(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:

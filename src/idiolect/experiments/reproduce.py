@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -23,11 +23,10 @@ from scipy import stats
 from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
 from idiolect.errors import Diverged, InputError, Interrupted, RunError
-from idiolect.experiments.environment import machine, versions
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.runner import run
-from idiolect.experiments.store import computed, difference, joined_rounds
+from idiolect.experiments.store import computed, difference, joined_rounds, sittings
 from idiolect.experiments.study import Study, labelled
 from idiolect.experiments.trackers import Make, Tracking
 from idiolect.report.tables import per_seed
@@ -121,6 +120,8 @@ class Outcome:
         said: why there is no number, or none with some seed.
         to_retry: whether a run of it stopped, or could not begin, for another cause than divergence. The same command
             tries it again.
+        machine: that it ran on, where it was measured by a run; several are separated by semicolons.
+        versions: of what it ran with, in the same way.
     """
 
     cell: Cell
@@ -134,6 +135,8 @@ class Outcome:
     said: str = ""
     protocol: str = ""
     to_retry: bool = False
+    machine: str = ""
+    versions: Mapping[str, str] | None = None
 
     @property
     def difference(self) -> float | None:
@@ -252,9 +255,16 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
         elif where := diverged(part.folder):
             told[seed] = "diverged", where
     to_retry = any(kind != "diverged" for kind, _ in told.values())
+    ran = [sitting for part in runs if not seeds or part.study.seeds[0] in seeds for sitting in sittings(part.folder)]
+    names = dict.fromkeys(name for sitting in ran for name in sitting["versions"])
+    machine = _each(sitting["machine"] for sitting in ran)
+    versions = {name: _each(sitting["versions"].get(name, "") for sitting in ran) for name in names}
     if not seeds:
         for kind, text in told.values():
-            return Outcome(cell, kind, said=text, rounds=min(done), protocol=str(protocol), to_retry=to_retry)
+            return Outcome(
+                cell, kind, said=text, rounds=min(done), protocol=str(protocol), to_retry=to_retry, machine=machine,
+                versions=versions,
+            )  # fmt: skip
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
     values = list(seeds.values())
@@ -264,9 +274,13 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     rounds, whole = runs[0].study.rounds, cell.study.rounds
     found = Outcome(
         cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
-        " ".join(missing), str(protocol), to_retry,
+        " ".join(missing), str(protocol), to_retry, machine, versions,
     )  # fmt: skip
     return _judged(found) if rounds == whole else found
+
+
+def _each(told: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(text for text in told if text))
 
 
 def diverged(folder: Path) -> str | None:
@@ -416,10 +430,10 @@ def _joined(a: report.Run, b: report.Run) -> report.Run:
 
 
 def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
-    """Write a measured cell as ``folder/RECIPE/CELL.json``; a reason that stands there already stays.
+    """Write a measured cell as ``folder/RECIPE/CELL.json``; a reason that stands there for the same study stays.
 
     Returns:
-        Where, or None where there is nothing to keep.
+        Where, or None where there is nothing to keep: no number, or one of more seeds stands there.
 
     Raises:
         InputError: the file that stands there is broken.
@@ -432,6 +446,11 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise InputError(f"{path} cannot be read ({error}): mend it, or delete it") from None
+    seeds = {str(k): v for k, v in (found.seeds or {}).items()}
+    hashed = None if found.cell.study is None else digest(found.cell.study)
+    same = before.get("hash") == hashed
+    if same and before.get("seeds", {}).keys() > seeds.keys():
+        return None
     content = {
         "recipe": recipe.name,
         "where": dict(found.cell.where),
@@ -439,24 +458,21 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "published_std": found.cell.std,
         "measured": found.value,
         "interval": found.interval,
-        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
+        "seeds": seeds,
         "difference": found.difference,
         "facts": dict(found.facts or {}),
         "protocol": found.protocol,
         "rounds": found.rounds,
         "seconds": round(found.seconds, 1),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": found.machine,
+        "versions": dict(found.versions or {}),
         "study": None if found.cell.study is None else _settings(found.cell.study),
-        "hash": None if found.cell.study is None else digest(found.cell.study),
+        "hash": hashed,
         "verdict": found.status,
-        "because": before.get("because", ""),
+        "because": before.get("because", "") if same else "",
         "said": found.said,
     }
-    content = _rounded(content)
-    if all(before.get(k) == content[k] for k in ("seeds", "hash")):
-        content |= {k: before[k] for k in ("machine", "versions", "seconds") if k in before}  # of when it was measured
-    files.write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    files.write(path, json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n")
     return path
 
 

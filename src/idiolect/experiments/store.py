@@ -34,6 +34,7 @@ RECORDS = pa.schema(
         "value": pa.float64(),
     }
 )
+_SITTINGS = "engine.json"
 TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
 
 
@@ -139,9 +140,10 @@ class Store:
 
     def ran(self, run: dict[str, Any]) -> None:
         """Note what ran the study, or the rest of it."""
-        path = self.folder / "engine.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        files.write(path, json.dumps([*before, run], indent=1))
+        before: list[dict[str, Any]] = []
+        with suppress(InputError):  # a broken note is no reason to lose this one
+            before = sittings(self.folder)
+        files.write(self.folder / _SITTINGS, json.dumps([*before, run], indent=1))
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study."""
@@ -149,6 +151,20 @@ class Store:
         for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
             tables = [_read(c / name) for c in cells if (c / name).exists()]
             _write(self.folder / name, pa.concat_tables([schema.empty_table(), *tables]))
+
+
+def sittings(folder: Path) -> list[dict[str, Any]]:
+    """What ran a study: the engine, the machine and the versions of each sitting; none where nobody noted it.
+
+    Raises:
+        InputError: the note cannot be read.
+    """
+    path = folder / _SITTINGS
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
+    return found
 
 
 def joined_rounds(folder: Path) -> int:
