@@ -247,8 +247,8 @@ def test_fedem_is_what_its_tuned_variant_has_before_tuning(tmp_path):
         ("fedpac/fig1b", {"size": 600}, "fedpac/table1", {"clients": 20, "dataset": "cifar10"}),
         ("fedpac/fig5", {"local_epochs": 5}, "fedpac/table1", {"dataset": "cifar10", "method": "fedpac"}),
         ("fedlda/table2", {"dataset": "cifar10"}, "fedlda/table1", {"samples_per_client": 500}),
-        ("fedlda/fig1a", {}, "fedlda/table1", {"model": "wrn16_2", "samples_per_client": 500}),
-        ("fedlda/fig1b", {}, "fedlda/fig1a", {}),
+        ("fedlda/fig1a", {"method": "fedlda"}, "fedlda/table1", {"model": "wrn16_2", "samples_per_client": 500}),
+        ("fedlda/fig1b", {}, "fedlda/table1", {"model": "wrn16_2", "samples_per_client": 500}),
     ],
 )
 def test_tables_and_figures_share_runs(one, where, other, there):

@@ -63,8 +63,8 @@ ENTRIES = {  # kind, cells, runs
     "fedcr/fig3a": ("figure", 10, 9),
     "fedcr/fig3b": ("figure", 10, 9),
     "fedcr/fig3c": ("figure", 10, 9),
-    "fedcr/fig3d": ("figure", 10, 10),
-    "fedcr/fig4": ("figure", 60, 55),
+    "fedcr/fig3d": ("figure", 12, 12),
+    "fedcr/fig4": ("figure", 62, 57),
 }
 
 
@@ -258,7 +258,7 @@ def test_fedcr_by_dimensions_by_beta_and_without_encoders() -> None:
     four = study("fedcr/table3", dataset="fashion_mnist", gaussian_dimensions=4)
     assert four.methods[0].options["latent"] == 4
     betas = [c.study.methods[0].options["beta"] for c in recipes.get("fedcr/fig3d").cells if c.study]
-    assert betas == [0.01, 0.005, 0.001, 0.0005, 0.0001] * 2
+    assert betas == [0.01, 0.005, 0.001, 0.0005, 0.0001, 0] * 2
     alone = study("fedcr/table9", classes_per_client=20, method="fedcr")
     assert alone.partition.options["per_client"] == 20
     assert {"share_encoder": False, "latent": 256}.items() <= alone.methods[0].options.items()

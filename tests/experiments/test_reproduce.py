@@ -15,13 +15,14 @@ from rich.console import Console
 from scipy import stats
 
 import idiolect as idl
-from idiolect import data
+from idiolect import data, methods, report
 from idiolect.errors import InputError, Interrupted, RunError
-from idiolect.experiments import forecast, reproduce, verdicts
+from idiolect.experiments import forecast, recipes, reproduce, verdicts
 from idiolect.experiments.progress import Silent
 from idiolect.experiments.recipes import Cell, Recipe, cell, chosen
 from idiolect.experiments.store import Store
 from idiolect.experiments.study import Study
+from idiolect.report.figures import palette, sensitivity
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
@@ -67,7 +68,7 @@ def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> 
 def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> None:
     cells = [
         cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received"),
-        made("fedavg_ft"), made("local"), made("local", lr=0.1, where={"rate": "large"}),
+        made("fedavg_ft"), made("local"), made("local", local_epochs=2, where={"epochs": 2}),
     ]  # fmt: skip
     found = run(cells, tmp_path, seeds=[0, 1])
 
@@ -100,6 +101,81 @@ def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
         {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
     )
     assert [use["label"] for use in one.study["methods"]] == ["ditto design=loose", "ditto design=tight"]
+
+
+@pytest.fixture(scope="module")
+def some_run(tmp_path_factory: pytest.TempPathFactory) -> report.Run:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    Study(methods=["local"], **SMALL).run(folder, engine="sequential")
+    return report.read(folder)
+
+
+def as_measured(c: Cell, one: report.Run) -> report.Run:
+    """That run as if it were the cell's."""
+    assert c.study is not None
+    (use,) = c.study.model_dump(mode="json")["methods"]
+    about = {use["label"]: {"name": use["name"], "title": methods.get(use["name"]).title, "summary": ""}}
+    return replace(
+        one,
+        study=one.study | {"methods": [use]},
+        manifest=one.manifest | {"methods": about},
+        records=one.records.assign(
+            method=use["label"], moment=one.records["moment"].replace("adapted", reproduce.protocol_of(c).moment)
+        ),
+        timings=one.timings.assign(method=use["label"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "axis", "groups", "at", "count"),
+    [
+        ("fedpac/fig1a", "share", [""], (0, 20, 50, 80), 4),
+        ("fedpac/fig1b", "size", [""], (100, 300, 600, 1200), 4),
+        ("fedpac/fig5", "local epochs", [""], (1, 5, 10, 20), 1),
+        ("pfedfda/fig4", "local epochs", ["cifar100", "cifar100s"], (1, 2, 5, 10), 2),
+        ("fedcr/fig3d", "beta", ["emnist_letters", "cifar10"], (0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2), 1),
+        (
+            "fedcr/fig4",
+            "beta",
+            ["fashion_mnist, non-iid_1", "cifar100, non-iid_1"],
+            (0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2),
+            1,
+        ),
+        ("fedpac/table1", "", [], (), 0),
+    ],
+)
+def test_figures_against_a_number_have_a_curve_of_it(
+    some_run: report.Run, recipe: str, axis: str, groups: list[str], at: tuple[float, ...], count: int
+) -> None:
+    cells = [c for c in recipes.get(recipe).cells if c.study]
+    runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
+    drawn = sensitivity(runs, palette(runs))
+    assert [figure.title.partition(" (")[2].rstrip(")") for figure in drawn] == groups
+    for figure in drawn:
+        assert figure.spec["encoding"]["x"]["title"] == axis
+        values = figure.spec["data"]["values"]
+        assert tuple(sorted({v["x"] for v in values})) == at
+        assert len({v["method"] for v in values}) == count
+        assert len(values) == count * len(at)
+        assert figure.spec["encoding"]["x"]["scale"].get("type") == ("symlog" if axis == "beta" else None)
+
+
+def test_what_is_drawn_together_is_named_by_what_it_shares(some_run: report.Run) -> None:
+    def sections(recipe: str) -> dict[str, int]:
+        cells = [c for c in recipes.get(recipe).cells if c.study]
+        return {r.name: len(r.titles) for r in reproduce.beside((c, as_measured(c, some_run)) for c in cells)}
+
+    assert sections("fedcr/fig3b") == {"fashion_mnist non-iid_1": 10}, "FedSR's learning rate is its own"
+    assert sections("fedcr/fig3d") == {"emnist_letters non-iid_1": 6, "cifar10 non-iid_1": 6}
+    assert sections("fedpac/table2")["fashion_mnist"] == 4
+    assert sections("fedlda/fig1a") == {"cifar10 wrn16_2 500": 8}
+
+
+def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
+    for c in recipes.get("fedlda/fig1a").cells:
+        assert c.study is not None
+        assert c.study.protocol.observe == ("gaussianity",)
+        assert reproduce.protocol_of(c).moment == c.study.protocol.moment
 
 
 def test_the_names_of_runs() -> None:

@@ -179,6 +179,17 @@ def test_representations_in_the_plane(make, tmp_path, clients):
     assert (facet if len(clients) == 1 else facet["row"])["sort"] == ["FedAvg", "FedCR"]
 
 
+def test_combination_weights_have_alike_clients_side_by_side(make, tmp_path):
+    made = make(["fedpac"], clients=6)
+    for c in made.manifest["clients"]:
+        c["shift"] = ""
+        c["train"] = [20 if k % 2 == c["id"] % 2 else 0 for k in range(len(c["train"]))]
+    found, _ = drawn(made, tmp_path / "run")
+    encoding = found["combination-0"].spec["spec"]["encoding"]
+    assert encoding["x"]["scale"]["domain"] == ["0", "2", "4", "1", "3", "5"]
+    assert [name.split()[0] for name in encoding["y"]["scale"]["domain"]] == ["0", "2", "4", "1", "3", "5"]
+
+
 def _varied(make, tmp_path, key, numbers, labels=("fedavg", "fedpac")):
     """Runs in which a setting takes these values, the accuracy rising by a point with each."""
     runs = []

@@ -24,7 +24,7 @@ from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
 from idiolect.errors import Diverged, InputError, Interrupted, RunError
 from idiolect.experiments.progress import Watcher
-from idiolect.experiments.recipes import Cell, Recipe
+from idiolect.experiments.recipes import Cell, Recipe, named
 from idiolect.experiments.runner import run
 from idiolect.experiments.store import computed, difference, joined_rounds, sittings
 from idiolect.experiments.study import Study, labelled
@@ -345,27 +345,35 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
 
 
 def together(cells: Sequence[Cell], runs: Callable[[Cell], Sequence[Part]]) -> list[report.Run]:
-    """What has been measured so far as the report draws it: the methods of one setting in one run.
-
-    A method that stands there several times, with other options, is called by what tells its cells apart, too.
+    """What has been measured so far as the report draws it (see ``beside``).
 
     Args:
         cells: of a recipe.
         runs: the runs of a cell.
     """
+    there = [(c, part.folder) for c in cells if c.condition is None for part in runs(c)]
+    return beside([(c, report.read(folder)) for c, folder in there if (folder / "records.parquet").exists()])
+
+
+def beside(measured: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
+    """The methods of one setting in one run, which is called by what its cells share.
+
+    A method that stands there several times, with other options, is called by what tells its cells apart, too. Its
+    learning rate is a method's own.
+    """
+    own = {"name", "seeds", "methods", "protocol", "lr"}
     settings: dict[str, list[tuple[Cell, report.Run]]] = {}
-    for c in cells:
-        for part in runs(c):
-            if not (part.folder / "records.parquet").exists() or c.condition is not None:
-                continue
-            run = report.read(part.folder)
-            about = {k: v for k, v in computed(part.study).items() if k not in ("seeds", "methods", "protocol")}
-            setting = json.dumps([run.manifest["hash"], {k: v for k, v in about.items() if "." not in k}], default=str)
-            settings.setdefault(setting, []).append((c, run))
-    return [
-        reduce(_joined, (_as_cell(c, run, _called(c, [o for o, _ in all_])) for c, run in all_))
-        for all_ in settings.values()
-    ]
+    for c, its in measured:
+        assert c.study is not None
+        setting = [its.manifest["hash"], c.study.model_dump(exclude=own)]
+        settings.setdefault(json.dumps(setting, default=str), []).append((c, its))
+    found = []
+    for all_ in settings.values():
+        cells = [c for c, _ in all_]
+        whole = reduce(_joined, (_as_cell(c, its, _called(c, cells)) for c, its in all_))
+        shared = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
+        found.append(replace(whole, name=named(shared)))
+    return found
 
 
 def _called(c: Cell, others: Sequence[Cell]) -> str:
@@ -395,6 +403,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
     (use,) = run.study["methods"]
     name = str(c.where.get("method", use["name"]))
+    where = {k: v for k, v in c.where.items() if k != "method"}
     protocol = protocol_of(c)
     kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
@@ -406,7 +415,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
         study=run.study
         | {
             "protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump(),
-            "methods": [use | {"label": label, "name": name}],
+            "methods": [use | {"label": label, "name": name, "where": where}],
         },
         manifest=run.manifest | {"methods": {label: about}},
         records=kept.assign(method=label, moment=kept["moment"].replace(protocol.moment, "adapted")),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.spatial.distance import cdist
 
 from idiolect.data.description import Description
 from idiolect.errors import InputError
@@ -432,6 +433,20 @@ def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
     return sorted({int(there[np.abs(there - r).argmin()]) for r in wanted})
 
 
+def _alike(run: Run, clients: Sequence[int]) -> list[int]:
+    """Clients in an order that puts those of alike classes and shifts side by side: each next the nearest one left."""
+    about = {c["id"]: c for c in run.manifest["clients"]}
+    rows_KC = np.array([about[i]["train"] for i in clients], float)
+    share_KC = rows_KC / rows_KC.sum(1, keepdims=True).clip(min=1)
+    shifted_KS = pd.get_dummies(pd.Series([about[i]["shift"] for i in clients])).to_numpy(float)
+    points = np.hstack([share_KC, shifted_KS])
+    apart_KK = cdist(points, points)
+    order, left = [0], list(range(1, len(clients)))
+    while left:
+        order.append(left.pop(int(apart_KK[order[-1], left].argmin())))
+    return [clients[i] for i in order]
+
+
 def combination(view: _View) -> Iterator[Figure | str]:
     """Whose heads each client combines (FedPAC), at a few rounds up to the last on record."""
     run = view.run
@@ -454,7 +469,8 @@ def combination(view: _View) -> Iterator[Figure | str]:
         own = ends.loc[ends["client"] == ends["giver"], "weight"].mean()
         frame["weight"] = frame["weight"].round(4)
         frame["client"] = frame["client"].map(view.clients)
-        order = [str(c) for c in view.clients]
+        alike = _alike(run, list(view.clients))
+        order = [str(c) for c in alike]
         frame["giver"] = frame["giver"].astype(str)
         frame["round"] = frame["round"].map("round {}".format)
         axis = {"orient": "bottom", "labelOverlap": True, "labelAngle": 0, "domain": False, "ticks": False}
@@ -466,7 +482,7 @@ def combination(view: _View) -> Iterator[Figure | str]:
             "axis": axis,
         }
         y = view.rows_of_clients() | {"title": "receives a combined head"}
-        y["scale"]["padding"] = 0.05
+        y["scale"] = {"domain": [view.clients[c] for c in alike], "padding": 0.05}
         y["axis"]["domain"] = False
         colour = {
             "field": "weight",
@@ -481,7 +497,8 @@ def combination(view: _View) -> Iterator[Figure | str]:
             if own == own
             else f"{title}: whose heads each client combines",
             "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
-            "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50).",
+            "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50). Clients "
+            "with alike classes and shifts stand side by side.",
             _beside(
                 "round",
                 [f"round {r}" for r in chosen],
@@ -716,9 +733,25 @@ def representations(view: _View) -> Iterator[Figure | str]:
     )
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A use of a method with its accuracy, and what may tell it from the method's other uses."""
+
+    values: Mapping[str, Any]
+    row: Row
+
+    def key(self, names: Sequence[str]) -> str:
+        return repr([self.values.get(name) for name in names])
+
+
 def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]:
-    """Accuracy against what alone differs between the uses of a method: a number, in a setting or an option."""
-    uses: dict[str, list[tuple[dict[str, Any], Row, str]]] = {}
+    """Accuracy against what alone differs between uses of a method: a number, in a setting or an option.
+
+    A use of a table's cell differs from others by the cell's conditions (``where``), and there are three numbers or
+    more: two are seen in the table. What else differs, as the data set, makes another figure.
+    """
+    uses: dict[str, list[_Measured]] = {}
+    in_cells = False
     for run in runs:
         settings = _flat({k: v for k, v in run.study.items() if k not in _NOT_VARIED})
         rows = {row.label: row for row in summary(run)}
@@ -727,20 +760,46 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
             row = rows.get(use if isinstance(use, str) else mine["label"])
             if row is not None and row.accuracy is not None:
                 options = {f"{mine['name']}.{k}": v for k, v in mine["options"].items()}
-                uses.setdefault(mine["name"], []).append((settings | options, row, row.label))
-    lines: dict[str, list[Json]] = {}
+                in_cells |= "where" in mine
+                uses.setdefault(mine["name"], []).append(_Measured(mine.get("where", settings | options), row))
+    lines: dict[tuple[str, str], list[Json]] = {}
     shades: dict[str, str] = {}
     for found in uses.values():
-        keys = dict.fromkeys(k for values, _, _ in found for k in values)
-        varied = [k for k in keys if len({repr(values.get(k)) for values, _, _ in found}) > 1]
-        if len(varied) != 1 or not all(_is_number(values.get(varied[0])) for values, _, _ in found):
+        all_ = [one for each in uses.values() for one in each] if in_cells else found
+        names = dict.fromkeys(name for one in all_ for name in one.values)
+        varied = [name for name in names if len({one.key([name]) for one in all_}) > 1]
+        along = {name: groups for name in varied if (groups := _along(name, varied, found, all_, in_cells))}
+        if len(along) != 1:
             continue
-        title = found[0][1].title.partition(" (")[0]
-        shades[title] = colours[found[0][2]]
-        lines.setdefault(varied[0], []).extend(
-            {"method": title, "x": v[varied[0]], "accuracy": round(100 * (row.accuracy or 0), 2)} for v, row, _ in found
-        )
-    return [_curve(key, values, shades, i) for i, (key, values) in enumerate(lines.items())]
+        [(name, groups)] = along.items()
+        title = found[0].row.title.partition(" (")[0]
+        shades[title] = colours[found[0].row.label]
+        for group, ones in groups.items():
+            lines.setdefault((name, group), []).extend(
+                {"method": title, "x": one.values[name], "accuracy": round(100 * (one.row.accuracy or 0), 2)}
+                for one in ones
+            )
+    return [_curve(*of, values, shades, i) for i, (of, values) in enumerate(lines.items())]
+
+
+def _along(
+    name: str, varied: Sequence[str], found: Sequence[_Measured], all_: Sequence[_Measured], in_cells: bool
+) -> dict[str, list[_Measured]]:
+    """Uses that differ in one number alone, by what tells them from other such uses; none where there are too few."""
+    here = [one for one in found if _is_number(one.values.get(name))]
+    if len(here) < len(found) and not in_cells:
+        return {}
+    apart: list[str] = []
+    for other in varied:
+        if other != name and len({one.key([*apart, other]) for one in all_}) > len({one.key(apart) for one in all_}):
+            apart.append(other)
+    groups: dict[str, list[_Measured]] = {}
+    for one in here:
+        told = {other: one.values[other] for other in apart if one.values.get(other) is not None}
+        text = ", ".join(str(v) if isinstance(v, str) else f"{_words(k)} {v}" for k, v in told.items())
+        groups.setdefault(text, []).append(one)
+    least = 3 if in_cells else 2
+    return {text: ones for text, ones in groups.items() if len({one.values[name] for one in ones}) >= least}
 
 
 _NOT_VARIED = ("name", "data_dir", "checkpoint_every", "evaluate_every", "methods")
@@ -765,13 +824,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _curve(key: str, values: list[Json], shades: Mapping[str, str], number: int) -> Figure:
-    at = sorted({v["x"] for v in values})
-    wide = at[0] > 0 and at[-1] / at[0] >= 50
-    named = key.replace("_", " ").replace(".", ": ", 1)
+def _words(name: str) -> str:
+    """A setting's path in words."""
+    return name.replace("_", " ").replace(".", ": ", 1)
+
+
+def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int) -> Figure:
+    at, named = sorted({v["x"] for v in values}), _words(key)
+    above = [x for x in at if x > 0]
+    wide = at[0] >= 0 and above[-1] / above[0] >= 50
     titles = list(dict.fromkeys(v["method"] for v in values))
     best = max(values, key=lambda v: v["accuracy"])
-    scale: Json = {"type": "log"} if wide else {"zero": False, "padding": 10}
+    scale: Json = {"zero": False, "padding": 10}
+    if wide:
+        scale = {"type": "log"} if at[0] else {"type": "symlog", "constant": above[0]}
+    of = f" ({group})" if group else ""
     x = {"field": "x", "type": "quantitative", "title": named, "scale": scale, "axis": {"values": at}}
     colour = {
         "field": "method",
@@ -781,8 +848,8 @@ def _curve(key: str, values: list[Json], shades: Mapping[str, str], number: int)
     }
     return Figure(
         f"curve-{number}",
-        f"{best['method']} reaches {best['accuracy']:.1f} % at {named} {best['x']:g}",
-        f"Test accuracy against {named}; in nothing else do a method's results differ"
+        f"{best['method']} reaches {best['accuracy']:.1f} % at {named} {best['x']:g}{of}",
+        f"Test accuracy against {named}{of}; in nothing else do a method's results differ"
         + (" (logarithmic scale)." if wide else "."),
         {
             "data": {"values": values},

@@ -67,7 +67,6 @@ class Recipe:
         kind: "results" of training, "settings" that are computed, a "figure", or a "schematic" without data.
         cells: its numbers; of a figure, the runs that it draws.
         assumed: what the paper leaves open, and what is taken here; or where it cannot be had.
-        draws: names of the report's figures that show it.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Recipe:
     kind: Kind
     cells: tuple[Cell, ...]
     assumed: tuple[str, ...] = ()
-    draws: tuple[str, ...] = ()
     decimals: int = 2
 
 
@@ -174,8 +172,8 @@ def cell(
         return Cell(where, None, published, std, absent=settings, **more)
     if method.partition(":")[0] == "fedavg_ft":
         settings = {**settings, "protocol": {**settings.get("protocol", {}), "also": ["received"]}}
-    named = {"name": _name(where), "methods": (_use(method),)}
-    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=named)
+    mine = {"name": named(where), "methods": (_use(method),)}
+    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=mine)
     return Cell(where, study, published, std, **more)
 
 
@@ -233,7 +231,8 @@ def stated(
     return Recipe(name, "", "settings", tuple(map(made, rows)), **more)
 
 
-def _name(where: Mapping[str, Any]) -> str:
+def named(where: Mapping[str, Any]) -> str:
+    """What to call a study by the conditions of its cell."""
     return " ".join(str(v) for k, v in where.items() if k != "method").replace("/", "_") or "cell"
 
 

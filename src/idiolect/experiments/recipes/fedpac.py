@@ -336,12 +336,12 @@ def _weights(dataset: str) -> tuple[Cell, ...]:
 def fig2() -> Recipe:
     """Whose classifiers each client combines on EMNIST, in rounds 1, 20 and 50, for four uniform shares s."""
     said = "20 clients: the paper does not say."
-    return Recipe("", "", "figure", _weights("emnist"), (said, _TESTED), draws=("combination",))
+    return Recipe("", "", "figure", _weights("emnist"), (said, _TESTED))
 
 
 def fig3() -> Recipe:
     """Whose classifiers each client combines on CIFAR-10, in rounds 1, 20 and 50, for four uniform shares s."""
-    return Recipe("", "", "figure", _weights("cifar10"), (_TESTED, _AUGMENTED), draws=("combination",))
+    return Recipe("", "", "figure", _weights("cifar10"), (_TESTED, _AUGMENTED))
 
 
 def fig4() -> Recipe:
@@ -349,9 +349,7 @@ def fig4() -> Recipe:
     made = table1()
     cells = tuple(replace(c, published=None) for c in made.cells if c.where["clients"] == 20)
     said = "All methods of Table 1: which of them the figure has is in the drawing alone."
-    return replace(
-        made, kind="figure", cells=cells, assumed=(said, _TESTED, _AUGMENTED, _TUNED, _REST), draws=("rounds",)
-    )
+    return replace(made, kind="figure", cells=cells, assumed=(said, _TESTED, _AUGMENTED, _TUNED, _REST))
 
 
 def fig5() -> Recipe:
@@ -359,4 +357,4 @@ def fig5() -> Recipe:
     wheres = [{"dataset": "cifar10", "local_epochs": e, "method": "fedpac"} for e in (1, 5, 10, 20)]
     said = "20 clients and 1, 5, 10 and 20 epochs: the paper has them in the drawing alone, if at all."
     cells = tuple(_run(w, local_epochs=w["local_epochs"]) for w in wheres)
-    return Recipe("", "", "figure", cells, (said, _TESTED, _AUGMENTED), draws=("rounds",))
+    return Recipe("", "", "figure", cells, (said, _TESTED, _AUGMENTED))

@@ -335,14 +335,14 @@ def fig1() -> Recipe:
 def fig2() -> Recipe:
     """The weight beta of each client's own statistics, by the corruption of its images, on CIFAR10-S."""
     where = {"dataset": "cifar10s", "samples_percent": 100, "method": "pfedfda"}
-    return Recipe("pfedfda/fig2", "", "figure", (_drawn(where),), (_SHIFTED, _DIRICHLET), ("beta",))
+    return Recipe("pfedfda/fig2", "", "figure", (_drawn(where),), (_SHIFTED, _DIRICHLET))
 
 
 def fig3() -> Recipe:
     """Samples per class and client on CIFAR-10 under Dirichlet partitions of 0.1 and 0.5."""
     shown = "idiolect describe --dataset cifar10 --clients 100 --partition dirichlet:alpha={} draws it: no training"
     cells = [Cell({"dataset": "cifar10", "dirichlet": alpha}, absent=shown.format(alpha)) for alpha in (0.1, 0.5)]
-    return Recipe("pfedfda/fig3", "", "figure", tuple(cells), draws=("labels",))
+    return Recipe("pfedfda/fig3", "", "figure", tuple(cells))
 
 
 def fig4() -> Recipe:
