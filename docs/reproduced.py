@@ -17,7 +17,7 @@ from idiolect import methods
 from idiolect.experiments import recipes, reproduce
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import digest
-from idiolect.experiments.verdicts import number
+from idiolect.experiments.verdicts import about, decimals, number, ours, theirs
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
@@ -32,7 +32,8 @@ LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
     "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it is "
     "not, and the reason stands below the table; ❌ training diverged; ▫️ the paper has no such number, "
-    "or minutes of another machine; · not yet run."
+    "or minutes of another machine; · not yet run. ± is the 95 % interval of the mean over seeds, where the table does "
+    "not say otherwise."
 )
 
 
@@ -79,7 +80,7 @@ def _index() -> str:
     ]
     for recipe in (r for r in trained if r.kind == "results"):
         lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
-        notes = [*_found(recipe), *_reasons(recipe)]
+        notes = [*about(recipe, _measured(recipe)), *_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [
         "## Every recipe",
@@ -107,10 +108,6 @@ def _verdict(recipe: Recipe, cell: Cell) -> str | None:
     return found["verdict"] if found else None
 
 
-def _decimals(recipe: Recipe) -> int | None:
-    return None if recipe.kind == "settings" else recipe.decimals
-
-
 def _link(recipe: Recipe) -> str:
     return f"{recipe.name.partition('/')[0]}.md#{recipe.name.replace('/', '')}"
 
@@ -123,6 +120,7 @@ def _page(paper: str) -> str:
             parts += [*_table(recipe, recipe.cells), ""]
         for title, notes in (
             ("", [*_protocols(recipe), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
+            ("Of the paper's own numbers:", about(recipe, recipe.cells)),
             ("What the paper leaves open, and what is taken here:", recipe.assumed),
         ):
             parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)
@@ -164,16 +162,20 @@ def _method(cell: Cell) -> str:
 
 
 def _text(recipe: Recipe, cell: Cell) -> str:
-    theirs = number(cell.published, _decimals(recipe))
+    paper = theirs(recipe, cell)
     found = kept(recipe, cell)
     if cell.value is not None:
         computed = reproduce.outcome(cell, [])
-        return f"{theirs} / **{number(computed.value, _decimals(recipe))}** {BADGES[computed.status]}"
+        return f"{paper} / **{ours(recipe, computed.value)}** {BADGES[computed.status]}"
     if found is None:
-        return f"{theirs} / " + ("cannot be had" if cell.absent else "·") if recipe.kind == "results" else "·"
-    ours = number(found["measured"], _decimals(recipe)) if found["measured"] is not None else "diverged"
-    spread = f" ± {number(found['interval'], _decimals(recipe))}" if found["interval"] is not None else ""
-    return f"{theirs} / **{ours}{spread}** {BADGES[found['verdict']]}"
+        stands = ("otherwise" if recipe.kind == "settings" else "cannot be had") if cell.absent else "·"
+        return stands if recipe.kind == "figure" else f"{paper} / {stands}"
+    mine = (
+        "diverged"
+        if found["measured"] is None
+        else ours(recipe, *(found[k] for k in ("measured", "interval", "facts")))
+    )
+    return f"{paper} / **{mine}** {BADGES[found['verdict']]}"
 
 
 def _protocols(recipe: Recipe) -> list[str]:
@@ -224,7 +226,7 @@ def _reasons(recipe: Recipe) -> list[str]:
         if said:  # some seeds have no number
             lines.append(f"{where}: {said}")
         if verdict == "differs":
-            gap = number(found["difference"], _decimals(recipe), signed=True)
+            gap = number(found["difference"], decimals(recipe), signed=True)
             lines.append(f"{BADGES[verdict]} {where} ({gap}): {why or 'the reason is not yet known'}")
     return lines
 

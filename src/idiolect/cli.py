@@ -497,7 +497,10 @@ def _conditions(text: str | None) -> dict[str, str]:
     pairs = [piece.partition("=") for piece in (text or "").split(",") if piece.strip()]
     if wrong := next((k for k, equals, _ in pairs if not equals), None):
         raise InputError(f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, as dataset=cifar10")
-    return {k.strip(): v.strip() for k, _, v in pairs}
+    found = {k.strip(): v.strip() for k, _, v in pairs}
+    if len(found) < len(pairs):
+        raise InputError(f"--only {text}: a key stands twice; join its values by +, as clients=20+100")
+    return found
 
 
 def _seeds(text: str) -> list[int]:

@@ -571,3 +571,28 @@ def test_tables_say_what_they_mean(tmp_path: Path) -> None:
         "20 clients",
     ):
         assert words in text
+
+
+def test_a_deviation_stands_beside_its_number() -> None:
+    over_clients = recipes.get("pfedfda/table1")
+    (c,) = chosen(over_clients, {"dataset": "cifar10s", "samples_percent": "25"}, ["pfedfda"])
+    assert verdicts.theirs(over_clients, c) == "59.50 ± 12"
+    assert verdicts.ours(over_clients, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
+    assert verdicts.ours(over_clients, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
+    assert verdicts.about(over_clients, [c])[0] == "The ± of both is the standard deviation over clients."
+    over_seeds = recipes.get("fedcr/table10")
+    (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
+    assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
+    assert verdicts.ours(over_seeds, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
+    assert verdicts.about(over_seeds, [c])[0] == "The paper's ± is the standard deviation over three seeds."
+    plain = recipes.get("fedcr/table2")
+    assert verdicts.about(plain, plain.cells) == list(plain.doubts) != []
+    assert recipes.get("fedcr/fig3a").doubts == ()
+
+
+def test_minutes_are_no_accuracy(tmp_path: Path) -> None:
+    timed = replace(made("local", 3.0), reads="minutes")
+    (found,) = run([timed], tmp_path)
+    assert (found.status, found.protocol) == ("measured", "")
+    head = verdicts.head(Recipe("pfedfda/table6", "a table", "results", (timed,)), [found])
+    assert head.notes[1:] == ["Minutes are a machine's own: they are not judged."]

@@ -104,6 +104,10 @@ def test_every_recipe_has_a_dry_run(
             "--only emnist: cannot read 'emnist'; write KEY=VALUE,KEY=VALUE, as ",
         ),
         (
+            "reproduce fedpac/table1 --only clients=20,clients=100",
+            "--only clients=20,clients=100: a key stands twice; join its values by +, as clients=20+100",
+        ),
+        (
             "reproduce fedpac/table1 --methods fedpca",
             "fedpac/table1 has no cell with method=fedpca; choose from local, ",
         ),

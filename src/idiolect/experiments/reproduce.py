@@ -239,7 +239,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     seeds: dict[int, float] = {}
     facts: list[dict[str, float]] = []
     seconds, done = 0.0, [part.done for part in runs]
-    protocol = protocol_of(cell)
+    protocol = "" if cell.reads == "minutes" else str(protocol_of(cell))
     for part in runs:
         if part.finished:
             value, more, spent = measured(cell, part.folder)
@@ -262,11 +262,11 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     if not seeds:
         for kind, text in told.values():
             return Outcome(
-                cell, kind, said=text, rounds=min(done), protocol=str(protocol), to_retry=to_retry, machine=machine,
+                cell, kind, said=text, rounds=min(done), protocol=protocol, to_retry=to_retry, machine=machine,
                 versions=versions,
             )  # fmt: skip
         state: Status = "under way" if any(done) else "not run"
-        return Outcome(cell, state, rounds=max(done, default=0), protocol=str(protocol))
+        return Outcome(cell, state, rounds=max(done, default=0), protocol=protocol)
     values = list(seeds.values())
     spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
     means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
@@ -274,7 +274,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
     rounds, whole = runs[0].study.rounds, cell.study.rounds
     found = Outcome(
         cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
-        " ".join(missing), str(protocol), to_retry, machine, versions,
+        " ".join(missing), protocol, to_retry, machine, versions,
     )  # fmt: skip
     return _judged(found) if rounds == whole else found
 

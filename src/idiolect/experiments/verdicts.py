@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect import report
-from idiolect.experiments.recipes import Recipe
+from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import MARGIN, SEEDS, Outcome
 
 _STYLES = {
@@ -40,10 +40,38 @@ def number(value: float | str | None, decimals: int | None = 2, signed: bool = F
     return f"{value:{sign}g}" if decimals is None else f"{value:{sign}.{decimals}f}"
 
 
-def ours(found: Outcome, decimals: int | None = 2) -> str:
-    """Our number, with the 95 % interval of the mean over seeds where there are several."""
-    text = number(found.value, decimals)
-    return text if found.interval is None else f"{text} ± {number(found.interval, decimals)}"
+def theirs(recipe: Recipe, cell: Cell) -> str:
+    """The paper's number, with the standard deviation that it prints."""
+    text = number(cell.published, decimals(recipe))
+    return text if cell.std is None else f"{text} ± {number(cell.std, None)}"
+
+
+def ours(
+    recipe: Recipe, value: float | str | None, interval: float | None = None, facts: Mapping[str, float] | None = None
+) -> str:
+    """Our number, with the 95 % interval of the mean over seeds or, where the paper has it, the spread over clients."""
+    text, spread = number(value, decimals(recipe)), (facts or {}).get("client_std")
+    if _over_clients(recipe) and spread is not None:
+        more = "" if interval is None else f", mean ± {number(interval, decimals(recipe))}"
+        return f"{text} ± {spread:.0f}{more}"
+    return text if interval is None else f"{text} ± {number(interval, decimals(recipe))}"
+
+
+def about(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
+    """What is to be known of the paper's numbers: what stands after ±, and what is doubtful."""
+    if not recipe.deviation or all(c.std is None for c in cells):
+        return list(recipe.doubts)
+    whose = "The ± of both" if _over_clients(recipe) else "The paper's ±"
+    return [f"{whose} is the standard deviation {recipe.deviation}.", *recipe.doubts]
+
+
+def decimals(recipe: Recipe) -> int | None:
+    """Of its numbers, None for as few as each needs."""
+    return None if recipe.kind == "settings" else recipe.decimals
+
+
+def _over_clients(recipe: Recipe) -> bool:
+    return recipe.deviation == "over clients"
 
 
 def status(found: Outcome) -> str:
@@ -58,17 +86,15 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
     keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
     fixed = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
-    decimals = None if recipe.kind == "settings" else recipe.decimals
 
     def line(o: Outcome) -> tuple[str, ...]:
         cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
-        gap = number(o.difference, decimals, signed=True)
-        paper = number(o.cell.published, decimals)
+        gap = number(o.difference, decimals(recipe), signed=True)
         return (
             *([cell] if varying else []),
             str(o.cell.where.get("method", "")),
-            paper,
-            ours(o, decimals),
+            theirs(recipe, o.cell),
+            ours(recipe, o.value, o.interval, o.facts),
             gap,
             status(o),
         )
@@ -81,6 +107,8 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
         *(f"Accuracy (%): {p}." for p in protocols),
         margin if protocols else "",
+        "Minutes are a machine's own: they are not judged." if any(o.cell.reads == "minutes" for o in outcomes) else "",
+        *about(recipe, [o.cell for o in outcomes]),
         *dict.fromkeys(o.said for o in outcomes),
     ]
     columns = {"cell": False} if varying else {}
@@ -110,6 +138,7 @@ def as_json(found: Outcome) -> dict[str, Any]:
     return {
         "where": dict(found.cell.where),
         "published": found.cell.published,
+        "published_std": found.cell.std,
         "measured": found.value,
         "interval": found.interval,
         "difference": found.difference,

@@ -67,6 +67,8 @@ class Recipe:
         kind: "results" of training, "settings" that are computed, a "figure", or a "schematic" without data.
         cells: its numbers; of a figure, the runs that it draws.
         assumed: what the paper leaves open, and what is taken here; or where it cannot be had.
+        deviation: over what the paper's standard deviations are, as "over clients".
+        doubts: what is doubtful in the paper's numbers themselves.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Recipe:
     cells: tuple[Cell, ...]
     assumed: tuple[str, ...] = ()
     decimals: int = 2
+    deviation: str = ""
+    doubts: tuple[str, ...] = ()
 
 
 Made = Callable[[], Recipe]
@@ -97,7 +101,14 @@ def get(name: str) -> Recipe:
         hint = near if near.startswith("did") else "they are named as fedpac/table1:"
         raise InputError(f"unknown recipe {name!r}; {hint} see idiolect list recipes")
     made = known[name]
-    return replace(made(), name=name, title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."))
+    printed = _printed(name)
+    return replace(
+        made(),
+        name=name,
+        title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        deviation=printed.get("deviation", ""),
+        doubts=tuple(printed.get("doubts", ())),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -113,9 +124,15 @@ def _all() -> dict[str, Made]:
 
 def published(name: str) -> list[dict[str, Any]]:
     """The numbers that a paper prints in a table, a row per cell; accuracies in per cent."""
-    text = resources.files("idiolect.experiments.published").joinpath(f"{name}.json").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = json.loads(text)["rows"]
+    rows: list[dict[str, Any]] = _printed(name)["rows"]
     return rows
+
+
+def _printed(name: str) -> dict[str, Any]:
+    """What is known of a table; nothing of a figure."""
+    path = resources.files("idiolect.experiments.published").joinpath(f"{name}.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
 
 
 def table(
