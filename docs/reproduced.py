@@ -17,7 +17,7 @@ from idiolect import methods
 from idiolect.experiments import recipes, reproduce
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import digest
-from idiolect.experiments.verdicts import about, decimals, number, ours, theirs
+from idiolect.experiments.verdicts import decimals, meant, number, ours, theirs
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
@@ -80,7 +80,7 @@ def _index() -> str:
     ]
     for recipe in (r for r in trained if r.kind == "results"):
         lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
-        notes = [*about(recipe, _measured(recipe)), *_found(recipe), *_reasons(recipe)]
+        notes = [*meant(recipe, _measured(recipe)), *_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [
         "## Every recipe",
@@ -120,7 +120,7 @@ def _page(paper: str) -> str:
             parts += [*_table(recipe, recipe.cells), ""]
         for title, notes in (
             ("", [*_protocols(recipe), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
-            ("Of the paper's own numbers:", about(recipe, recipe.cells)),
+            ("Of the paper's own numbers:", [*meant(recipe, recipe.cells), *recipe.doubts]),
             ("What the paper leaves open, and what is taken here:", recipe.assumed),
         ):
             parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)

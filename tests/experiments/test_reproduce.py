@@ -548,6 +548,25 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert words in console.export_text()
 
 
+def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
+    cells = [made("local", rounds=400), made("fedper")]
+    (part,) = reproduce.parts(cells[0], tmp_path)
+    part.study.model_copy(update={"rounds": 4}).run(part.folder, engine="sequential")
+    (part.folder / "study.yaml").write_text(part.study.to_yaml())
+    (times,) = part.folder.glob("cells/*/timings.parquet")
+    whole = times.read_bytes()
+    first, second = forecast.forecast(cells, tmp_path)
+    assert first.seconds == pytest.approx(pd.read_parquet(times)["seconds"].mean() * 396)
+    times.write_bytes(whole[:100])
+    damaged, other = forecast.forecast(cells, tmp_path)
+    assert damaged.note.startswith(f"{times} is not readable (")
+    assert other.method == second.method
+    times.unlink()
+    assert forecast.forecast(cells, tmp_path)[0].note == (
+        f"{part.folder} has lost the times of its rounds: delete it to run this part again"
+    )
+
+
 def test_a_method_is_timed_on_made_up_rows() -> None:
     study = made("fedpac").study
     assert study is not None
@@ -579,14 +598,15 @@ def test_a_deviation_stands_beside_its_number() -> None:
     assert verdicts.theirs(over_clients, c) == "59.50 ± 12"
     assert verdicts.ours(over_clients, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
     assert verdicts.ours(over_clients, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
-    assert verdicts.about(over_clients, [c])[0] == "The ± of both is the standard deviation over clients."
+    assert verdicts.meant(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
     over_seeds = recipes.get("fedcr/table10")
     (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
     assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
     assert verdicts.ours(over_seeds, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
-    assert verdicts.about(over_seeds, [c])[0] == "The paper's ± is the standard deviation over three seeds."
+    assert verdicts.meant(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]
     plain = recipes.get("fedcr/table2")
-    assert verdicts.about(plain, plain.cells) == list(plain.doubts) != []
+    assert verdicts.meant(plain, plain.cells) == []
+    assert plain.doubts
     assert recipes.get("fedcr/fig3a").doubts == ()
 
 

@@ -93,11 +93,19 @@ def test_measures(weighting: Any) -> None:
 
 
 def test_measures_of_new_clients() -> None:
-    who = ((0, "adapted", 0.5), (1, "joined", 0.2), (2, "joined", 1.0))
+    who = ((0, "adapted", 0.5), (1, "joined", 0.2), (2, "joined", 1.0), (3, "joined", 0.0))
     records = [Record(1, i, moment, "accuracy", value) for i, moment, value in who]
+    records += [Record(1, i, moment, "loss", 10 * value) for i, moment, value in who]
     records += [Record(1, 0, "wire", "bytes_up", 4.0)]
-    found = measures(records, 0.0, Protocol(clients="new"), [10, 10, 10])
-    assert (found["accuracy"], found["joined_accuracy"]) == (0.5, pytest.approx(0.6))
+    told = [10, 10, 10, 10], ["", "", "turned"]
+    found = measures(records, 0.0, Protocol(), *told)
+    assert (found["accuracy"], found["joined_accuracy"], found["loss"]) == (0.5, pytest.approx(0.4), 5.0)
+    assert "trained_accuracy" not in found
+    found = measures(records, 0.0, Protocol(clients="new"), *told)
+    assert (found["accuracy"], found["joined_accuracy"]) == (pytest.approx(0.6), pytest.approx(0.4))
+    assert (found["trained_accuracy"], found["loss"], found["worst_decile"]) == (0.5, pytest.approx(6.0), 0.2)
+    before = measures([r for r in records if r.moment != "joined"], 0.0, Protocol(clients="new"), *told)
+    assert before == {"trained_accuracy": 0.5, "bytes": 4.0, "seconds": 0.0}, "they have not joined yet"
 
 
 @pytest.mark.parametrize("how", [{"engine": "sequential"}, {"engine": "processes", "workers": 2}])

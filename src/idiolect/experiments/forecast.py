@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
+import numpy as np
 import torch
 from rich import box
 from rich.console import Group
@@ -24,6 +24,7 @@ from idiolect.engines.threads import OneThread
 from idiolect.errors import InputError
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import Part, diverged, parts
+from idiolect.experiments.store import seconds_of_rounds
 from idiolect.experiments.study import Study
 from idiolect.method import Down
 from idiolect.report.tables import duration
@@ -83,8 +84,7 @@ def _planned(part: Part, workers: int, speeds: dict[Any, tuple[float, float]]) -
         note = f"{use.label} diverged with seed {study.seeds[0]}, and is not tried again until {part.folder} is deleted"
     elif done < study.rounds:
         if done:
-            timings = pd.read_parquet(next(part.folder.glob("cells/*/timings.parquet")))
-            seconds = float(timings["seconds"].mean()) * (study.rounds - done)
+            seconds = float(np.mean(seconds_of_rounds(part.folder))) * (study.rounds - done)
         else:
             about = data.describe(str(study.dataset))
             like = (use.name, str(use.options), study.model, str(about["shape"]), about["classes"], study.local_epochs)

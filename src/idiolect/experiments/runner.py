@@ -186,7 +186,7 @@ class _Sitting:
             if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
                 cell.save(state)
                 saved = state.round
-            values = measures(records, seconds, study.protocol, rows)
+            values = measures(records, seconds, study.protocol, rows, job.data.conditions)
             if values:
                 track(state.round, values)
             watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))

@@ -176,6 +176,20 @@ def joined_rounds(folder: Path) -> int:
         return 0
 
 
+def seconds_of_rounds(folder: Path) -> list[float]:
+    """Of the rounds that a run has on disk so far.
+
+    Raises:
+        InputError: they are missing or cannot be read.
+    """
+    found: list[float] = []
+    for path in sorted(folder.glob("cells/*/timings.parquet")):
+        found += _read(path)["seconds"].to_pylist()
+    if not found:
+        raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")
+    return found
+
+
 def _new(name: str) -> Path:
     """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
     number, folder = 1, Path("runs", name)

@@ -42,7 +42,11 @@ Make = Callable[[], Tracker]
 
 
 def measures(
-    records: Sequence[Record], seconds: float, what: protocol.Protocol, rows: Sequence[int]
+    records: Sequence[Record],
+    seconds: float,
+    what: protocol.Protocol,
+    rows: Sequence[int],
+    conditions: Sequence[str] = (),
 ) -> dict[str, float]:
     """An evaluated round in a few numbers; nothing of a round that was not evaluated.
 
@@ -51,33 +55,37 @@ def measures(
         seconds: that it took.
         what: whose models count, and how clients are averaged.
         rows: on which each client tests.
+        conditions: of the last clients, which join afterwards; "" is that of their rows as they are.
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
         rows; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``joined_accuracy`` of new clients,
         under all conditions, where they have joined; ``bytes``, down and up, mean over participants; ``seconds``.
+        Where the protocol is about new clients, these are the clients, and ``trained_accuracy`` is of the others.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     sent: dict[int, float] = {}
+    trained = len(rows) - len(conditions)
     for _, client, moment, metric, value in records:
         if moment in (what.moment, "joined") and metric in _AVERAGED and rows[client]:
-            found.setdefault(metric if moment != "joined" else f"joined_{metric}", []).append((client, value))
+            joined = moment == "joined"
+            if joined == (what.clients == "new") and not (joined and conditions[client - trained]):
+                found.setdefault(metric, []).append((client, value))
+            if metric == "accuracy" and (joined or what.clients == "new"):
+                found.setdefault("joined_accuracy" if joined else "trained_accuracy", []).append((client, value))
         elif moment == "wire":
             sent[client] = sent.get(client, 0.0) + value
-    if "accuracy" not in found:
+    if not found:
         return {}
 
     def mean(metric: str) -> float:
         clients, values = zip(*found[metric], strict=True)
         return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "row" else None))
 
-    means = {m: mean(m) for m in (*_AVERAGED, "joined_accuracy") if m in found}
-    worst = sorted(value for _, value in found["accuracy"])
-    return means | {
-        "worst_decile": float(np.mean(worst[: max(1, len(worst) // 10)])),
-        "bytes": float(np.mean(list(sent.values()))),
-        "seconds": seconds,
-    }
+    means = {m: mean(m) for m in found}
+    if worst := sorted(value for _, value in found.get("accuracy", ())):
+        means["worst_decile"] = float(np.mean(worst[: max(1, len(worst) // 10)]))
+    return means | {"bytes": float(np.mean(list(sent.values()))), "seconds": seconds}
 
 
 class TensorBoard:

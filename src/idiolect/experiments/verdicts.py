@@ -57,12 +57,12 @@ def ours(
     return text if interval is None else f"{text} ± {number(interval, decimals(recipe))}"
 
 
-def about(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
-    """What is to be known of the paper's numbers: what stands after ±, and what is doubtful."""
+def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
+    """A sentence on what the paper has after ±, if it has."""
     if not recipe.deviation or all(c.std is None for c in cells):
-        return list(recipe.doubts)
+        return []
     whose = "The ± of both" if _over_clients(recipe) else "The paper's ±"
-    return [f"{whose} is the standard deviation {recipe.deviation}.", *recipe.doubts]
+    return [f"{whose} is the standard deviation {recipe.deviation}."]
 
 
 def decimals(recipe: Recipe) -> int | None:
@@ -108,7 +108,8 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         *(f"Accuracy (%): {p}." for p in protocols),
         margin if protocols else "",
         "Minutes are a machine's own: they are not judged." if any(o.cell.reads == "minutes" for o in outcomes) else "",
-        *about(recipe, [o.cell for o in outcomes]),
+        *meant(recipe, [o.cell for o in outcomes]),
+        *recipe.doubts,
         *dict.fromkeys(o.said for o in outcomes),
     ]
     columns = {"cell": False} if varying else {}
