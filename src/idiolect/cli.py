@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 class Form(StrEnum):
-    """What ``idiolect report --export`` writes."""
+    """What ``--export`` writes."""
 
     latex = "latex"
     csv = "csv"
@@ -443,6 +443,14 @@ def reproduce_command(
     engine: Annotated[str, _option("As for run.", "auto", panel=_RUN)] = "auto",
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
     track: Track = None,
+    compare: Annotated[
+        str | None,
+        _option("Compare two methods client by client, in each setting.", metavar="A,B", panel=_RUN),
+    ] = None,
+    export: Annotated[
+        Form | None,
+        _option("Write the table (latex, csv), or all figures (png), into a folder of --out.", "", panel=_RUN),
+    ] = None,
     quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -450,7 +458,7 @@ def reproduce_command(
 
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
-    from idiolect import engines
+    from idiolect import engines, report
     from idiolect.experiments import Study, forecast, recipes, reproduce, trackers, verdicts, watcher
 
     made = recipes.get(recipe)
@@ -460,6 +468,12 @@ def reproduce_command(
     engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
     for one in track or ():
         trackers.tracker(one)
+    pair = report.named(compare) if compare else None
+    known = dict.fromkeys(str(c.where.get("method")) for c in cells if c.study)
+    if pair and pair[0] == pair[1]:
+        raise InputError(f"--compare {compare} names one method twice: name two of {', '.join(known)}")
+    if pair and (strange := next((name for name in pair if name.split()[0] not in known), None)):
+        raise InputError(f"--compare {compare}: {strange!r} is not among the cells; choose from {', '.join(known)}")
     if dry_run:
         rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
         if as_json:
@@ -480,15 +494,31 @@ def reproduce_command(
         stay = [one for one in found if reproduce.keep(made, one, results) is None and one.value is not None]
         if stay:
             _say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
-    drawn = [one.cell for one in found if one.status != "no data"]
-    page = reproduce.page(made, drawn, out, rounds=rounds, seeds=some, head=verdicts.head(made, found))
+    drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
+    page = reproduce.page(made, drawn, out, rounds=rounds, seeds=some, head=head)
+    runs = reproduce.together(drawn, out, rounds=rounds, seeds=some)
+    compared = [(run, both) for run in runs if pair and (both := report.compared(run, *pair))]
     if as_json:
-        where = None if page is None else str(page)
-        _print_json({"recipe": recipe, "page": where, "cells": [verdicts.as_json(one) for one in found]})
+        _print_json(
+            {
+                "recipe": recipe,
+                "page": None if page is None else str(page),
+                "cells": [verdicts.as_json(one) for one in found],
+                "compared": [{"setting": run.name} | both._asdict() for run, both in compared],
+            }
+        )
     else:
         out_console.print(verdicts.table(made, found))
+        for run, both in compared:
+            _say(out_console, f"\n{run.name}")
+            out_console.print(report.render_comparison(run, both))
         if page is not None:
             _say(out_console, f"\nPage: {page}")
+    if pair and not compared:
+        _say(err_console, f"--compare {compare}: no setting has results of both yet")
+    if export:
+        for path in reproduce.export(made, export.value, runs, head, out):
+            _say(err_console if as_json else out_console, f"Written: {path}")
     if any(one.to_retry for one in found):
         raise typer.Exit(1)
 

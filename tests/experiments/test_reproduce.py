@@ -72,10 +72,7 @@ def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> Non
     ]  # fmt: skip
     found = run(cells, tmp_path, seeds=[0, 1])
 
-    def runs(c: Cell) -> list[reproduce.Part]:
-        return reproduce.parts(c, tmp_path, seeds=[0, 1])
-
-    one, other = reproduce.together(cells, runs)
+    one, other = reproduce.together(cells, tmp_path, seeds=[0, 1])
     assert one.titles == {"fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "local": "Local"}
     assert list(other.titles) == ["local"]
     rows = idl.report.summary(one) + idl.report.summary(other)
@@ -96,7 +93,7 @@ def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
     ]
     fresh = Cell({**cells[0].where, "clients": "new"}, cells[0].study, condition="")
     loose, tight, _ = run([*cells, fresh], tmp_path)
-    (one,) = reproduce.together([*cells, fresh], lambda c: reproduce.parts(c, tmp_path))
+    (one,) = reproduce.together([*cells, fresh], tmp_path)
     assert {r.label: 100 * float(r.accuracy or 0) for r in idl.report.summary(one)} == pytest.approx(
         {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from idiolect import cli
@@ -111,6 +112,12 @@ def test_every_recipe_has_a_dry_run(
             "reproduce fedpac/table1 --methods fedpca",
             "fedpac/table1 has no cell with method=fedpca; choose from local, ",
         ),
+        (
+            "reproduce fedpac/table1 --compare fedpac,fedavgft",
+            "--compare fedpac,fedavgft: 'fedavgft' is not among the cells; choose from local, ",
+        ),
+        ("reproduce fedpac/table1 --compare fedpac", "--compare fedpac names 1 methods: write two, as "),
+        ("reproduce fedpac/table1 --compare local,local", "--compare local,local names one method twice: name two of "),
         ("reproduce fedpac/table1 --seeds a", "--seeds a: write whole numbers separated by commas, as 0,1,2"),
         ("reproduce fedpac/table1 --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
         ("reproduce fedpac/table1 --budget 0m", "--budget 0m: write a time such as 90s, 30m or 8h"),
@@ -166,3 +173,31 @@ def test_a_failed_run_shows_in_the_exit_code(
     assert "failed: local, round 1, client 0: worker 1 died" in said.err
     assert "failed" in said.out
     assert idiolect("reproduce fedpac/table1 --methods local --quiet --workers 1 --out cells").code == 0
+
+
+def test_methods_are_compared_and_the_table_is_written(idiolect: Callable[[str], Said], small: Recipe) -> None:
+    line = "reproduce fedpac/table1 --only dataset=digits --engine sequential --quiet --out cells"
+    said = idiolect(f"{line} --compare fedper,local --export latex")
+    assert said.code in (0, None)
+    shown = " ".join(said.out.split())
+    assert "FedPer against Local" in shown
+    assert "4 clients, one seed" in shown
+    assert "Written: cells/fedpac-table1/table.tex" in shown
+    text = Path("cells/fedpac-table1/table.tex").read_text()
+    assert text.startswith("\\begin{tabular}{lrrrl}\n\\toprule\nmethod & paper & ours & difference & status \\\\\n")
+    assert "local & 50.00 & " in text
+    said = idiolect(f"{line} --compare fedper,local --export csv --json")
+    assert "Written: cells/fedpac-table1/table.csv" in said.err
+    told = json.loads(said.out)
+    (both,) = told["compared"]
+    assert (both["setting"], both["method"], both["base"]) == ("digits", "fedper", "local")
+    rows = pd.read_csv("cells/fedpac-table1/table.csv")
+    assert list(rows["method"]) == ["local", "fedper"]
+    for row, one in zip(rows.to_dict("records"), told["cells"], strict=True):
+        assert row["measured"] == pytest.approx(one["measured"], rel=1e-15)
+        assert row["worst_decile"] == pytest.approx(one["facts"]["worst_decile"], rel=1e-15)
+    pictures = idiolect(f"{line} --export png").out
+    assert "Written: cells/fedpac-table1/rounds.png" in pictures
+    assert Path("cells/fedpac-table1/rounds.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("cells/fedpac-table1.html").read_text()
+    assert page.count("Copy LaTeX") == 2

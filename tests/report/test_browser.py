@@ -240,3 +240,23 @@ def test_the_comparison_can_be_sorted(make, tmp_path, browser):
         got = table.locator("tbody th").all_inner_texts()
         ranks = {titles[c.base]: getattr(c, value) for c in found}
         assert [ranks[t] for t in got] == sorted(ranks.values(), reverse=True)
+
+
+def test_the_papers_numbers_are_sorted_by_what_stands_before_the_deviation(make, tmp_path, browser):
+    run = report.read(make(["local", "fedavg"]).save(tmp_path / "run"))
+    columns = {"method": False, "paper": True, "ours": True}
+    rows = [
+        ("a", "9.50 ± 3", "-"),
+        ("b", "80.25", "1,024 ± 0.1"),
+        ("c", "-", "10.00 ± 20"),
+        ("d", "10.00 ± 99", "+2.5"),
+    ]
+    head = report.Head("A table", columns, rows, [], (("LaTeX", report.latex(columns, rows)),))
+    file = report.draw([run], tmp_path / "page.html", head)
+    opened = Opened(browser, file)
+    table = opened.page.locator("table", has=opened.page.locator("caption", has_text="paper's numbers"))
+    for name, want in (("paper", ["b", "d", "a", "c"]), ("ours", ["b", "c", "d", "a"])):
+        table.get_by_role("button", name=name).click()
+        assert table.locator("tbody td:first-child").all_inner_texts() == want
+    assert opened.page.get_by_role("button", name="Copy LaTeX").count() == 2
+    opened.clean(file)

@@ -344,15 +344,17 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
     return 100 * value, facts, seconds
 
 
-def together(cells: Sequence[Cell], runs: Callable[[Cell], Sequence[Part]]) -> list[report.Run]:
-    """What has been measured so far as the report draws it (see ``beside``).
+def together(
+    cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)
+) -> list[report.Run]:
+    """What has been measured so far of some cells, as the report draws it (see ``beside``).
 
     Args:
         cells: of a recipe.
-        runs: the runs of a cell.
+        out, rounds, seeds: of their runs, as for ``reproduce``.
     """
-    there = [(c, part.folder) for c in cells if c.condition is None for part in runs(c)]
-    return beside([(c, report.read(folder)) for c, folder in there if (folder / "records.parquet").exists()])
+    there = [(c, part) for c in cells if c.condition is None for part in parts(c, out, rounds=rounds, seeds=seeds)]
+    return beside((c, report.read(part.folder)) for c, part in there if (part.folder / "records.parquet").exists())
 
 
 def beside(measured: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
@@ -395,8 +397,31 @@ def page(
     head: report.Head | None = None,
 ) -> Path | None:
     """Write the page of all that has been measured of some cells, in the folder of the runs; None where nothing has."""
-    runs = together(cells, lambda c: parts(c, out, rounds=rounds, seeds=seeds))
+    runs = together(cells, out, rounds=rounds, seeds=seeds)
     return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
+
+
+def export(
+    recipe: Recipe, form: Literal["latex", "csv", "png"], runs: Sequence[report.Run], head: report.Head, out: Path
+) -> list[Path]:
+    """Write the table of a recipe, or every figure, into its folder in ``out``.
+
+    Args:
+        recipe: what was reproduced.
+        form: of the file.
+        runs: what is drawn (see ``together``).
+        head: the table.
+        out: folder of the runs' folders.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    folder = out / recipe.name.replace("/", "-")
+    if form == "png":
+        return report.pictures(runs, folder)
+    path = folder / report.TABLES[form]
+    files.write(path, {name.lower(): text for name, text in head.copied}[form])
+    return [path]
 
 
 def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
@@ -407,7 +432,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     protocol = protocol_of(c)
     kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
-    if name in methods.names() and name != about["name"]:
+    if name in methods.names():  # by its name alone: the options are the table's
         entry = methods.get(name)
         about = {"name": name, "title": entry.title, "summary": entry.summary}
     return replace(

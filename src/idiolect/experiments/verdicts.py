@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -114,8 +115,9 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
     ]
     columns = {"cell": False} if varying else {}
     columns |= {"method": False, "paper": True, "ours": True, "difference": True, "status": False}
-    title = f"{recipe.name}: {recipe.title}"
-    return report.Head(title, columns, [line(o) for o in outcomes], [n for n in notes if n])
+    title, rows = f"{recipe.name}: {recipe.title}", [line(o) for o in outcomes]
+    copied = ("LaTeX", report.latex(columns, rows)), ("CSV", as_csv(outcomes))
+    return report.Head(title, columns, rows, [n for n in notes if n], copied)
 
 
 def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
@@ -132,6 +134,15 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
     for o, row in zip(outcomes, above.rows, strict=True):
         shown.add_row(*map(Text, row[:-1]), Text(row[-1], _STYLES.get(o.status, "dim")))
     return Group(Text(f"{above.title}\n"), shown, Text("\n".join(["", *above.notes])))
+
+
+def as_csv(outcomes: Iterable[Outcome]) -> str:
+    """A line for each cell with all its digits: its conditions, the paper's number, ours, and what is known besides."""
+    plain = ("published", "published_std", "measured", "interval", "difference", "status", "rounds", "seconds")
+    rows = []
+    for told in map(as_json, outcomes):
+        rows.append(told["where"] | {k: told[k] for k in plain} | told["facts"] | {"protocol": told["protocol"]})
+    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
 
 def as_json(found: Outcome) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Tables, comparisons and one self-contained HTML page, made from the records of a run and from nothing else."""
 
 from idiolect.report import description
-from idiolect.report.compare import Comparison, compare, comparisons, named, render_comparison
-from idiolect.report.export import export
+from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
+from idiolect.report.export import TABLES, export, pictures
 from idiolect.report.page import Head, draw, write
 from idiolect.report.reader import Run, read
 from idiolect.report.tables import (
@@ -12,12 +12,14 @@ from idiolect.report.tables import (
     as_latex,
     as_markdown,
     joined,
+    latex,
     render,
     render_joined,
     summary,
 )
 
 __all__ = [
+    "TABLES",
     "Comparison",
     "Head",
     "Joined",
@@ -27,12 +29,15 @@ __all__ = [
     "as_latex",
     "as_markdown",
     "compare",
+    "compared",
     "comparisons",
     "description",
     "draw",
     "export",
     "joined",
+    "latex",
     "named",
+    "pictures",
     "read",
     "render",
     "render_comparison",

@@ -69,6 +69,13 @@ def compare(run: Run, method: str, base: str) -> Comparison:
     return found
 
 
+def compared(run: Run, method: str, base: str) -> Comparison | None:
+    """``compare``, or None where one of them did not run, or they have no results of one client and seed."""
+    labels = [name if name in run.titles else run.find(name) for name in (method, base)]
+    there = [label for label in labels if label is not None]
+    return _compared(run, *there) if len({*there}) == 2 else None
+
+
 def _compared(run: Run, method: str, base: str) -> Comparison | None:
     value_SK, base_SK = _values(run, method).align(_values(run, base), join="inner")
     point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so

@@ -1,8 +1,10 @@
-"""A run's table and figures as files for a paper."""
+"""Tables and figures as files for a paper."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +13,11 @@ import vl_convert
 from idiolect import files
 from idiolect.errors import InputError
 from idiolect.report.figures import figures, palette, sensitivity
-from idiolect.report.reader import read
+from idiolect.report.reader import Run, read
 from idiolect.report.tables import as_csv, as_latex, summary
 
 Form = Literal["latex", "csv", "png"]
+TABLES = {"latex": "table.tex", "csv": "table.csv"}
 _INK = "#1c2024"
 _TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
 _CONFIG: dict[str, Any] = {  # as the page's, on white
@@ -42,15 +45,32 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
     if out.is_file():
         raise InputError(f"--out {out} is a file: name a folder, for --export writes into one")
     found = read(run)
-    if form != "png":
-        table = {"latex": ("table.tex", as_latex), "csv": ("table.csv", as_csv)}[form]
-        files.write(out / table[0], table[1](summary(found)))
-        return [out / table[0]]
-    colours = palette([found])
-    drawn = figures(found, colours)[0] + sensitivity([found], colours)
-    for figure in drawn:
-        files.write(out / f"{figure.name}.png", _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
-    return [out / f"{figure.name}.png" for figure in drawn]
+    if form == "png":
+        return pictures([found], out)
+    rows = summary(found)
+    path = out / TABLES[form]
+    files.write(path, {"latex": as_latex, "csv": as_csv}[form](rows))
+    return [path]
+
+
+def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
+    """Write a PNG of every figure into a folder; of several runs, those of a run begin with its name.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    colours = palette(list(runs))
+    drawn = [(f"{_file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]]
+    drawn += [("", figure) for figure in sensitivity(runs, colours)]
+    written = []
+    for prefix, figure in drawn:
+        written.append(out / f"{prefix}{figure.name}.png")
+        files.write(written[-1], _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
+    return written
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-")
 
 
 def _png(spec: dict[str, Any], width: int) -> bytes:

@@ -10,7 +10,7 @@ for (const button of document.querySelectorAll("th button")) {
     for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const key = (row) => row.cells[head.cellIndex].dataset.value;
-    const compare = (a, b) => (text ? a.localeCompare(b) : a - b) * (down ? -1 : 1);
+    const compare = (a, b) => (text ? a.localeCompare(b) : parseFloat(a) - parseFloat(b)) * (down ? -1 : 1);
     const rows = [...body.rows].sort((a, b) => (key(a) === "") - (key(b) === "") || compare(key(a), key(b)));
     body.append(...rows);
   });

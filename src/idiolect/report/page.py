@@ -40,13 +40,15 @@ def write(runs: list[Path], out: Path) -> Path:
 
 
 class Head(NamedTuple):
-    """What stands above the runs of a page: a title, and a table of texts of which some columns are numbers."""
+    """What stands above the runs of a page: a title, a table of texts of which some columns are numbers, and notes."""
 
     title: str
     columns: dict[str, bool]
     """Header: whether its texts are numbers."""
     rows: list[tuple[str, ...]]
     notes: list[str]
+    copied: tuple[tuple[str, str], ...] = ()
+    """The table in forms to be copied: name, text."""
 
 
 def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -308,19 +308,37 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
 
 def as_latex(rows: Sequence[Row]) -> str:
     """The table in LaTeX, for the package booktabs; the best accuracy in bold."""
-
-    def line(*cells: str) -> str:
-        return " & ".join(cells) + r" \\"
-
-    lines = [r"\begin{tabular}{l" + "r" * len(COLUMNS) + "}", r"\toprule"]
-    lines += [line("Method", *(column.header.translate(_TEX) for column in COLUMNS)), r"\midrule"]
+    lines = []
     for row in rows:
-        texts = [column.text(row) for column in COLUMNS]
-        cells = ["--" if text == "-" else text.translate(_TEX).replace("-", "$-$") for text in texts]
+        cells = [_tex_number(column.text(row)) for column in COLUMNS]
         if is_best(row, rows):
             cells[0] = rf"\textbf{{{cells[0]}}}"
-        lines.append(line(row.title.translate(_TEX), *cells))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        lines.append([row.title.translate(_TEX), *cells])
+    return _tabular({"Method": False} | {column.header: True for column in COLUMNS}, lines)
+
+
+def latex(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts in LaTeX, for the package booktabs.
+
+    Args:
+        columns: header: whether its texts are numbers.
+        rows: a text for each column.
+    """
+    numbers = columns.values()
+    lines = [[_tex_number(t) if n else t.translate(_TEX) for t, n in zip(row, numbers, strict=True)] for row in rows]
+    return _tabular(columns, lines)
+
+
+def _tex_number(text: str) -> str:
+    return "--" if text == "-" else text.translate(_TEX).replace("-", "$-$")
+
+
+def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str:
+    aligned = "".join("r" if number else "l" for number in columns.values())
+    head = [header.translate(_TEX) for header in columns]
+    body = [" & ".join(cells) + r" \\" for cells in (head, *lines)]
+    parts = [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", body[0], r"\midrule", *body[1:]]
+    return "\n".join([*parts, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def as_csv(rows: Sequence[Row]) -> str:
