@@ -166,7 +166,7 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     found = kept(recipe, cell)
     if cell.value is not None:
         computed = reproduce.outcome(cell, [])
-        return f"{paper} / **{ours(recipe, computed.value)}** {BADGES[computed.status]}"
+        return f"{paper} / **{ours(recipe, cell, computed.value)}** {BADGES[computed.status]}"
     if found is None:
         stands = ("otherwise" if recipe.kind == "settings" else "cannot be had") if cell.absent else "·"
         return stands if recipe.kind == "figure" else f"{paper} / {stands}"

@@ -70,6 +70,16 @@ def test_normal_draws_are_normal(dtype: torch.dtype) -> None:
     assert abs(np.corrcoef(x[::2], x[1::2])[0, 1]) < 4 / math.sqrt(n / 2)  # the pair of one transform
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normal_draws_are_those_of_box_and_muller(dtype: torch.dtype) -> None:
+    """The written-out transform of the bits, whose values are pinned above: drawn faster, the values must not move."""
+    x = keys.bits(keys.key(11), 500)
+    first, second = ((part & 0x7FFFFFFF).to(dtype) for part in (x, x >> 32))
+    radius, angle = torch.sqrt(-2 * torch.log((first + 1) * 2.0**-31)), second * (2 * math.pi * 2.0**-31)
+    want = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], -1).flatten()[:999]
+    assert torch.equal(keys.normal(keys.key(11), (27, 37), dtype), want.reshape(27, 37))
+
+
 def test_purposes_are_independent() -> None:
     n = 20_000
     parents = [keys.key(0), keys.key(1)]

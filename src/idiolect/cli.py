@@ -468,12 +468,7 @@ def reproduce_command(
     engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
     for one in track or ():
         trackers.tracker(one)
-    pair = report.named(compare) if compare else None
-    known = dict.fromkeys(str(c.where.get("method")) for c in cells if c.study)
-    if pair and pair[0] == pair[1]:
-        raise InputError(f"--compare {compare} names one method twice: name two of {', '.join(known)}")
-    if pair and (strange := next((name for name in pair if name.split()[0] not in known), None)):
-        raise InputError(f"--compare {compare}: {strange!r} is not among the cells; choose from {', '.join(known)}")
+    pair = _two(compare, reproduce.labels(cells)) if compare else None
     if dry_run:
         rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
         if as_json:
@@ -495,9 +490,10 @@ def reproduce_command(
         if stay:
             _say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
-    page = reproduce.page(made, drawn, out, rounds=rounds, seeds=some, head=head)
     runs = reproduce.together(drawn, out, rounds=rounds, seeds=some)
-    compared = [(run, both) for run in runs if pair and (both := report.compared(run, *pair))]
+    page = reproduce.page(made, runs, out, head)
+    whole = reproduce.together(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
+    compared = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
     if as_json:
         _print_json(
             {
@@ -515,12 +511,25 @@ def reproduce_command(
         if page is not None:
             _say(out_console, f"\nPage: {page}")
     if pair and not compared:
-        _say(err_console, f"--compare {compare}: no setting has results of both yet")
+        _say(err_console, f"--compare {compare}: no setting has whole runs of both yet")
     if export:
-        for path in reproduce.export(made, export.value, runs, head, out):
+        written = reproduce.export(made, export.value, runs, head, out)
+        for path in written:
             _say(err_console if as_json else out_console, f"Written: {path}")
+        if not written:
+            _say(err_console, f"--export {export.value}: there is nothing to write yet")
     if any(one.to_retry for one in found):
         raise typer.Exit(1)
+
+
+def _two(text: str, labels: Sequence[str]) -> tuple[str, str]:
+    """The two of ``A,B`` among labels, in which commas may stand."""
+    pieces = text.split(",")
+    for k in range(1, len(pieces)):
+        one, other = ",".join(pieces[:k]), ",".join(pieces[k:])
+        if one in labels and other in labels and one != other:
+            return one, other
+    raise InputError(f"--compare {text}: write two of {', '.join(map(repr, labels))}, separated by a comma")
 
 
 def _conditions(text: str | None) -> dict[str, str]:

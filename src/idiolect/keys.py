@@ -52,7 +52,7 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Standard normal draws (Box and Muller), float32 unless torch's default says otherwise."""
+    """Standard normal draws (Box and Muller), in float32 or float64: torch's default unless told."""
     dtype = dtype or torch.get_default_dtype()
     count = math.prod(shape)
     x = bits(key, (count + 1) // 2)

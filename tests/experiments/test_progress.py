@@ -58,6 +58,23 @@ def test_lines() -> None:
     ]
 
 
+def test_a_log_says_something_every_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    monkeypatch.setattr("idiolect.experiments.progress.time.monotonic", lambda: now[0])
+    shown = Lines(Console())
+    shown.plan(9, {("local", 0): 0}, engine())
+    shown.start("local", 0, 0)
+    for at, (moment, accuracy) in enumerate([(30.0, None), (61.0, None), (90.0, 0.5), (149.0, None), (150.0, None)], 1):
+        now[0] = moment
+        shown.advance("local", 0, at, accuracy)
+    assert capsys.readouterr().out.splitlines() == [
+        "local: 9 rounds",
+        "local: seed 0, round 2, 61 s",
+        "local: seed 0, round 3, accuracy 50.0%, 90 s",
+        "local: seed 0, round 5, 150 s",
+    ]
+
+
 def test_a_live_row_per_method_and_seed_and_a_line_for_the_whole() -> None:
     clock, at = Clock(), engine()
     shown = Bars(terminal(), clock)

@@ -79,10 +79,10 @@ def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> Non
     assert [100 * float(r.accuracy or 0) for r in rows] == pytest.approx([o.value for o in found])
     assert {r.seeds for r in rows} == {2}
     recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
-    page = reproduce.page(recipe, cells, tmp_path, seeds=[0, 1])
+    page = reproduce.page(recipe, [one, other], tmp_path)
     assert page == tmp_path / "fedpac-table1.html"
     assert "FedAvg-FT" in page.read_text()
-    assert reproduce.page(recipe, cells, tmp_path / "none") is None
+    assert reproduce.page(recipe, [], tmp_path / "none") is None
 
 
 def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
@@ -138,6 +138,7 @@ def as_measured(c: Cell, one: report.Run) -> report.Run:
             (0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2),
             1,
         ),
+        ("fedcr/table9", "classes per client", [""], (10, 15, 20), 4),
         ("fedpac/table1", "", [], (), 0),
     ],
 )
@@ -158,14 +159,16 @@ def test_figures_against_a_number_have_a_curve_of_it(
 
 
 def test_what_is_drawn_together_is_named_by_what_it_shares(some_run: report.Run) -> None:
-    def sections(recipe: str) -> dict[str, int]:
+    def sections(recipe: str) -> list[tuple[str, int]]:
         cells = [c for c in recipes.get(recipe).cells if c.study]
-        return {r.name: len(r.titles) for r in reproduce.beside((c, as_measured(c, some_run)) for c in cells)}
+        runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
+        assert {label for run in runs for label in run.titles} == set(reproduce.labels(cells))
+        return [(run.name, len(run.titles)) for run in runs]
 
-    assert sections("fedcr/fig3b") == {"fashion_mnist non-iid_1": 10}, "FedSR's learning rate is its own"
-    assert sections("fedcr/fig3d") == {"emnist_letters non-iid_1": 6, "cifar10 non-iid_1": 6}
-    assert sections("fedpac/table2")["fashion_mnist"] == 4
-    assert sections("fedlda/fig1a") == {"cifar10 wrn16_2 500": 8}
+    assert sections("fedcr/fig3b") == [("fashion_mnist non-iid_1", 10)], "FedSR's learning rate is its own"
+    assert sections("fedcr/fig3d") == [("emnist_letters non-iid_1", 6), ("cifar10 non-iid_1", 6)]
+    assert ("fashion_mnist", 4) in sections("fedpac/table2")
+    assert sections("fedlda/fig1a") == [("cifar10 wrn16_2 500", 8)]
 
 
 def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
@@ -173,6 +176,15 @@ def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
         assert c.study is not None
         assert c.study.protocol.observe == ("gaussianity",)
         assert reproduce.protocol_of(c).moment == c.study.protocol.moment
+
+
+def test_what_is_under_way_is_left_out_where_whole_runs_are_asked_for(tmp_path: Path) -> None:
+    cells = [made("local", rounds=400), made("fedper", rounds=400)]
+    parts = [part for c in cells for part in reproduce.parts(c, tmp_path)]
+    parts[0].study.model_copy(update={"rounds": 4}).run(parts[0].folder, engine="sequential")
+    (parts[0].folder / "study.yaml").write_text(parts[0].study.to_yaml())
+    assert [list(run.titles) for run in reproduce.together(cells, tmp_path)] == [["local"]]
+    assert reproduce.together(cells, tmp_path, whole=True) == []
 
 
 def test_the_names_of_runs() -> None:
@@ -470,6 +482,8 @@ def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     kept = json.loads(reproduce.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
     assert kept["machine"] == f"{sitting['machine']}; a GPU"
     assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
+    path.write_text('[{"engine": "sequential", "workers": 1}]')
+    assert (reproduce.outcome(found.cell, [part]).machine, reproduce.outcome(found.cell, [part]).versions) == ("", {})
     path.unlink()
     assert reproduce.outcome(found.cell, [part]).machine == ""
     path.write_text('[{"engine": ')
@@ -481,11 +495,13 @@ def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) 
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
     (several,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0, 1])
     (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
+    (another,) = run(list(recipe.cells), tmp_path / "cells", seeds=[2])
     (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
     path = reproduce.keep(recipe, several, tmp_path / "results")
     assert path is not None
     before = path.read_text()
     assert reproduce.keep(recipe, fewer, tmp_path / "results") is None
+    assert reproduce.keep(recipe, another, tmp_path / "results") is None
     assert path.read_text() == before
     assert reproduce.keep(recipe, others, tmp_path / "results") == path
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
@@ -593,13 +609,14 @@ def test_a_deviation_stands_beside_its_number() -> None:
     over_clients = recipes.get("pfedfda/table1")
     (c,) = chosen(over_clients, {"dataset": "cifar10s", "samples_percent": "25"}, ["pfedfda"])
     assert verdicts.theirs(over_clients, c) == "59.50 ± 12"
-    assert verdicts.ours(over_clients, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
-    assert verdicts.ours(over_clients, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
+    assert verdicts.ours(over_clients, c, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
+    assert verdicts.ours(over_clients, c, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
+    assert verdicts.ours(over_clients, replace(c, std=None), 63.45, None, {"client_std": 11.93}) == "63.45"
     assert verdicts.meant(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
     over_seeds = recipes.get("fedcr/table10")
     (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
     assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
-    assert verdicts.ours(over_seeds, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
+    assert verdicts.ours(over_seeds, c, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
     assert verdicts.meant(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]
     plain = recipes.get("fedcr/table2")
     assert verdicts.meant(plain, plain.cells) == []

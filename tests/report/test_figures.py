@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 
@@ -223,6 +224,16 @@ def test_a_curve_over_what_alone_differs(make, tmp_path, key, numbers, called, a
     x = figure.spec["encoding"]["x"]
     assert x["title"] == called
     assert (x["scale"].get("type") == "log") == (key == "lr")
+
+
+def test_a_curve_in_each_of_several_settings(make, tmp_path):
+    runs = []
+    for k, (dataset, split, lr) in enumerate(itertools.product("ab", (0, 1), (0.1, 0.2))):
+        run = _varied(make, tmp_path / str(k), "lr", [lr], ("fedavg",))[0]
+        run.study.update(data_seed=split, dataset=dataset)
+        runs.append(run)
+    ends = [figure.title.partition("lr 0.1")[2] for figure in sensitivity(runs, palette(runs))]
+    assert ends == [f" ({d}, data seed {split})" for d in "ab" for split in (0, 1)]
 
 
 def test_a_curve_over_an_option_of_a_method(make, tmp_path):

@@ -19,6 +19,7 @@ from idiolect.engines import Engine
 from idiolect.report.tables import duration
 
 Key = tuple[str, int]
+_SILENT = 60.0  # seconds after which a log has a sign of life
 
 
 class Watcher(Protocol):
@@ -225,6 +226,7 @@ class Lines(Silent):
         self._since: dict[str, float] = {}
         self._total: dict[str, int] = {}
         self._done: dict[str, int] = {}
+        self._said: dict[str, float] = {}
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
         """Note how many rounds each method has, of all its seeds."""
@@ -240,11 +242,13 @@ class Lines(Silent):
             self._say(f"{label}: {self._done[label]} of {total} rounds done" if done else f"{label}: {total} rounds")
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """Say the accuracy where it was measured."""
+        """Say the accuracy where it was measured, and the round where nothing was said for a minute."""
         self._done[label] += 1
-        if accuracy is not None:
-            seconds = time.monotonic() - self._since[label]
-            self._say(f"{label}: seed {seed}, round {round}, accuracy {accuracy:.1%}, {seconds:.0f} s")
+        now = time.monotonic()
+        if accuracy is not None or now - self._said.get(label, self._since[label]) >= _SILENT:
+            self._said[label] = now
+            reached = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            self._say(f"{label}: seed {seed}, round {round}{reached}, {now - self._since[label]:.0f} s")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

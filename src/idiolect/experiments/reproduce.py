@@ -256,9 +256,9 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
             told[seed] = "diverged", where
     to_retry = any(kind != "diverged" for kind, _ in told.values())
     ran = [sitting for part in runs if not seeds or part.study.seeds[0] in seeds for sitting in sittings(part.folder)]
-    names = dict.fromkeys(name for sitting in ran for name in sitting["versions"])
-    machine = _each(sitting["machine"] for sitting in ran)
-    versions = {name: _each(sitting["versions"].get(name, "") for sitting in ran) for name in names}
+    machine = _each(sitting.get("machine", "") for sitting in ran)
+    names = dict.fromkeys(name for sitting in ran for name in sitting.get("versions", ()))
+    versions = {name: _each(sitting.get("versions", {}).get(name, "") for sitting in ran) for name in names}
     if not seeds:
         for kind, text in told.values():
             return Outcome(
@@ -345,32 +345,30 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
 
 
 def together(
-    cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)
+    cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,), whole: bool = False
 ) -> list[report.Run]:
     """What has been measured so far of some cells, as the report draws it (see ``beside``).
 
     Args:
         cells: of a recipe.
         out, rounds, seeds: of their runs, as for ``reproduce``.
+        whole: leave out runs that are not through.
     """
     there = [(c, part) for c in cells if c.condition is None for part in parts(c, out, rounds=rounds, seeds=seeds)]
-    return beside((c, report.read(part.folder)) for c, part in there if (part.folder / "records.parquet").exists())
+    return beside(
+        (c, report.read(part.folder))
+        for c, part in there
+        if (part.folder / "records.parquet").exists() and (part.finished or not whole)
+    )
 
 
-def beside(measured: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
-    """The methods of one setting in one run, which is called by what its cells share.
-
-    A method that stands there several times, with other options, is called by what tells its cells apart, too. Its
-    learning rate is a method's own.
-    """
-    own = {"name", "seeds", "methods", "protocol", "lr"}
-    settings: dict[str, list[tuple[Cell, report.Run]]] = {}
-    for c, its in measured:
-        assert c.study is not None
-        setting = [its.manifest["hash"], c.study.model_dump(exclude=own)]
-        settings.setdefault(json.dumps(setting, default=str), []).append((c, its))
+def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
+    """The methods of one setting in one run, which is called by what its cells share; their labels are ``labels``."""
+    runs: dict[str, list[tuple[Cell, report.Run]]] = {}
+    for c, its in those:
+        runs.setdefault(_setting(c), []).append((c, its))
     found = []
-    for all_ in settings.values():
+    for all_ in runs.values():
         cells = [c for c, _ in all_]
         whole = reduce(_joined, (_as_cell(c, its, _called(c, cells)) for c, its in all_))
         shared = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
@@ -378,8 +376,25 @@ def beside(measured: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
     return found
 
 
+def labels(cells: Iterable[Cell]) -> list[str]:
+    """What cells are called in the report: by their method, and where one setting has it several times, by what tells
+    these cells apart, too.
+    """
+    settings: dict[str, list[Cell]] = {}
+    for c in cells:
+        if c.study is not None and c.condition is None:
+            settings.setdefault(_setting(c), []).append(c)
+    return list(dict.fromkeys(_called(c, some) for some in settings.values() for c in some))
+
+
+def _setting(c: Cell) -> str:
+    """What a cell's method is run on; its learning rate is the method's own."""
+    assert c.study is not None
+    own = {"name", "seeds", "methods", "protocol", "lr"}
+    return json.dumps(c.study.model_dump(exclude=own), default=str)
+
+
 def _called(c: Cell, others: Sequence[Cell]) -> str:
-    """A cell's method, and where cells of one setting have it with other options, the conditions that differ."""
     assert c.study is not None
     method = c.where.get("method", c.study.methods[0].label)
     same = [o.where for o in others if o.where.get("method") == method]
@@ -387,24 +402,15 @@ def _called(c: Cell, others: Sequence[Cell]) -> str:
     return " ".join(map(str, [method, *more]))
 
 
-def page(
-    recipe: Recipe,
-    cells: Sequence[Cell],
-    out: Path,
-    *,
-    rounds: int | None = None,
-    seeds: Sequence[int] = (0,),
-    head: report.Head | None = None,
-) -> Path | None:
-    """Write the page of all that has been measured of some cells, in the folder of the runs; None where nothing has."""
-    runs = together(cells, out, rounds=rounds, seeds=seeds)
+def page(recipe: Recipe, runs: list[report.Run], out: Path, head: report.Head | None = None) -> Path | None:
+    """Write the page of a recipe's runs (see ``together``) into their folder; None where there are none."""
     return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
 
 
 def export(
     recipe: Recipe, form: Literal["latex", "csv", "png"], runs: Sequence[report.Run], head: report.Head, out: Path
 ) -> list[Path]:
-    """Write the table of a recipe, or every figure, into its folder in ``out``.
+    """Write the table of a recipe, or every figure, into its folder in ``out``; nothing where there is none.
 
     Args:
         recipe: what was reproduced.
@@ -419,6 +425,8 @@ def export(
     folder = out / recipe.name.replace("/", "-")
     if form == "png":
         return report.pictures(runs, folder)
+    if not head.rows:
+        return []
     path = folder / report.TABLES[form]
     files.write(path, {name.lower(): text for name, text in head.copied}[form])
     return [path]
@@ -483,7 +491,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     seeds = {str(k): v for k, v in (found.seeds or {}).items()}
     hashed = None if found.cell.study is None else digest(found.cell.study)
     same = before.get("hash") == hashed
-    if same and before.get("seeds", {}).keys() > seeds.keys():
+    if same and len(before.get("seeds", {})) > len(seeds):
         return None
     content = {
         "recipe": recipe.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from idiolect import report
+from idiolect.experiments.store import sittings
 from idiolect.experiments.study import Study
 
 
@@ -27,9 +27,7 @@ class Result:
         ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy``, the share of the workers' time
         that was work, ``versions``, ``dtype`` and ``machine``; older runs lack some.
         """
-        path = self.folder / "engine.json"
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        return found
+        return sittings(self.folder)
 
     @property
     def records(self) -> Any:

@@ -23,6 +23,7 @@ _STYLES = {
     "measured": "",
     "under way": "dim",
 }
+_INTERVAL = "Our ±, or mean ±, is the 95 % interval of the mean over seeds."
 
 
 def number(value: float | str | None, decimals: int | None = 2, signed: bool = False) -> str:
@@ -48,14 +49,19 @@ def theirs(recipe: Recipe, cell: Cell) -> str:
 
 
 def ours(
-    recipe: Recipe, value: float | str | None, interval: float | None = None, facts: Mapping[str, float] | None = None
+    recipe: Recipe,
+    cell: Cell,
+    value: float | str | None,
+    interval: float | None = None,
+    facts: Mapping[str, float] | None = None,
 ) -> str:
     """Our number, with the 95 % interval of the mean over seeds or, where the paper has it, the spread over clients."""
-    text, spread = number(value, decimals(recipe)), (facts or {}).get("client_std")
-    if _over_clients(recipe) and spread is not None:
-        more = "" if interval is None else f", mean ± {number(interval, decimals(recipe))}"
-        return f"{text} ± {spread:.0f}{more}"
-    return text if interval is None else f"{text} ± {number(interval, decimals(recipe))}"
+    text, more = number(value, decimals(recipe)), ""
+    if interval is not None:
+        more = f" ± {number(interval, decimals(recipe))}"
+    if cell.std is not None and _over_clients(recipe) and facts:
+        return f"{text} ± {facts['client_std']:.0f}" + (f", mean{more}" if more else "")
+    return text + more
 
 
 def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
@@ -95,7 +101,7 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
             *([cell] if varying else []),
             str(o.cell.where.get("method", "")),
             theirs(recipe, o.cell),
-            ours(recipe, o.value, o.interval, o.facts),
+            ours(recipe, o.cell, o.value, o.interval, o.facts),
             gap,
             status(o),
         )
@@ -110,6 +116,7 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         margin if protocols else "",
         "Minutes are a machine's own: they are not judged." if any(o.cell.reads == "minutes" for o in outcomes) else "",
         *meant(recipe, [o.cell for o in outcomes]),
+        *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
         *recipe.doubts,
         *dict.fromkeys(o.said for o in outcomes),
     ]

@@ -70,10 +70,8 @@ def compare(run: Run, method: str, base: str) -> Comparison:
 
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
-    """``compare``, or None where one of them did not run, or they have no results of one client and seed."""
-    labels = [name if name in run.titles else run.find(name) for name in (method, base)]
-    there = [label for label in labels if label is not None]
-    return _compared(run, *there) if len({*there}) == 2 else None
+    """``compare`` by labels; None where one of them did not run, or they have no results of one client and seed."""
+    return _compared(run, method, base) if {method, base} <= run.titles.keys() else None
 
 
 def _compared(run: Run, method: str, base: str) -> Comparison | None:

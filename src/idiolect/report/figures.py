@@ -767,7 +767,7 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
     for found in uses.values():
         all_ = [one for each in uses.values() for one in each] if in_cells else found
         names = dict.fromkeys(name for one in all_ for name in one.values)
-        varied = [name for name in names if len({one.key([name]) for one in all_}) > 1]
+        varied = [name for name in names if _varies(name, all_, in_cells)]
         along = {name: groups for name in varied if (groups := _along(name, varied, found, all_, in_cells))}
         if len(along) != 1:
             continue
@@ -780,6 +780,11 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
                 for one in ones
             )
     return [_curve(*of, values, shades, i) for i, (of, values) in enumerate(lines.items())]
+
+
+def _varies(name: str, all_: Sequence[_Measured], in_cells: bool) -> bool:
+    """Whether it has several values; a cell without a condition has no other value of it."""
+    return len({one.key([name]) for one in all_ if name in one.values or not in_cells}) > 1
 
 
 def _along(
@@ -796,12 +801,13 @@ def _along(
     groups: dict[str, list[_Measured]] = {}
     for one in here:
         told = {other: one.values[other] for other in apart if one.values.get(other) is not None}
-        text = ", ".join(str(v) if isinstance(v, str) else f"{_words(k)} {v}" for k, v in told.items())
+        text = ", ".join(str(v) if k in _SPEAKING else f"{_words(k)} {v}" for k, v in told.items())
         groups.setdefault(text, []).append(one)
     least = 3 if in_cells else 2
     return {text: ones for text, ones in groups.items() if len({one.values[name] for one in ones}) >= least}
 
 
+_SPEAKING = ("dataset", "model", "partition")  # settings whose values say what they are of
 _NOT_VARIED = ("name", "data_dir", "checkpoint_every", "evaluate_every", "methods")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -330,7 +331,7 @@ def latex(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _tex_number(text: str) -> str:
-    return "--" if text == "-" else text.translate(_TEX).replace("-", "$-$")
+    return "--" if text == "-" else re.sub(r"(?<!\w)-(?=[\d.])|(?<=\de)-(?=\d)", "$-$", text.translate(_TEX))
 
 
 def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str:

@@ -121,7 +121,7 @@ def _figure() -> tuple[Cell, ...]:
 
 
 def fig1a() -> Recipe:
-    """How Gaussian features stay over the rounds, on CIFAR-10 with WideResNet: runs of Table 1."""
+    """How Gaussian features stay over the rounds, on CIFAR-10 with WideResNet: runs of Table 1, and one of FedAvg."""
     said = ("The column of 500 rows and all methods of Table 1: the paper does not say.", _TRAINING, _NETWORK, _RIDGE)
     own = tuple(  # Table 1 has FedAvg in the run of FedAvg-FT, where the tuned model's features are observed
         cell(c.where, _settings(c.where), "fedavg") if c.where["method"] == "fedavg" else c for c in _figure()
