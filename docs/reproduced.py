@@ -170,11 +170,8 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     if found is None:
         stands = ("otherwise" if recipe.kind == "settings" else "cannot be had") if cell.absent else "·"
         return stands if recipe.kind == "figure" else f"{paper} / {stands}"
-    mine = (
-        "diverged"
-        if found["measured"] is None
-        else ours(recipe, *(found[k] for k in ("measured", "interval", "facts")))
-    )
+    value, interval, facts = (found[k] for k in ("measured", "interval", "facts"))
+    mine = "diverged" if value is None else ours(recipe, cell, value, interval, facts)
     return f"{paper} / **{mine}** {BADGES[found['verdict']]}"
 
 
