@@ -30,11 +30,33 @@ PAPERS = {
 BADGES = {"matches": "✅", "differs": "🔶", "diverged": "❌", "measured": "▫️"}
 LEGEND = (
     "Each cell is *the paper's number* / **ours**. ✅ ours is within 1.5 points of the paper's, or within the 95 % "
-    "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it is "
-    "not, and the reason stands below the table; ❌ training diverged; ▫️ the paper has no such number, "
-    "or minutes of another machine; · not yet run. ± is the 95 % interval of the mean over seeds, where the table does "
-    "not say otherwise."
+    "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it "
+    "is not, and what is known of why stands below the table; ❌ training diverged; ▫️ the paper has no such "
+    "number, or minutes of another machine; · not yet run. ± is the 95 % interval of the mean over seeds, where "
+    "the table does not say otherwise. Numbers in sentences that no table has come from further runs with the "
+    "same settings and the one change that is named, seed 0; they are not kept as files."
 )
+SETTINGS = {  # unless a table says otherwise
+    "fedpac": (
+        "20 clients who all take part, or 100 of whom 30 do in a round; 600 training rows for each (EMNIST: 1,000), "
+        "a fifth of them from all classes alike and the rest from the dominant classes of the client's group."
+    ),
+    "pfedfda": (
+        "all rows dealt to 100 clients by Dir(0.5), of whom 30 take part in a round, or EMNIST by writer to 1,000, of "
+        "whom 30 do; a fifth of each client's rows to test on. In CIFAR10-S and CIFAR100-S the images of the first 50 "
+        "clients are corrupted, to train and to test on."
+    ),
+    "fedlda": (
+        "20 clients who all take part, each with classes from a Dirichlet prior of 0.1 of its own and a fifth of its "
+        "rows to test on."
+    ),
+    "fedcr": (
+        "100 clients of equal size, of whom 10 take part in a round; in non-iid_1 each has five classes (CIFAR-100: "
+        "fifteen), in non-iid_2 Dirichlet labels of 0.5 (CIFAR-100: 0.3). After the last round all clients tune their "
+        "heads for ten epochs, where the method has it so."
+    ),
+}
+SHARED = 3  # recipes of a paper that take the same: from then on it is said once
 
 
 def pages() -> dict[Path, str]:
@@ -67,20 +89,21 @@ def _index() -> str:
         "# The papers' tables and figures, reproduced",
         "",
         "Every table and figure of the four papers is one command, `idiolect reproduce RECIPE`; with `--dry-run` it "
-        "says what it would run and how long that takes. Here is what came of those that have been run: first all "
-        "numbers that were measured by training, then every recipe, with a page for each paper.",
+        "says what it would run and how long that takes. Here is what came of those that have been run: first the "
+        "tables, with all numbers that were measured by training, then every recipe, with a page for each paper.",
         "",
         LEGEND,
         "",
         "## Measured so far",
         "",
-        f"{done:,} of {to_train:,} cells that need training, from {len(runs)} of {len(to_run):,} runs: a run serves "
-        "every table and figure that asks for it. The others wait for machine time.",
+        f"{len(runs)} of {len(to_run):,} runs are done. A run serves every table and figure that asks for it, so that "
+        f"they fill {done:,} of {to_train:,} cells that need training. The others wait for machine time.",
         "",
     ]
     for recipe in (r for r in trained if r.kind == "results"):
         lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
-        notes = [*meant(recipe, _measured(recipe)), *_found(recipe), *_reasons(recipe)]
+        notes = [*_protocols(_measured(recipe)), *meant(recipe, _measured(recipe)), *_about(recipe)]
+        notes += [*_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [
         "## Every recipe",
@@ -113,17 +136,28 @@ def _link(recipe: Recipe) -> str:
 
 
 def _page(paper: str) -> str:
-    parts = [f"# {PAPERS[paper]}", "", LEGEND, ""]
-    for recipe in _all(paper):
+    every = _all(paper)
+    often = Counter(note for recipe in every for note in recipe.assumed)
+    shared = [note for note, count in often.items() if count >= SHARED]
+    parts = [f"# {PAPERS[paper]}", "", f"Unless a table says otherwise: {SETTINGS[paper]}", "", LEGEND, ""]
+    for recipe in every:
         parts += [f"## {recipe.name}", "", f"{recipe.title}.", ""]
         if recipe.cells:
             parts += [*_table(recipe, recipe.cells), ""]
+        assumed = [note for note in recipe.assumed if note not in shared]
+        if len(assumed) < len(recipe.assumed):
+            assumed.append("What is said [of several tables](#of-several-tables).")
         for title, notes in (
-            ("", [*_protocols(recipe), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
+            ("", [*_protocols(recipe.cells), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
             ("Of the paper's own numbers:", [*meant(recipe, recipe.cells), *recipe.doubts]),
-            ("What the paper leaves open, and what is taken here:", recipe.assumed),
+            ("What the paper leaves open, and what is taken here:", assumed),
         ):
             parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)
+    if shared:
+        parts += ["## Of several tables", "", "What the paper leaves open, and what is taken in these:", ""]
+    for note in shared:
+        of = ", ".join(r.name.partition("/")[2] for r in every if note in r.assumed)
+        parts.append(f"- {note} ({of})")
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -175,17 +209,25 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     return f"{paper} / **{mine}** {BADGES[found['verdict']]}"
 
 
-def _protocols(recipe: Recipe) -> list[str]:
+def _protocols(cells: Sequence[Cell]) -> list[str]:
     """What the numbers are, those of few methods last; FedAvg as FedAvg-FT receives it is FedAvg's personal model."""
-    said: dict[str, dict[str, None]] = {}
-    for c in recipe.cells:
+    said: dict[str, list[Cell]] = {}
+    for c in cells:
         if c.study is not None and c.reads == "accuracy":
             shared = c.moment and c.where.get("method") != c.study.methods[0].name
-            said.setdefault(str(c.study.protocol if shared else reproduce.protocol_of(c)), {})[_method(c)] = None
-    everyone = {name for names in said.values() for name in names}
-    few = {p for p, names in said.items() if 2 * len(names) < len(everyone)}
-    whose = {p: ", ".join(names) if p in few else "Accuracy (%)" for p, names in said.items()}
-    return [f"{whose[p]}: {p}." for p in sorted(said, key=lambda p: p in few)]
+            said.setdefault(str(c.study.protocol if shared else reproduce.protocol_of(c)), []).append(c)
+    names = {p: list(dict.fromkeys(map(_method, mine))) for p, mine in said.items()}
+    everyone = {name for mine in names.values() for name in mine}
+    few = {p for p, mine in names.items() if 2 * len(mine) < len(everyone)}
+    lines = []
+    for p in sorted(said, key=lambda p: p in few):
+        others = [c for q, cells in said.items() if q != p for c in cells if _method(c) in names[p]]
+        keys = dict.fromkeys(k for c in said[p] for k in c.where if k != "method") if others else {}
+        values = {k: list(dict.fromkeys(str(c.where.get(k)) for c in said[p])) for k in keys}
+        apart = [k for k in keys if not {str(c.where.get(k)) for c in others} & {*values[k]}]
+        whose = [*(names[p] if p in few else ["Accuracy (%)"]), *(f"{k} {' or '.join(values[k])}" for k in apart[:1])]
+        lines.append(f"{', '.join(whose)}: {p}.")
+    return lines
 
 
 def _about(recipe: Recipe) -> list[str]:
@@ -196,10 +238,11 @@ def _about(recipe: Recipe) -> list[str]:
     whole = [f for f in measured if f["seeds"]] or measured
     seeds = sorted({len(f["seeds"]) for f in whole})
     rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in whole}))
+    drawn = " The numbers are accuracies of the runs that it is drawn from." if recipe.kind == "figure" else ""
     machines = "; ".join(dict.fromkeys(f["machine"] for f in measured if f["machine"]))
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
-        f"seed{'s' if seeds != [1] else ''} each, on {machines}."
+        f"seed{'s' if seeds != [1] else ''} each, on {machines}.{drawn}"
     ]
 
 

@@ -190,7 +190,7 @@ def _layers(name: str, datasets: tuple[str, ...], also: str = "") -> Recipe:
     if also:
         body = [(where, value) for where, value in rows if where["type"] != "Fully Connected"]
         cells += [made({"dataset": also, **where}, value, (also,)) for where, value in body]
-    said = "64 filters and 1,600 inputs cannot be had of 28x28 images: there the released code has 4 and 12, and 192."
+    said = "With 64 filters 28x28 images leave 1,024 inputs, not 1,600; the released code has 4 and 12, and 192."
     return Recipe(name, "", "settings", tuple(cells), (said,) if also else ())
 
 

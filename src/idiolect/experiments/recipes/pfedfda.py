@@ -282,7 +282,7 @@ def table9() -> Recipe:
     rows = map(_split, published("pfedfda/table9"))
     return Recipe(
         "pfedfda/table9", "", "results", tuple(cell(where, _HAND_TIMED, "", value, std) for where, value, std in rows),
-        assumed=(_DIRICHLET,),
+        assumed=(_DIRICHLET,), decimals=3,
     )  # fmt: skip
 
 
