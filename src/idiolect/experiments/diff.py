@@ -156,7 +156,8 @@ def of_run(folder: Path) -> Side:
     Raises:
         InputError: it holds no run, or one that cannot be read.
     """
-    return Side(str(folder), Study.read(folder / "study.yaml"), report.read(folder), sittings(folder))
+    run = report.read(folder)  # says it best where there is no run
+    return Side(str(folder), Study.read(folder / "study.yaml"), run, sittings(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:
