@@ -395,6 +395,7 @@ def _setting(c: Cell) -> str:
 
 
 def _called(c: Cell, others: Sequence[Cell]) -> str:
+    """A cell's method, and where cells of one setting have it with other options, the conditions that differ."""
     assert c.study is not None
     method = c.where.get("method", c.study.methods[0].label)
     same = [o.where for o in others if o.where.get("method") == method]
