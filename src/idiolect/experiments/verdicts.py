@@ -85,7 +85,9 @@ def status(found: Outcome) -> str:
     """How the cell stands, in a few words."""
     if found.status == "under way":
         return f"round {found.rounds}"
-    return f"{found.rounds} rounds only" if found.status == "trial" else found.status
+    if found.status == "trial":
+        return f"{found.rounds} round{'' if found.rounds == 1 else 's'} only"
+    return found.status
 
 
 def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
