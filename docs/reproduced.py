@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -253,21 +254,28 @@ def _found(recipe: Recipe) -> list[str]:
 
 
 def _reasons(recipe: Recipe) -> list[str]:
-    """A line for each measured cell that differs or diverged, and for seeds without a number."""
-    lines = []
+    """Why cells differ or diverged, a line for each reason of a method, and for seeds without a number."""
+    lines: list[str] = []
+    by_reason: dict[tuple[str, str, str], list[tuple[list[str], str]]] = {}
     for cell in _measured(recipe):
         found = kept(recipe, cell)
         assert found is not None
         verdict, said, why = found["verdict"], found["said"], found["because"]
-        where = f"{_method(cell)}, {_condition(cell)}"
+        method, where = _method(cell), _condition(cell)
         if verdict == "diverged":
-            lines.append(f"{BADGES[verdict]} {where}: {why or said}")
+            by_reason.setdefault((BADGES[verdict], method, why or said), []).append((where.split(", "), ""))
             continue
         if said:  # some seeds have no number
-            lines.append(f"{where}: {said}")
+            lines.append(f"{method}, {where}: {said}")
         if verdict == "differs":
-            gap = number(found["difference"], decimals(recipe), signed=True)
-            lines.append(f"{BADGES[verdict]} {where} ({gap}): {why or 'the reason is not yet known'}")
+            gap = f" ({number(found['difference'], decimals(recipe), signed=True)})"
+            reason = why or "the reason is not yet known"
+            by_reason.setdefault((BADGES[verdict], method, reason), []).append((where.split(", "), gap))
+    for (badge, method, why), cells in by_reason.items():
+        parts = zip(*(where[:-1] for where, _ in cells), strict=False)
+        shared = [part[0] for part in takewhile(lambda part: len({*part}) == 1, parts)]
+        each = [", ".join(where[len(shared) :]) + gap for where, gap in cells]
+        lines.append(f"{badge} {', '.join([method, *shared, *each])}: {why}")
     return lines
 
 
