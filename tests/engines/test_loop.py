@@ -237,7 +237,8 @@ def test_worker_that_dies() -> None:
             os.kill(min(_children()), 9)
 
     with Processes(2) as workers:
-        with pytest.raises(RunError, match=r"^a worker process died in round 3 \(local\).*try fewer --workers$"):
+        when = r"(between two rounds|in round 3 \(local\))"  # as the pool learns of it before or after it has new work
+        with pytest.raises(RunError, match=rf"^a worker process died {when}.*try fewer --workers$"):
             fit(_job(), workers, rounds=5, on_round=kill)
         assert fit(_job(), workers, rounds=1).round == 1, "the next job starts afresh"
     assert not _children()
