@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import signal
 import subprocess
@@ -449,11 +451,11 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_this_machine_alone(tmp_path: Path) -> None:
-    """Ray starts and ends without a word and leaves no process; SIGTERM is still the caller's."""
+    """Ray starts and ends without a word, listens on loopback alone and leaves no process; SIGTERM is the caller's."""
     code = (
-        "import signal, sys; sys.path[:0] = sys.argv[1:]\n"
+        "import json, os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
         "from functools import partial\n"
-        "import counting, toy\n"
+        "import counting, listening, toy\n"
         "from idiolect.engines import Job, fit\n"
         "from idiolect.engines import ray\n"
         "from idiolect.errors import InputError\n"
@@ -465,6 +467,7 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
         "with ray.Ray(1) as engine:\n"
         "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN\n"
         "    end = fit(Job('counting', counting.build, toy.data(), 3), engine, rounds=2)\n"
+        "    print(json.dumps(listening.addresses(os.environ['IDIOLECT_TEST'])))\n"
         "print(end.server.tolist(), engine.workers)\n"
     )
     here = Path(__file__).parent
@@ -476,7 +479,10 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
                 env=environment, capture_output=True, text=True, timeout=100,
             )  # fmt: skip
             assert done.stderr == ""
-            first, second = done.stdout.splitlines()
+            first, listened, second = done.stdout.splitlines()
+            places = json.loads(listened)
+            assert len(places) >= 4, "the driver, Ray's two servers and a worker listen"
+            assert all(ipaddress.ip_address(place).is_loopback for place in places), places
             assert first.startswith("no Ray cluster answers at 127.0.0.1:9: ")
             assert second == "[2, 30] 1"
             deadline = time.monotonic() + 10

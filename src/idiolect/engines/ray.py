@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import logging
 import os
 import pickle
@@ -66,7 +67,7 @@ class Ray:
     Args:
         workers: how many on each node, at most; None takes the cores that Ray has there.
         address: of the cluster (``auto``, or host:port), whose nodes have this package installed, and of which this
-            machine is one; None starts Ray on this machine alone.
+            machine is one; None starts Ray on this machine alone, which no other machine can reach.
         inner: the engine on each node; ``vectorised`` where it has a GPU, ``processes`` on the others.
 
     Attributes:
@@ -600,7 +601,8 @@ def _connect(address: str | None, workers: int | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            ray.init("local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
+            with _on_loopback():
+                ray.init("local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address, **quiet)
     except Exception as error:
@@ -609,6 +611,27 @@ def _connect(address: str | None, workers: int | None) -> None:
     finally:
         if main:
             signal.signal(signal.SIGTERM, handler)  # Ray has taken it
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """What of Ray starts inside listens on the loopback address, as it does on Windows and macOS; Linux has no option.
+
+    Raises:
+        RuntimeError: this version of Ray would listen elsewhere; it is shut down.
+    """
+    ray = _ray()
+    constants: Any = import_module("ray._private.ray_constants")
+    usual = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = usual
+    at = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(at).is_loopback:
+        ray.shutdown()
+        raise RuntimeError(f"Ray {ray.__version__} listens on {at}, where other machines can reach it")
 
 
 def _answers(address: str) -> bool:
