@@ -488,13 +488,13 @@ def finished(idiolect: Command) -> Path:
             "run --resume --out r --set fedavg_ft.epochs=3",
             ["methods: fedavg, fedavg_ft there, fedavg, fedavg_ft:epochs=3 here"],
         ),
-        ("run --resume --out r --partition dirichlet:alpha=0.7", ["alpha=0.3", "alpha=0.7", "another --out"]),
+        ("run --resume --out r --partition dirichlet:alpha=0.7", ["alpha=0.3", "alpha=0.7", "another folder"]),
         ("run --resume --out r --shift invert:clients=1", ["shifts: none there, invert:clients=1 here"]),
         ("run --resume --out r/cells", ["holds no run to resume", "--out"]),
         ("run --resume --out nowhere", ["nowhere holds no run to resume"]),
-        (f"{SMALL} --resume --out r/cells", ["r/cells holds no run", "another --out"]),
-        (f"{SMALL} --out r/study.yaml", ["cannot use r/study.yaml as a folder", "another --out"]),
-        (f"{SMALL} --resume --out r/study.yaml", ["cannot use r/study.yaml as a folder", "another --out"]),
+        (f"{SMALL} --resume --out r/cells", ["r/cells holds no run", "another folder"]),
+        (f"{SMALL} --out r/study.yaml", ["cannot use r/study.yaml as a folder", "another folder"]),
+        (f"{SMALL} --resume --out r/study.yaml", ["cannot use r/study.yaml as a folder", "another folder"]),
         ("report nowhere", ["no run folder nowhere"]),
         ("report r/cells", ["study.yaml is missing"]),
         ("report r --out r/cells", ["r/cells is a folder"]),
@@ -509,9 +509,9 @@ def test_folder_that_does_not_fit(idiolect: Command, finished: Path, line: str, 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("manifest.json", "{", ["manifest.json is missing or broken", "another --out"]),
+        ("manifest.json", "{", ["manifest.json is missing or broken", "another folder"]),
         ("manifest.json", "{}", ["manifest.json is missing or broken"]),
-        ("manifest.json", '{"hash": "0"}', ["the data have changed", "another --out"]),
+        ("manifest.json", '{"hash": "0"}', ["the data have changed", "another folder"]),
         ("study.yaml", "nonsense", ["is not a study"]),
         ("cells/01-fedavg-seed0/checkpoint.safetensors", "x", ["not a readable checkpoint", "delete it"]),
         ("cells/01-fedavg-seed0/records.parquet", "x", ["records.parquet is not readable", "delete its folder"]),
@@ -687,7 +687,7 @@ def test_divergence(idiolect: Command) -> None:
         "local: client 0, round 1",
         "not a finite number",
         "lower the learning rate",
-        "is in r, a new try needs another --out",
+        "is in r, a new try needs another folder",
     )
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect import __version__
-from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, nearest
+from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, as_options, nearest
 from idiolect.spec import plain
 
 if TYPE_CHECKING:
@@ -820,7 +820,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _main(arguments: Sequence[str] | None) -> NoReturn:
     try:
-        code = app(arguments, prog_name="idiolect", standalone_mode=False)
+        with as_options():
+            code = app(arguments, prog_name="idiolect", standalone_mode=False)
     except Interrupted as stop:
         _end(str(stop), 128 + stop.signal)
     except IdiolectError as error:

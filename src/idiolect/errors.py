@@ -17,7 +17,7 @@ class IdiolectError(Exception):
 
 
 class InputError(IdiolectError, ValueError):
-    """The caller asked for something impossible; the message names the option and the mend. Exit code 2."""
+    """The caller asked for something impossible; the message names the argument and the fix. Exit code 2."""
 
 
 class RunError(IdiolectError, RuntimeError):
@@ -54,14 +54,63 @@ def _place(error: Exception) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, then all of them.
+    """A hint for a misspelt name: the nearest known one, whatever its case, then all of them, at most 40.
 
     >>> nearest("fedpca", ["fedavg", "fedpac"])
     "did you mean 'fedpac'? Known: fedavg, fedpac"
+    >>> nearest("Mean-Radius", ["radius", "mean_radius"])
+    "did you mean 'mean_radius'? Known: radius, mean_radius"
     >>> nearest("zzz", ["fedavg", "fedpac"])
     'known: fedavg, fedpac'
     """
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    every = ", ".join(known) or "none"
-    return f"did you mean {close[0]!r}? Known: {every}" if close else f"known: {every}"
+    plain = [_plain(k) for k in known]
+    close = [_plain(name)] if _plain(name) in plain else difflib.get_close_matches(_plain(name), plain, n=1)
+    every = listed(known, 40)
+    return f"did you mean {known[plain.index(close[0])]!r}? Known: {every}" if close else f"known: {every}"
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone, in lower case."""
+    return re.sub(r"[\W_]+", "", name).casefold() or name
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """The names with commas, cut short where there are many."""
+    every = [str(n) for n in names]
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return (", ".join(every[:most]) or "none") + more
+
+
+def option(name: str, value: object = None) -> str:
+    """An argument as the caller writes it: the option on the command line (see ``as_options``), else Python's.
+
+    >>> option("out"), option("resume", True), option("engine", "processes")
+    ('out=...', 'resume=True', "engine='processes'")
+    >>> with as_options():
+    ...     option("out"), option("resume", True), option("engine", "processes")
+    ('--out', '--resume', '--engine processes')
+    """
+    if not _as_options:
+        return f"{name}={'...' if value is None else repr(value)}"
+    written = f"--{name.replace('_', '-')}"
+    return written if value is None or value is True else f"{written} {value}"
+
+
+_as_options = False
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Inside the block, messages of this process name the command line's options and commands."""
+    global _as_options
+    before, _as_options = _as_options, True
+    try:
+        yield
+    finally:
+        _as_options = before
+
+
+def on_command_line() -> bool:
+    """Whether messages are for the command line."""
+    return _as_options

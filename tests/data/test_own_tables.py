@@ -403,7 +403,7 @@ def test_unknown_paths_name_what_is_near(tmp_path):
 
 def test_many_columns_are_not_all_listed():
     wide = pd.DataFrame(np.arange(2000).reshape(2, 1000))
-    with pytest.raises(InputError, match=r"\(0, 1, .*, 19 and 980 more\)"):
+    with pytest.raises(InputError, match=r"\(0, 1, .*, 39 and 960 more\)"):
         from_frame(wide)
 
 

@@ -238,7 +238,7 @@ def test_worker_that_dies() -> None:
 
     with Processes(2) as workers:
         when = r"(between two rounds|in round 3 \(local\))"  # as the pool learns of it before or after it has new work
-        with pytest.raises(RunError, match=rf"^a worker process died {when}.*try fewer --workers$"):
+        with pytest.raises(RunError, match=rf"^a worker process died {when}.*try fewer workers$"):
             fit(_job(), workers, rounds=5, on_round=kill)
         assert fit(_job(), workers, rounds=1).round == 1, "the next job starts afresh"
     assert not _children()
@@ -254,7 +254,10 @@ def test_method_that_workers_cannot_import() -> None:
     counting.build.__module__ = "gone"
     try:
         sys.modules["gone"] = counting
-        with Processes(1) as workers, pytest.raises(RunError, match=r"No module named 'gone'.*--engine sequential$"):
+        with (
+            Processes(1) as workers,
+            pytest.raises(RunError, match=r"No module named 'gone'.*use the sequential engine$"),
+        ):
             fit(Job("gone", build, toy.data(), 0), workers, rounds=1)
     finally:
         counting.build.__module__ = "counting"

@@ -337,7 +337,7 @@ def test_jobs_side_by_side_are_on_the_same_data(runs_on: Ray) -> None:
 def test_method_that_nodes_cannot_import(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gone", counting)
     monkeypatch.setattr(counting.build, "__module__", "gone")
-    with pytest.raises(RunError, match=r"No module named 'gone'.*--engine sequential$"):
+    with pytest.raises(RunError, match=r"No module named 'gone'.*use the sequential engine$"):
         fit(Job("gone", counting.build, DATA, 0), runs_on, rounds=1)
 
 

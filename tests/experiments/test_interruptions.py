@@ -248,7 +248,7 @@ def test_worker_dies(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         STUDY.run(tmp_path / "r", engine="processes", workers=2, watcher=kill)
     assert re.fullmatch(
         r"a worker process died (between two rounds|in round \d \(\w+\)), perhaps for want of memory: "
-        r"try fewer --workers; what was done is kept, continue with: "
+        r"try fewer workers; what was done is kept, continue with: "
         rf"idiolect run --resume --out {tmp_path / 'r'} --engine processes --workers 2",
         str(caught.value),
     )
@@ -329,9 +329,7 @@ def test_stop_before_the_first_round(tmp_path: Path) -> None:
         def start(self, label: str, total: int, done: int) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(
-        Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: idiolect run"
-    ):
+    with pytest.raises(Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: study.run"):
         STUDY.run(tmp_path / "r", engine="sequential", watcher=Early())
 
 

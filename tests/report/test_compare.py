@@ -161,7 +161,7 @@ def test_clients_without_a_pair_are_left_out(make, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("fedavg", "--compare fedavg names 1 methods: write two"),
+        ("fedavg", "cannot compare fedavg, which names 1 methods: write two"),
         ("fedavg,fedavg", "names one method twice: name two of local, fedavg"),
         ("fedavg,fedpak", "did you mean 'fedpac'"),
     ],
@@ -188,7 +188,7 @@ def test_export(make, tmp_path):
     assert (folder / "table.tex").read_text() == report.as_latex(rows)
     assert report.export(folder, "csv", tmp_path / "new" / "place") == [tmp_path / "new" / "place" / "table.csv"]
     assert (tmp_path / "new" / "place" / "table.csv").read_text() == report.as_csv(rows)
-    with pytest.raises(InputError, match="is a file: name a folder"):
+    with pytest.raises(InputError, match="is a file, and an export is written into a folder"):
         report.export(folder, "png", folder / "table.tex")
 
 

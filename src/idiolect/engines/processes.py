@@ -60,7 +60,7 @@ class Processes:
         if workers is not None and workers < 1:
             raise InputError(f"workers={workers} is not possible: ask for at least 1")
         if os.name != "posix":
-            raise InputError("the processes engine needs Linux or macOS: use --engine sequential here")
+            raise InputError("the processes engine needs Linux or macOS: use the sequential engine here")
         self.workers = self._asked = workers or cores()
         self.seconds = 0.0
         self._pool: _Pool | None = None
@@ -113,7 +113,7 @@ class Pooled:
         except Exception as error:
             what = f"{job.name} cannot be told to a worker ({' '.join(str(error).split())})"
             raise RunError(
-                f"{what}: put the method in a module that can be imported, or use --engine sequential"
+                f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ) from error
         self.message = wire.pack(("job", number, bytes(told)))
         pool.jobs.add(number)
@@ -214,7 +214,7 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C is for the engine alone
             )
         except OSError as error:
-            raise RunError(f"cannot start a worker process ({error.strerror}): try fewer --workers") from error
+            raise RunError(f"cannot start a worker process ({error.strerror}): try fewer workers") from error
         finally:
             theirs.close()
         self.holds: dict[int, int] = {}
@@ -357,4 +357,4 @@ class _Pool:
 
 
 def _died(when: str) -> RunError:
-    return RunError(f"a worker process died {when}, perhaps for want of memory: try fewer --workers")
+    return RunError(f"a worker process died {when}, perhaps for want of memory: try fewer workers")

@@ -287,7 +287,7 @@ class Spread:
         except Exception as error:
             what = f"{job.name} cannot be told to a node ({_line(error)})"
             raise RunError(
-                f"{what}: put the method in a module that can be imported, or use --engine sequential"
+                f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ) from error
         self._job = ray.put(told)
         self._home_K = np.full(job.data.clients, -1, np.int32)
@@ -515,7 +515,7 @@ class Host:
             return _array((error, None))
         except Exception as error:  # noqa: BLE001  a node never ends by itself, so that the engine can say what failed
             what = f"a node failed ({type(error).__name__}: {_line(error)})"
-            mend = "put the method in a module that every node can import, or use --engine sequential"
+            mend = "put the method in a module that every node can import, or use the sequential engine"
             return _array((RunError(f"{what}: {mend}"), None))
 
     def close(self, number: int) -> None:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from idiolect import keys, spec, tree
 from idiolect.data import FederatedData
 from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, check
-from idiolect.errors import InputError, Interrupted, RunError, blame
+from idiolect.errors import InputError, Interrupted, RunError, blame, option
 from idiolect.method import Data, Down
 from idiolect.training import Personal
 from idiolect.tree import Tree
@@ -82,9 +82,9 @@ class Vectorised:
         options = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution}
         checked = spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
         self.device = _device(checked["device"])
-        for option, wanted in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
+        for asked, wanted in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
             if wanted and self.device.type != "cuda":
-                raise InputError(f"engine vectorised: {option} needs a CUDA device, not {self.device}: leave it out")
+                raise InputError(f"engine vectorised: {asked} needs a CUDA device, not {self.device}: leave it out")
         self.chunk, self.precision, self.convolution, self.graphs = chunk, precision, convolution, graphs
         self.seconds = 0.0
         self.padded = self.real = 0
@@ -116,7 +116,7 @@ class Vectorised:
             except torch.cuda.OutOfMemoryError:
                 size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
                 what = f"the rows of {job.data.name} ({size}) do not fit in the memory of {self.device}"
-                raise RunError(f"{what}: choose --engine processes") from None
+                raise RunError(f"{what}: choose {option('engine', 'processes')}") from None
         return Chunks(job, self, *self._rows[1:])
 
     @contextmanager
@@ -256,12 +256,12 @@ class Chunks:
                 if len(ids) > 1:
                     return None
                 what = f"{where}: one client does not fit in the memory of {self._device}"
-                raise RunError(f"{what}: choose a smaller batch_size, or --engine processes") from None
+                raise RunError(f"{what}: choose a smaller batch_size, or {option('engine', 'processes')}") from None
             except RuntimeError as error:
                 if not str(error).startswith("vmap: "):
                     raise
                 what = f"{where}: the method does not map over clients ({str(error).splitlines()[0]})"
-                raise RunError(f"{what}: choose --engine sequential or processes") from error
+                raise RunError(f"{what}: choose {option('engine', 'sequential')} or processes") from error
         if measuring:
             peak = torch.cuda.max_memory_allocated(self._device) - before
             free, _ = torch.cuda.mem_get_info(self._device)

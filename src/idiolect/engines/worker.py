@@ -45,7 +45,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  a worker never ends by itself, so that the engine can say what failed
             what = f"a worker process failed ({type(error).__name__}: {error})"
             return RunError(
-                f"{what}: put the method in a module that can be imported, or use --engine sequential"
+                f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ), None
 
     def start(self, data: FederatedData, rows: int) -> bool:

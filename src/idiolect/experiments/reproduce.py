@@ -22,7 +22,7 @@ from scipy import stats
 
 from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
-from idiolect.errors import Diverged, InputError, Interrupted, RunError
+from idiolect.errors import Diverged, InputError, Interrupted, RunError, option
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe, named
 from idiolect.experiments.runner import run
@@ -74,7 +74,9 @@ class Part(NamedTuple):
         """
         there = self.folder / "study.yaml"
         if there.exists() and (differs := difference(computed(Study.read(there)), computed(self.study))):
-            raise InputError(f"{self.folder} holds another study ({differs}): move it away, or choose another --out")
+            raise InputError(
+                f"{self.folder} holds another study ({differs}): move it away, or name another with {option('out')}"
+            )
         checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
         return max((checkpoint.rounds(path) for path in checkpoints), default=0)
 

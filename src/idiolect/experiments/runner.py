@@ -17,7 +17,7 @@ import torch
 
 from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, checkpoint, fit
-from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame
+from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame, on_command_line, option
 from idiolect.experiments import environment
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
@@ -62,7 +62,7 @@ def run(
     runs = engines.engine(engine, workers)
     tracking = Tracking(track)
     if resume and out is None:
-        raise InputError("resume needs the folder to continue: give --out")
+        raise InputError(f"resume needs the folder to continue: give {option('out')}")
     federation = study.federation()
     jobs = study.jobs(federation)
     for use, job in jobs:
@@ -95,7 +95,9 @@ def run(
                 where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
             if isinstance(error, Diverged):
-                raise Diverged(f"{error}; what was done is in {store.folder}, a new try needs another --out") from error
+                raise Diverged(
+                    f"{error}; what was done is in {store.folder}, a new try needs another folder"
+                ) from error
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
@@ -226,6 +228,10 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _command(folder: Path, engine: str, workers: int | None) -> str:
+    if not on_command_line():
+        how = {"out": str(folder), "resume": True} | ({"engine": engine} if engine != "auto" else {})
+        how |= {} if workers is None else {"workers": workers}
+        return f"study.run({', '.join(f'{k}={v!r}' for k, v in how.items())})"
     command = ["idiolect", "run", "--resume", "--out", str(folder)]
     command += ["--engine", engine] if engine != "auto" else []
     command += ["--workers", str(workers)] if workers is not None else []

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from idiolect import files
 from idiolect.engines import Record, State
 from idiolect.engines.checkpoint import load, save
-from idiolect.errors import InputError, RunError
+from idiolect.errors import InputError, RunError, option
 from idiolect.experiments.study import Study
 from idiolect.spec import Spec
 
@@ -99,7 +99,9 @@ class Store:
                 draft.unlink()
             return
         if _holds_something(self.folder):
-            mend = "choose another --out" if resume else "choose another --out, or continue the run in it with --resume"
+            mend = (
+                _elsewhere() if resume else f"{_elsewhere()}, or continue the run in it with {option('resume', True)}"
+            )
             raise InputError(f"{self.folder} {'holds no run' if resume else 'exists'}: {mend}")
         try:
             files.write(self.folder / "manifest.json", json.dumps(manifest, indent=1))
@@ -120,16 +122,14 @@ class Store:
         """The name of the study in the folder, which must compute what this one does."""
         there = Study.read(self.folder / "study.yaml")
         if differs := difference(computed(there), computed(self.study)):
-            raise InputError(
-                f"{self.folder} holds another study ({differs}): choose another --out, or resume it as it was"
-            )
+            raise InputError(f"{self.folder} holds another study ({differs}): {_elsewhere()}, or resume it as it was")
         path = self.folder / "manifest.json"
         try:
             same = json.loads(path.read_text(encoding="utf-8"))["hash"] == manifest["hash"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is missing or broken: restore it, or run the study into another --out") from None
+            raise InputError(f"{path} is missing or broken: restore it, or run the study into another folder") from None
         if not same:
-            raise InputError(f"the data have changed since the run in {self.folder} began: choose another --out")
+            raise InputError(f"the data have changed since the run in {self.folder} began: {_elsewhere()}")
         return there.name
 
     def cell(self, label: str, seed: int) -> Cell:
@@ -190,6 +190,10 @@ def seconds_of_rounds(folder: Path) -> list[float]:
     return found
 
 
+def _elsewhere() -> str:
+    return f"choose another folder with {option('out')}"
+
+
 def _new(name: str) -> Path:
     """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
     number, folder = 1, Path("runs", name)
@@ -201,7 +205,9 @@ def _new(name: str) -> Path:
             number += 1
             folder = Path("runs", f"{name}-{number}")
         except OSError as error:
-            raise RunError(f"cannot make the folder {folder} ({error.strerror}): choose one with --out") from error
+            raise RunError(
+                f"cannot make the folder {folder} ({error.strerror}): choose one with {option('out')}"
+            ) from error
 
 
 def _hold(folder: Path) -> int | None:
@@ -215,7 +221,7 @@ def _hold(folder: Path) -> int | None:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(held)
-        raise InputError(f"another process runs in {folder}: wait for it, or choose another --out") from None
+        raise InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}") from None
     except OSError:  # a file system that cannot
         os.close(held)
         return None
@@ -227,7 +233,7 @@ def _holds_something(folder: Path) -> bool:
     try:
         return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
     except OSError as error:
-        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): choose another --out") from None
+        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
 
 
 def computed(study: Study) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from idiolect import files, protocol
 from idiolect.engines import Record
-from idiolect.errors import InputError, Interrupted, nearest
+from idiolect.errors import InputError, Interrupted, nearest, option
 from idiolect.experiments.store import computed
 from idiolect.experiments.study import Study
 
@@ -205,7 +205,7 @@ def tracker(text: str) -> Make:
     try:
         importlib.import_module(package)
     except ImportError:
-        raise InputError(f"--track {name} needs a package: pip install 'idiolect[{name}]'") from None
+        raise InputError(f"{option('track', name)} needs a package: pip install 'idiolect[{name}]'") from None
     return lambda: adapter(where or None)
 
 
@@ -256,7 +256,7 @@ class Tracking:
             if first:
                 said = " ".join(str(error).split())[:300]
                 warnings.warn(
-                    f"--track {name} failed, and the run goes on without it: {type(error).__name__}: {said}",
+                    f"{option('track', name)} failed, and the run goes on without it: {type(error).__name__}: {said}",
                     RuntimeWarning,
                     stacklevel=4,
                 )

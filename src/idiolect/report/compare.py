@@ -62,7 +62,9 @@ def compare(run: Run, method: str, base: str) -> Comparison:
     """
     method, base = _label(run, method), _label(run, base)
     if method == base:
-        raise InputError(f"--compare {method},{base} names one method twice: name two of {', '.join(run.titles)}")
+        raise InputError(
+            f"cannot compare {method} with itself, for that names one method twice: name two of {', '.join(run.titles)}"
+        )
     if (found := _compared(run, method, base)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         raise InputError(f"{what}: finish the run, or compare others")
@@ -117,7 +119,7 @@ def named(text: str) -> tuple[str, str]:
     """
     pieces = split_list(text)
     if len(pieces) != 2:
-        raise InputError(f"--compare {text} names {len(pieces)} methods: write two, as fedpac,fedavg")
+        raise InputError(f"cannot compare {text}, which names {len(pieces)} methods: write two, as fedpac,fedavg")
     return pieces[0], pieces[1]
 
 
@@ -174,7 +176,7 @@ def interval(point_SK: np.ndarray, weight_K: np.ndarray, seed: int = 0) -> tuple
 def _label(run: Run, name: str) -> str:
     label = name if name in run.titles else run.find(name)
     if label is None:
-        raise InputError(f"--compare: {name!r} is not in the run {run.name}; {nearest(name, run.titles)}")
+        raise InputError(f"cannot compare {name!r}: it is not in the run {run.name}; {nearest(name, run.titles)}")
     return label
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import vl_convert
 
 from idiolect import files
-from idiolect.errors import InputError
+from idiolect.errors import InputError, option
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.reader import Run, read
 from idiolect.report.tables import as_csv, as_latex, summary
@@ -43,7 +43,7 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
     """
     out = out or run
     if out.is_file():
-        raise InputError(f"--out {out} is a file: name a folder, for --export writes into one")
+        raise InputError(f"{out} is a file, and an export is written into a folder: name one with {option('out')}")
     found = read(run)
     if form == "png":
         return pictures([found], out)

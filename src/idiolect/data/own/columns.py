@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from idiolect.errors import InputError, nearest
+from idiolect.errors import listed as listed
 
 # R rows of everybody
 
@@ -21,13 +22,6 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
-def listed(names: Iterable[object], most: int = 20) -> str:
-    """The names with commas, cut short where there are many."""
-    every = [str(n) for n in names]
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return (", ".join(every[:most]) or "none") + more
-
-
 def find(columns: Sequence[str], name: str, option: str, where: str) -> str:
     """The column's own name.
 
@@ -35,8 +29,7 @@ def find(columns: Sequence[str], name: str, option: str, where: str) -> str:
         InputError: there is no such column.
     """
     if name not in columns:
-        shown = nearest(name, columns) if len(columns) <= _FEW else f"known: {listed(columns)}"
-        raise InputError(f"{option}: {where} has no column {name!r}; {shown}")
+        raise InputError(f"{option}: {where} has no column {name!r}; {nearest(name, columns)}")
     return name
 
 
@@ -51,7 +44,7 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
     found = [c for c in columns if c.lower() in TARGETS]
     if len(found) != 1:
         which = f"any of {listed(found)} may be the target of {where}" if found else f"no target is named for {where}"
-        raise InputError(f"{which}: give target as one of its columns ({listed(columns)})")
+        raise InputError(f"{which}: give target as one of its columns ({listed(columns, 40)})")
     return found[0]
 
 
