@@ -167,6 +167,15 @@ Track = Annotated[
         panel=_RUN,
     ),
 ]
+AllowImport = Annotated[
+    bool,
+    _option(
+        "Let the file of the study, or of the run to resume, name code by its import path; such code is run.",
+        "",
+        "--allow-import",
+        panel=_RUN,
+    ),
+]
 AsJson = Annotated[bool, _option("Print the table as JSON.", "", "--json", panel=_RUN)]
 
 
@@ -257,6 +266,7 @@ def run_command(
     workers: Annotated[int | None, _option("Worker processes.", "one per core", panel=_RUN)] = None,
     out: Annotated[Path | None, _option("Folder of the run.", "runs/NAME", panel=_RUN)] = None,
     resume: Annotated[bool, _option("Continue the run in --out.", "", "--resume", panel=_RUN)] = False,
+    allow_import: AllowImport = False,
     track: Track = None,
     quiet: Annotated[bool, _option("Show no progress.", "", "--quiet", panel=_RUN)] = False,
     as_json: AsJson = False,
@@ -276,7 +286,7 @@ def run_command(
         local_epochs=local_epochs, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay,
         augment=augment, drop_last=drop_last, protocol=protocol, evaluate_every=evaluate_every,
     )  # fmt: skip
-    whole = _study(study, settings, set_ or [], out if resume else None)
+    whole = _study(study, settings, set_ or [], out if resume else None, allow_import)
     show = Silent() if quiet else watcher(err_console)
     result = run(
         whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show, track=track or ()
@@ -320,22 +330,33 @@ def _worked(result: Result) -> str:
     return f"{who} busy {last['busy']:.0%} of {duration(last['seconds'])}.\n"
 
 
-def _study(path: Path | None, settings: dict[str, Any], sets: Sequence[str], resumed: Path | None) -> Study:
-    """The study that a file, options and ``--set`` describe together; a run to be resumed has its own file."""
+def _study(
+    path: Path | None, settings: dict[str, Any], sets: Sequence[str], resumed: Path | None, allow_import: bool
+) -> Study:
+    """The study that a file, options and ``--set`` describe together; a run to be resumed has its own file.
+
+    Code that an option names is the user's own word, code that the file names is not.
+    """
     from idiolect.experiments import Study
+    from idiolect.experiments.study import names_code
 
     if path is None and resumed is not None:
         if (resumed / "study.yaml").exists():
             path = resumed / "study.yaml"
         elif not settings and not sets:
             raise InputError(f"{resumed} holds no run to resume: give --out the folder of one, or leave out --resume")
-    written = Study.read(path).model_dump(exclude_unset=True) if path else {}  # the rest depends on what is overridden
+    there = Study.look(path) if path else None
+    written = there.model_dump(exclude_unset=True) if there else {}  # the rest depends on what is overridden
     by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")
     for own, other in (("data", by_name), ("dataset", own_data)):
         if own in settings:  # the one takes the other's place
             written = {k: v for k, v in written.items() if k not in other}
     if "data" in settings or "client_column" in settings:  # which say how rows are divided
         written = {k: v for k, v in written.items() if k not in ("partition", "clients")}
+    if path and there and not allow_import:
+        named = {k: v for k, v in there.imports().items() if k in written and k not in settings}
+        if named:
+            raise names_code(path, named)
     study = Study(**written | settings)
     return Study(**study.model_dump() | {"methods": _with(study, sets)})
 
@@ -390,6 +411,7 @@ def describe_command(
         _option("Clients whose images are shown, as 0-2+50.", "the first of each shift", metavar="CLIENTS", panel=_RUN),
     ] = None,
     out: Annotated[Path | None, _option("The page.", "runs/describe.html", panel=_RUN)] = None,
+    allow_import: AllowImport = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how clients differ before anything is trained: who holds what, how much, how unlike, how it looks.
@@ -404,7 +426,7 @@ def describe_command(
         resize=resize, clients=clients, partition=partition, sizes=sizes, keep=keep, shifts=shift,
         new_clients=new_clients, new_shifts=new_shift, data_seed=data_seed, normalise=normalise, model=model,
     )  # fmt: skip
-    whole = _study(study, settings, [], None)
+    whole = _study(study, settings, [], None, allow_import)
     federation = whole.federation()
     whole.task(federation)  # a network that does not fit the rows is said here
     about = description.describe_clients(federation)

@@ -4,21 +4,54 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from idiolect.errors import InputError, nearest
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_imports = ContextVar("imports", default=True)
+
+
+def is_dotted(text: str) -> bool:
+    """Whether a text has the form of an import path.
+
+    >>> is_dotted("my_package.my_net"), is_dotted("mlp"), is_dotted("../rows.csv")
+    (True, False, False)
+    """
+    return _DOTTED.fullmatch(text) is not None
+
+
+@contextmanager
+def no_imports() -> Iterator[None]:
+    """Inside, nothing is imported by its path: for reading what somebody else may have written."""
+    before = _imports.set(False)
+    try:
+        yield
+    finally:
+        _imports.reset(before)
+
+
+def may_import() -> bool:
+    """Whether a path may be followed here."""
+    return _imports.get()
 
 
 def by_path(path: str, what: str) -> Any:
     """The object at an import path; ``what`` names the setting in the message.
 
     Raises:
-        InputError: no such module or attribute, or the module fails to import.
+        InputError: no such module or attribute, the module fails to import, or this is inside ``no_imports``.
 
     >>> by_path("math.tau", "number")
     6.283185307179586
     """
+    if not may_import():
+        raise InputError(f"{what} {path!r} names code, and nothing is imported while a file is read")
     module_name, _, name = path.rpartition(".")
     here = os.getcwd()
     if here not in sys.path:

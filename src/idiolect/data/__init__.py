@@ -24,9 +24,9 @@ from idiolect.data.source import Column, Source, digest
 from idiolect.data.sources import at_hand, describe, load, names
 
 if TYPE_CHECKING:
-    from idiolect.data.own import from_arrays, from_dataset, from_frame, open_data
+    from idiolect.data.own import from_arrays, from_dataset, from_frame, is_program, open_data
 
-_OWN = ("from_arrays", "from_dataset", "from_frame", "open_data")
+_OWN = ("from_arrays", "from_dataset", "from_frame", "is_program", "open_data")
 __all__ = [
     "PARTITIONS",
     "SHIFTS",
@@ -45,6 +45,7 @@ __all__ = [
     "from_dataset",
     "from_frame",
     "holdings",
+    "is_program",
     "load",
     "manifest",
     "members",

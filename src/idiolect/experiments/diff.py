@@ -157,7 +157,7 @@ def of_run(folder: Path) -> Side:
         InputError: it holds no run, or one that cannot be read.
     """
     run = report.read(folder)  # says it best where there is no run
-    return Side(str(folder), Study.read(folder / "study.yaml"), run, sittings(folder))
+    return Side(str(folder), Study.look(folder / "study.yaml"), run, sittings(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:

@@ -73,7 +73,7 @@ class Part(NamedTuple):
             InputError: the folder holds another study, as of a version with other defaults.
         """
         there = self.folder / "study.yaml"
-        if there.exists() and (differs := difference(computed(Study.read(there)), computed(self.study))):
+        if there.exists() and (differs := difference(computed(Study.look(there)), computed(self.study))):
             raise InputError(
                 f"{self.folder} holds another study ({differs}): move it away, or name another with {option('out')}"
             )

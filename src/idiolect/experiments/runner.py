@@ -90,7 +90,7 @@ def run(
         except (IdiolectError, KeyboardInterrupt) as error:
             with suppress(IdiolectError):
                 store.merge()
-            again = f"continue with: {_command(store.folder, engine, workers)}"
+            again = f"continue with: {_command(store.folder, engine, workers, bool(study.imports()))}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
@@ -227,7 +227,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
-def _command(folder: Path, engine: str, workers: int | None) -> str:
+def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> str:
     if not on_command_line():
         how = {"out": str(folder), "resume": True} | ({"engine": engine} if engine != "auto" else {})
         how |= {} if workers is None else {"workers": workers}
@@ -235,6 +235,7 @@ def _command(folder: Path, engine: str, workers: int | None) -> str:
     command = ["idiolect", "run", "--resume", "--out", str(folder)]
     command += ["--engine", engine] if engine != "auto" else []
     command += ["--workers", str(workers)] if workers is not None else []
+    command += ["--allow-import"] if imports else []
     return shlex.join(command)
 
 

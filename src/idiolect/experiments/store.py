@@ -120,7 +120,7 @@ class Store:
 
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute what this one does."""
-        there = Study.read(self.folder / "study.yaml")
+        there = Study.look(self.folder / "study.yaml")
         if differs := difference(computed(there), computed(self.study)):
             raise InputError(f"{self.folder} holds another study ({differs}): {_elsewhere()}, or resume it as it was")
         path = self.folder / "manifest.json"

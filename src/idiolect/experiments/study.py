@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from idiolect import data, methods, models
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
-from idiolect.errors import InputError, nearest
+from idiolect.errors import InputError, nearest, option
 from idiolect.method import SGD, Augment, Task, Training
-from idiolect.paths import by_path
+from idiolect.paths import by_path, may_import, no_imports
 from idiolect.protocol import Protocol
 from idiolect.spec import Spec, lower, options_of, scalar, split_list
 
@@ -165,7 +165,8 @@ class Study(BaseModel):
             settle(partition=_partition(Spec(name="natural", options=named) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
             raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
-        if self.clients is None and isinstance(self.partition, Spec) and not data.follows_a_column(self.partition):
+        known = isinstance(self.partition, Spec) and (may_import() or not _is_path(self.partition))
+        if self.clients is None and known and not data.follows_a_column(self.partition):
             settle(clients=20)
         return self
 
@@ -232,8 +233,8 @@ class Study(BaseModel):
     @pydantic.field_validator("model")
     @classmethod
     def _model(cls, name: str) -> str:
-        if "." in (wanted := Spec.parse(models.choose(name, (1, 8, 8)))).name:
-            by_path(wanted.name, "model")
+        if (path := _path_of_model(name)) and may_import():
+            by_path(path, "model")
         return name
 
     @pydantic.field_validator("shifts")
@@ -257,8 +258,30 @@ class Study(BaseModel):
         return _different("seed", seeds, seeds)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: str | Path, *, allow_import: bool = False) -> Self:
         """A study from a YAML file.
+
+        Args:
+            path: of the file.
+            allow_import: whether the file may name code by its import path, which is then imported and run: only for
+                files, and modules in the current folder, that you trust.
+
+        Raises:
+            InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
+        """
+        study = cls.look(path)
+        if not (named := study.imports()):
+            return study
+        if not allow_import:
+            raise names_code(path, named)
+        try:
+            return cls(**study.model_dump(exclude_unset=True))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    @classmethod
+    def look(cls, path: str | Path) -> Self:
+        """As ``read``, but nothing that the file names is imported: to compare a study or to show it, not to run it.
 
         Raises:
             InputError: no such file, not YAML, or a setting is wrong.
@@ -272,9 +295,19 @@ class Study(BaseModel):
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
             raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
         try:
-            return cls(**settings)
+            with no_imports():
+                return cls(**settings)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+
+    def imports(self) -> dict[str, str]:
+        """The settings that are import paths of code, with these."""
+        found = {"model": _path_of_model(self.model)}
+        if isinstance(self.partition, Spec) and _is_path(self.partition):
+            found["partition"] = self.partition.name
+        if isinstance(self.data, str) and data.is_program(self.data):
+            found["data"] = self.data
+        return {setting: path for setting, path in found.items() if path}
 
     def to_yaml(self) -> str:
         """The whole study, defaults included, as ``read`` takes it."""
@@ -355,8 +388,28 @@ def _known(what: str, name: str, known: Sequence[str]) -> str:
     return name
 
 
+def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
+    """What to say of a file that names code, for which nobody has given a word."""
+    setting, path = next(iter(named.items()))
+    return InputError(
+        f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: look at "
+        f"that first, then give {option('allow_import', True)}"
+    )
+
+
+def _path_of_model(name: str) -> str | None:
+    wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
+    return wanted if "." in wanted else None
+
+
+def _is_path(partition: Spec) -> bool:
+    return "." in partition.name and partition.name not in data.PARTITIONS
+
+
 def _partition(spec: Spec) -> Spec:
-    """The partition with all its options."""
+    """The partition with all its options; one that may not be imported as it is."""
+    if _is_path(spec) and not may_import():
+        return spec
     function, options = data.partition_of(spec)
     return Spec(name=spec.name, options=_defaults(function) | options)
 

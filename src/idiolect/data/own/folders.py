@@ -23,13 +23,13 @@ from idiolect.data.own.programs import from_program
 from idiolect.data.own.tables import looks_like_data, no_header, read_csv
 from idiolect.data.source import Source
 from idiolect.errors import InputError
+from idiolect.paths import is_dotted
 
 log = logging.getLogger(__name__)
 
 _TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _DEEPEST = 8
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
@@ -72,9 +72,15 @@ def open_data(
         raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
 
 
+def is_program(where: str | Path) -> bool:
+    """Whether this is the import path of a function, and not that of a file."""
+    path = Path(where).expanduser()
+    return is_dotted(str(where)) and path.suffix.lower() not in _TABLES and not os.path.exists(path)
+
+
 def _open(where: str | Path, options: dict[str, Any]) -> Source:
     path = Path(where).expanduser()
-    if not path.exists() and _DOTTED.fullmatch(str(where)) and path.suffix.lower() not in _TABLES:
+    if is_program(where):
         return from_program(str(where), **options)
     if not path.exists():
         return from_dataset(_from_hub(str(where), path), name=str(where), **options)

@@ -1,0 +1,138 @@
+"""Files of somebody else: what they name is not run, and what they hold reaches neither terminal nor page as it is."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from idiolect import cli
+from idiolect.errors import InputError, as_options
+from idiolect.experiments import Study
+
+CODE = """
+from pathlib import Path
+import torch
+Path("executed").touch()
+def net(shape, classes):
+    return torch.nn.Flatten(), torch.nn.LazyLinear(classes)
+def rows():
+    raise SystemExit
+def split(source, clients, rng, *, share: float = 0.5):
+    raise SystemExit
+"""
+TABLE = "patient,site,a,diagnosis\n" + "".join(
+    f"p{i},s{i % 2},{i % 7},{'ill' if i % 3 else 'well'}\n" for i in range(40)
+)
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[[str], Said]
+
+
+@pytest.fixture
+def idiolect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in a folder with a stranger's module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    Path("theirs.py").write_text(CODE)
+
+    def call(line: str) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(line))
+        out, err = capsys.readouterr()
+        return Said(int(str(ended.value.code)), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "p.csv").write_text(TABLE)
+    study = Study(
+        data=str(folder / "p.csv"), target="diagnosis", client_column="site", drop="patient", model="mlp", rounds=1,
+        local_epochs=1, methods="fedavg",
+    )  # fmt: skip
+    study.run(folder / "run", engine="sequential")
+    return folder / "run"
+
+
+# --- code named by a file
+
+
+@pytest.mark.parametrize("setting", ["model: theirs.net", "data: theirs.rows", "partition: theirs.split:share=0.2"])
+@pytest.mark.parametrize("command", ["run s.yaml", "describe s.yaml"])
+def test_code_that_a_study_names_is_not_run(idiolect: Command, setting: str, command: str) -> None:
+    Path("s.yaml").write_text(f"{setting}\nrounds: 1\n")
+    code, out, err = idiolect(command)
+    name, path = setting.replace(":share=0.2", "").split(": ")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"idiolect: s.yaml: {name} {path} is code, and reading it would run the module theirs: look at that first, "
+        "then give --allow-import\n"
+    )
+    assert not Path("executed").exists()
+    with pytest.raises(InputError, match=rf"s\.yaml: {name} {path} is code, .* then give allow_import=True$"):
+        Study.read("s.yaml")
+    assert Study.look("s.yaml").imports() == {name: path}
+    assert not Path("executed").exists()
+    assert idiolect(f"{command} --allow-import").code == 2
+    assert Path("executed").exists(), "with a word it is, and fails by itself"
+
+
+def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_path: Path) -> None:
+    for name, also in (("a", {"model": "theirs.net"}), ("b", {"partition": "theirs.split", "clients": None})):
+        shutil.copytree(a_run, name)
+        there = yaml.safe_load((a_run / "study.yaml").read_text())
+        Path(name, "study.yaml").write_text(yaml.safe_dump(there | also))
+    code, out, err = idiolect("diff a b")
+    assert (code, err) == (0, "")
+    assert "theirs.net" in out
+    assert "theirs.split" in out
+    code, out, err = idiolect("run --resume --out a")
+    assert (code, out) == (2, "")
+    assert "a/study.yaml: model theirs.net is code" in err
+    refused = idiolect(f"run --resume --out b --data {a_run.parent / 'p.csv'} --target diagnosis --model mlp")
+    assert refused.code == 2
+    with pytest.raises(InputError, match="holds another study"):
+        Study(**yaml.safe_load((a_run / "study.yaml").read_text())).run("a", resume=True)
+    assert idiolect("report a").code == 0
+    assert not Path("executed").exists()
+
+
+def test_a_path_typed_by_oneself_is_ones_word(idiolect: Command) -> None:
+    Path("s.yaml").write_text("model: theirs.net\nrounds: 1\n")
+    assert "lazy" in idiolect("describe s.yaml --model theirs.net").err
+    assert Path("executed").exists()
+    Path("executed").unlink()
+    sys.modules.pop("theirs")
+    assert "theirs.net is code" in idiolect("describe s.yaml --clients 3").err
+    assert idiolect("describe s.yaml --model mlp --clients 3").code == 0
+    assert not Path("executed").exists()
+    study = Study(model="theirs.net")
+    federation = study.federation()
+    with pytest.raises(InputError, match="lazy"):
+        study.task(federation)
+
+
+def test_the_way_on_repeats_the_word() -> None:
+    """What a stopped run says goes on without asking again: its user has given that word."""
+    from idiolect.experiments.runner import _command
+
+    with as_options():
+        assert _command(Path("r"), "auto", None, imports=True).endswith("--out r --allow-import")
+        assert "--allow-import" not in _command(Path("r"), "auto", None, imports=False)
