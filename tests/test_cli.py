@@ -680,39 +680,60 @@ def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.Monkey
         assert same_records(Path("r"), Path("whole"))
 
 
-def test_divergence(idiolect: Command) -> None:
-    said = idiolect(f"{SMALL} --methods local,fedavg --lr 1e6 --out r --quiet")
-    refused(
-        said,
-        "local: client 0, round 1",
-        "not a finite number",
-        "lower the learning rate",
-        "is in r, a new try needs another folder",
-    )
+def test_all_diverge(idiolect: Command, caplog: pytest.LogCaptureFixture) -> None:
+    said = idiolect(f"{SMALL} --methods local,fedavg --lr 1e6 --out r --json --quiet")
+    assert said.code == 1
+    found = json.loads(said.out)
+    assert [(d["method"], d["seed"], d["round"]) for d in found["diverged"]] == [("local", 0, 1), ("fedavg", 0, 1)]
+    assert [(m["accuracy"], m["diverged"]) for m in found["methods"]] == [(None, 1), (None, 1)]
+    assert "local, seed 0: diverged in round 1 (local: client 0, round 1, local: training diverged (" in caplog.text
+    assert "lower the learning rate" in caplog.text
+    assert Path("r/report.html").exists()
 
 
-def test_divergence_later_leaves_a_checkpoint(idiolect: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedAvg's training becomes NaN in round 3; when that is mended, the run goes on from round 2."""
-    from idiolect.engines import site
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_diverges_ends_alone(
+    idiolect: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: int
+) -> None:
+    """FedAvg's training becomes NaN in round 3; what runs beside it and after it comes to the end."""
+    from idiolect.engines import loop, sequential
 
-    real, rounds = site.Site.run, []
+    real, rounds, broken = loop._Run.map, [], True
+    monkeypatch.setattr(sequential.Sequential, "lanes", lanes)
 
-    def run(self: site.Site, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
-        rounds.append(round)
-        if (self.job.name, stage, round, ids) == ("fedavg", "local", 3, [1]):
-            down = down._replace(shared=site.tree.map(lambda a: a * float("nan"), down.shared))
-        return real(self, stage, round, ids, down, clients)
+    def run(self: loop._Run, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
+        rounds.append((self.job.name, round))
+        found = real(self, stage, round, ids, down, clients)
+        if broken and (self.job.name, stage, round) == ("fedavg", "local", 3):
+            found[1] = found[1]._replace(up=loop.tree.map(lambda a: a * float("nan"), found[1].up))
+        return found
 
-    line = f"{SMALL} --methods local,fedavg --rounds 4 --quiet"
-    with monkeypatch.context() as patched:
-        patched.setattr(site.Site, "run", run)
-        refused(
-            idiolect(f"{line} --out r"), "fedavg: client 1, round 3, local: training diverged", "what was done is in r"
-        )
-        del rounds[:]
-        patched.setattr(site.Site, "run", lambda *a: (rounds.append(a[2]), real(*a))[1])
-        assert idiolect("run --resume --out r --quiet --engine sequential").code == 0
-        assert min(rounds) == 3, "rounds that were on disk ran again"
+    line = f"{SMALL} --methods local,fedavg,fedper --rounds 4 --quiet"
+    monkeypatch.setattr(loop._Run, "map", run)
+    said = idiolect(f"{line} --out r")
+    assert said.code == 1
+    row = next(text for text in said.out.splitlines() if text.startswith("FedAvg"))
+    assert "diverged in round 3" in row
+    assert "fedavg, seed 0: diverged in round 3 (fedavg: server, round 3, aggregate: training diverged (" in caplog.text
+    assert ("fedper", 4) in rounds
+    assert ("fedavg", 4) not in rounds
+    assert "FedAvg, seed 0: diverged in round 3, so that the method has no final results (" in Path(
+        "r/report.html"
+    ).read_text(encoding="utf-8")
+    refused(idiolect("report r --compare fedper,fedavg"), "fedavg diverged in round 3 with seed 0")
+
+    del rounds[:]
+    again = "run --resume --out r --quiet --engine sequential"
+    said = idiolect(again)
+    assert (said.code, rounds) == (1, [])
+    assert "diverged in round 3" in said.out
+    assert "it was not tried again: to do so, delete r/diverged.json and resume" in caplog.text
+
+    Path("r/diverged.json").unlink()
+    broken = False
+    said = idiolect(again)
+    assert (said.code, "diverged" in said.out) == (0, False)
+    assert {round for _, round in rounds} == {3, 4}, "it goes on after its last whole round"
     assert idiolect(f"{line} --out whole").code == 0
     assert same_records(Path("r"), Path("whole"))
 

@@ -296,7 +296,10 @@ def run_command(
         rows = [row._asdict() for row in result.rows()]
         joined = [row._asdict() for row in result.joined()]
         ran = result.runs[-1] if result.runs else None
-        _print_json({"run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "joined": joined})
+        _print_json({
+            "run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "joined": joined,
+            "diverged": [d._asdict() for d in result.diverged],
+        })  # fmt: skip
     else:
         if not quiet:
             err_console.print()
@@ -305,6 +308,8 @@ def run_command(
             out_console.print()
             out_console.print(newcomers)
         _say(out_console, f"\n{_worked(result)}Report: {page}")
+    if result.diverged:
+        raise typer.Exit(1)
 
 
 def _at(engine: str, ray_address: str | None) -> str:

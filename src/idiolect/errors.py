@@ -21,11 +21,11 @@ class InputError(IdiolectError, ValueError):
 
 
 class RunError(IdiolectError, RuntimeError):
-    """A run stopped: a client failed or diverged, or the disk is full. The message says who, when and where."""
+    """A run stopped: a client failed, or the disk is full. The message says who, when and where."""
 
 
 class Diverged(RunError):
-    """A client or the server computed a number that is not finite. Going on would give the same again."""
+    """A client or the server computed a number that is not finite. Its method ends there."""
 
 
 class Interrupted(IdiolectError):

@@ -98,6 +98,22 @@ def test_a_live_row_per_method_and_seed_and_a_line_for_the_whole() -> None:
     assert whole == "17 of 40 rounds; 2 running, 1 queued; 1.5 of 2 workers busy; 108 s left"
 
 
+def test_what_diverges_is_no_longer_waited_for() -> None:
+    clock, at = Clock(), engine()
+    shown = Bars(terminal(), clock)
+    shown.plan(10, {("local", 0): 0, ("fedavg", 0): 0}, at)
+    shown.start("local", 0, 0)
+    clock.now = 4.0
+    shown.advance("local", 0, 2, None)
+    shown.diverged("local", 0, 3)
+    _, local, _, whole = lines(shown)
+    assert local.split()[-2:] == ["2/10", "diverged"]
+    assert whole.startswith("2 of 12 rounds; 0 running, 1 queued")
+    said = terminal()
+    Lines(said).diverged("local", 0, 3)
+    assert written(said) == "local: seed 0, diverged in round 3\n"
+
+
 def test_time_left_of_what_runs_one_after_another() -> None:
     clock = Clock()
     shown = Bars(terminal(), clock)

@@ -253,16 +253,22 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     assert found.value == pytest.approx(accuracy("local", tmp_path / "plain"))
 
 
+def diverges(part: reproduce.Part) -> None:
+    """As a run would note it."""
+    part.folder.mkdir(exist_ok=True)
+    noted = {"method": part.study.methods[0].label, "seed": part.study.seeds[0], "round": 1, "said": "client 3"}
+    (part.folder / "diverged.json").write_text(json.dumps([noted]))
+
+
 def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
     mine = made("local", 99.0)
     run([mine], tmp_path)
     parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
-    parts[1].folder.mkdir()
-    (parts[1].folder / "diverged.txt").write_bytes(b"client 3 \xff")
+    diverges(parts[1])
     (found,) = run([mine], tmp_path, seeds=[0, 1])
     assert list(found.seeds or {}) == [0]
     assert found.rounds == 4
-    assert found.said == "Without seed 1 (diverged): client 3 \ufffd"
+    assert found.said == "Without seed 1 (diverged): client 3"
 
 
 def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
@@ -543,7 +549,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(idl.errors.Interrupted):
         part.study.run(part.folder, engine="sequential", budget=0.0)
     assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
-    (part.folder / "diverged.txt").write_text("client 3")
+    diverges(part)
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
     assert will_not.seconds == 0.0
     assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"

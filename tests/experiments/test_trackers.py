@@ -16,7 +16,7 @@ import pytest
 
 from idiolect import cli
 from idiolect.engines import Record
-from idiolect.errors import Diverged, InputError, Interrupted
+from idiolect.errors import InputError, Interrupted
 from idiolect.experiments import Study, recipes, reproduce
 from idiolect.experiments.progress import Silent
 from idiolect.experiments.trackers import MLflow, TensorBoard, Tracker, measures
@@ -142,9 +142,9 @@ def test_stopped_and_taken_up_again(tmp_path: Path) -> None:
 def test_failed(tmp_path: Path) -> None:
     found: list[Noted] = []
     study = STUDY.model_copy(update={"lr": 1e30})
-    with pytest.raises(Diverged):
-        study.run(tmp_path / "r", engine="sequential", track=[lambda: Noted(found)])
-    assert found[0].told == ["failed"]
+    result = study.run(tmp_path / "r", engine="sequential", track=[lambda: Noted(found)])
+    assert [(d.method, d.round) for d in result.diverged] == [("local", 1), ("fedavg", 1)]
+    assert [n.told for n in found] == [["failed"], ["failed"]]
 
 
 def test_a_recipe_tells_them_too(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class Made:
                 for label in labels
             },
         }
+        self.diverged: list[dict[str, Any]] = []
         self.records: list[tuple[str, int, int, int, str, str, float]] = []
         self.timings: list[tuple[str, int, int, float]] = []
         evaluated = sorted({r for r in range(1, rounds + 1) if r % 5 == 0} | {rounds})
@@ -122,6 +123,8 @@ class Made:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "study.yaml").write_text(yaml.safe_dump(self.study), encoding="utf-8")
         (folder / "manifest.json").write_text(json.dumps(self.manifest), encoding="utf-8")
+        if self.diverged:
+            (folder / "diverged.json").write_text(json.dumps(self.diverged), encoding="utf-8")
         columns = ["method", "seed", "round", "client", "moment", "metric", "value"]
         types = {"seed": "int64", "round": "int64", "client": "int64", "value": "float64"}
         frame = pd.DataFrame(self.records, columns=columns).astype(types)

@@ -84,6 +84,34 @@ def test_files_that_do_not_fit(make, tmp_path, change, message):
         report.read(made.save(tmp_path / "run"))
 
 
+def test_what_diverged_has_no_final_results(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0, 1))
+    made.drop(lambda r: r[0] == "fedpac" and r[1] == 1 and r[2] > 5)
+    made.diverged = [{"method": "fedpac", "seed": 1, "round": 6, "said": "client 3 has no end"}]
+    folder = made.save(tmp_path / "run")
+    run = report.read(folder)
+    assert set(run.final["method"]) == {"fedavg"}
+    assert set(run.accuracy["method"]) == {"fedavg", "fedpac"}, "its curve is drawn"
+    fedavg, fedpac = report.summary(run)
+    assert (fedpac.accuracy, fedpac.diverged, fedpac.versus_fedavg) == (None, 6, None)
+    assert fedavg.diverged is None
+    for text in (report.as_markdown([fedpac]), report.as_latex([fedpac])):
+        assert "diverged in round 6" in text
+    with pytest.raises(InputError, match="fedpac diverged in round 6 with seed 1"):
+        report.compare(run, "fedavg", "fedpac")
+    page = report.write([folder], tmp_path / "r.html").read_text(encoding="utf-8")
+    said = "FedPAC, seed 1: diverged in round 6, so that the method has no final results (client 3 has no end)."
+    assert said in page
+
+
+@pytest.mark.parametrize("harm", ["[", "{}", '[{"method": "fedavg"}]', '[["nobody", 0, 1, ""]]'])
+def test_a_harmed_note_of_what_diverged(make, tmp_path, harm):
+    folder = make().save(tmp_path / "run")
+    (folder / "diverged.json").write_text(harm)
+    with pytest.raises(InputError, match=r"diverged\.json .*run the study again"):
+        report.read(folder)
+
+
 def test_a_manifest_that_is_a_list(make, tmp_path):
     folder = make().save(tmp_path / "run")
     (folder / "manifest.json").write_text(json.dumps([1]))

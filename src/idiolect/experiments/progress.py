@@ -42,6 +42,9 @@ class Watcher(Protocol):
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """A round is over; ``accuracy`` is the mean that the protocol asks for, where it was measured."""
 
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """A method's training diverged in a round, now or when it was run before; nothing more comes of it."""
+
 
 class Silent:
     """Shows nothing."""
@@ -63,6 +66,9 @@ class Silent:
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Nothing."""
 
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Nothing."""
+
 
 @dataclass
 class _Job:
@@ -77,6 +83,7 @@ class _Job:
     last: float = 0.0
     """When the last one did."""
     accuracy: float | None = None
+    diverged: bool = False
 
     @property
     def pace(self) -> float | None:
@@ -126,6 +133,11 @@ class Bars(Silent):
             job.first = job.last if round == job.before + 1 else job.first
             job.accuracy = job.accuracy if accuracy is None else accuracy
 
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Say so in its row."""
+        with self._lock:
+            self._jobs[label, seed].diverged = True
+
     def shown(self) -> RenderableType:
         """The view as it is now."""
         with self._lock:
@@ -133,12 +145,17 @@ class Bars(Silent):
                 return Text("")
             jobs = list(self._jobs.values())
             finished = [j for j in jobs if j.done >= self._rounds]
-            running = [j for j in jobs if j.began is not None and j.done < self._rounds]
-            queued = [j for j in jobs if j.began is None and j.done < self._rounds]
+            diverged = [j for j in jobs if j.diverged]
+            left = [j for j in jobs if j.done < self._rounds and not j.diverged]
+            running = [j for j in left if j.began is not None]
+            queued = [j for j in left if j.began is None]
             room = self._console.height - 3  # the header, the whole, and the line that the cursor is on
             lines: list[RenderableType] = []
             if len(jobs) > room:
                 lines.append(_line(f"{len(finished)} finished: {_named(finished, accuracy=True)}"))
+                if diverged:
+                    lines.append(_line(f"{len(diverged)} diverged: {_named(diverged)}"))
+                    room -= 1
                 jobs = running + queued
                 if len(jobs) + 1 > room:
                     lines.append(_line(f"{len(queued)} queued: {_named(queued)}"))
@@ -164,6 +181,8 @@ class Bars(Silent):
     def _left(self, job: _Job) -> str:
         if job.done >= self._rounds:
             return "done"
+        if job.diverged:
+            return "diverged"
         if job.began is None:
             return "queued"
         return "" if job.pace is None else duration(self._rest(job, job.pace))
@@ -177,8 +196,9 @@ class Bars(Silent):
         jobs, workers = list(self._jobs.values()), self._engine.workers
         passed = self._clock() - self._begun
         busy = min(float(workers), (self._engine.seconds - self._worked) / passed) if passed > 0 else 0.0
+        rounds = sum(j.done if j.diverged else self._rounds for j in jobs)
         parts = [
-            f"{sum(j.done for j in jobs)} of {self._rounds * len(jobs)} rounds",
+            f"{sum(j.done for j in jobs)} of {rounds} rounds",
             f"{len(running)} running, {len(queued)} queued",
             f"{busy:.1f} of {workers} {'worker' if workers == 1 else 'workers'} busy",
         ]
@@ -249,6 +269,10 @@ class Lines(Silent):
             self._said[label] = now
             reached = "" if accuracy is None else f", accuracy {accuracy:.1%}"
             self._say(f"{label}: seed {seed}, round {round}{reached}, {now - self._since[label]:.0f} s")
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Say so."""
+        self._say(f"{label}: seed {seed}, diverged in round {round}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

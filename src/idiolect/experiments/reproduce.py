@@ -22,7 +22,7 @@ from scipy import stats
 
 from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
-from idiolect.errors import Diverged, InputError, Interrupted, RunError, option
+from idiolect.errors import InputError, Interrupted, RunError, option
 from idiolect.experiments.progress import Watcher
 from idiolect.experiments.recipes import Cell, Recipe, named
 from idiolect.experiments.runner import run
@@ -193,15 +193,12 @@ def reproduce(
             told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
             left = None if ends is None else ends - time.monotonic()
             show = watcher() if watcher else None
-            run(
+            result = run(
                 part.study, part.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=left,
                 track=track,
             )  # fmt: skip
-        except Diverged as error:
-            said[part.folder] = "diverged", _alone(error)
-            told(f"diverged: {_alone(error)}; the same would come of it again, unless {part.folder} is deleted")
-            with suppress(RunError):  # a full disk: it will be tried again
-                files.write(part.folder / "diverged.txt", _alone(error))
+            if result.diverged:
+                told(f"diverged: it is not tried again until {part.folder} is deleted")
         except RunError as error:
             with suppress(InputError):  # a folder that broke on the way
                 if part.finished:
@@ -286,9 +283,12 @@ def _each(told: Iterable[str]) -> str:
 
 
 def diverged(folder: Path) -> str | None:
-    """Where training diverged in a run of this folder, if it did."""
-    path = folder / "diverged.txt"
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    """Where training diverged in a run of this folder, if it did.
+
+    Raises:
+        InputError: its note of that cannot be read.
+    """
+    return next((found.said for found in report.divergences(folder)), None)
 
 
 def _judged(found: Outcome) -> Outcome:
@@ -456,6 +456,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
         manifest=run.manifest | {"methods": {label: about}},
         records=kept.assign(method=label, moment=kept["moment"].replace(protocol.moment, "adapted")),
         timings=run.timings.assign(method=label),
+        diverged=tuple(d._replace(method=label) for d in run.diverged),
     )
 
 
@@ -471,6 +472,7 @@ def _joined(a: report.Run, b: report.Run) -> report.Run:
         manifest=a.manifest | {"methods": a.manifest["methods"] | b.manifest["methods"]},
         records=pd.concat([a.records, b.records], ignore_index=True).drop_duplicates(),
         timings=pd.concat([a.timings, b.timings], ignore_index=True).drop_duplicates(),
+        diverged=tuple(dict.fromkeys([*a.diverged, *b.diverged])),
     )
 
 

@@ -30,6 +30,11 @@ class Result:
         return sittings(self.folder)
 
     @property
+    def diverged(self) -> list[report.Divergence]:
+        """The methods and seeds whose training diverged: ``method``, ``seed``, ``round`` and what is ``said`` of it."""
+        return report.divergences(self.folder)
+
+    @property
     def records(self) -> Any:
         """Every number of the run, long format, as a pandas DataFrame."""
         return report.read(self.folder).records

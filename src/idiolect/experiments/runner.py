@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 import threading
@@ -24,7 +25,10 @@ from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
 from idiolect.experiments.study import Study, Use
 from idiolect.experiments.trackers import Make, Tracking, measures
+from idiolect.report import DIVERGED, Divergence
 from idiolect.spec import Spec
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -39,6 +43,9 @@ def run(
     track: Sequence[str | Make] = (),
 ) -> Result:
     """Run a study, or the rest of it, and return what it measured.
+
+    A method whose training diverges with a seed ends there, and the others go on: a logged warning says so, and
+    ``Result.diverged``. A run that is resumed does not try it again, which would give the same.
 
     Args:
         study: what to run.
@@ -55,7 +62,7 @@ def run(
     Raises:
         InputError: a setting, the data or the folder do not allow the run, or another process runs in the folder;
             nothing is written.
-        RunError: a client failed or diverged, a worker died, or the disk is full; whole rounds are on disk.
+        RunError: a client failed, a worker died, or the disk is full; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM came, or the budget is spent; whole rounds are on disk.
     """
     ends = None if budget is None else time.monotonic() + budget
@@ -75,6 +82,7 @@ def run(
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs, tracking, ends)
+    before = list(store.diverged)
 
     with closing(store), _signals() as came:
         try:
@@ -86,6 +94,7 @@ def run(
                     if runs.seconds:
                         store.ran(_ran(runs, engine, time.monotonic() - start))
             store.merge()
+            _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
             with suppress(IdiolectError):
@@ -94,10 +103,6 @@ def run(
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
-            if isinstance(error, Diverged):
-                raise Diverged(
-                    f"{error}; what was done is in {store.folder}, a new try needs another folder"
-                ) from error
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
@@ -134,7 +139,10 @@ class _Sitting:
         return f"after {' and '.join(parts)}" if parts else "before the first round"
 
     def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
-        """Run the rest of every job; the first failure ends all, each at its last whole round."""
+        """Run the rest of every job; the first failure ends all, each at its last whole round.
+
+        One that diverges ends alone.
+        """
         lanes, rounds = min(self._engine.lanes, len(jobs)), self._store.study.rounds
         cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / "checkpoint.safetensors" for j in jobs}
         watcher.plan(rounds, {key: checkpoint.rounds(path) for key, path in cells.items()}, self._engine)
@@ -165,13 +173,23 @@ class _Sitting:
     def _one(self, job: Job, watcher: Watcher, stop: Callable[[], bool]) -> None:
         if stop():
             raise Interrupted
-        study, cell = self._store.study, self._store.cell(job.name, job.seed)
+        study, cell, key = self._store.study, self._store.cell(job.name, job.seed), (job.name, job.seed)
         with self._lock:
+            for before in self._store.diverged:
+                if (before.method, before.seed) == key:
+                    watcher.diverged(*key, before.round)
+                    return
             state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
             watcher.start(job.name, job.seed, state.round)
-            self._at = {k: n for k, n in self._at.items() if n < study.rounds} | {(job.name, job.seed): state.round}
+            self._at = {k: n for k, n in self._at.items() if n < study.rounds} | {key: state.round}
         if state.round < study.rounds:
-            self._fit(job, cell, state, watcher, stop)
+            try:
+                self._fit(job, cell, state, watcher, stop)
+            except Diverged as error:
+                with self._lock:
+                    found = Divergence(*key, self._at.pop(key) + 1, str(error))
+                    self._store.diverge(found)
+                    watcher.diverged(*key, found.round)
             with self._lock:
                 self._store.merge()
 
@@ -204,6 +222,15 @@ class _Sitting:
                 with suppress(RunError):  # the first error is the one to tell
                     cell.save(latest)
             raise
+
+
+def _warn(store: Store, before: Sequence[Divergence]) -> None:
+    """Say which methods diverged, and of those that did in a sitting before this one, how to try again."""
+    for d in store.diverged:
+        retry = f"; it was not tried again: to do so, delete {store.folder / DIVERGED} and resume"
+        log.warning(
+            "%s, seed %d: diverged in round %d (%s)%s", d.method, d.seed, d.round, d.said, retry if d in before else ""
+        )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from idiolect import files
+from idiolect import files, report
 from idiolect.engines import Record, State
 from idiolect.engines.checkpoint import load, save
 from idiolect.errors import InputError, RunError, option
@@ -92,8 +92,10 @@ class Store:
 
     def __init__(self, folder: Path | None, study: Study, manifest: dict[str, Any], *, resume: bool) -> None:
         self.folder, self.study = folder or _new(study.name), study
+        self.diverged: list[report.Divergence] = []
         if resume and (self.folder / "study.yaml").exists():
             self.study = study.model_copy(update={"name": self._same(manifest)})
+            self.diverged = report.divergences(self.folder)
             self._held = _hold(self.folder)
             for draft in self.folder.rglob(".*.tmp"):  # of a killed writer
                 draft.unlink()
@@ -137,6 +139,13 @@ class Store:
         number = [u.label for u in self.study.methods].index(label) + 1
         name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
         return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
+
+    def diverge(self, found: report.Divergence) -> None:
+        """Note that a method's training with a seed diverged; it is not taken up again while this stands."""
+        order = [u.label for u in self.study.methods]
+        self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
+        notes = [d._asdict() for d in self.diverged]
+        files.write(self.folder / report.DIVERGED, json.dumps(notes, indent=1, ensure_ascii=False))
 
     def ran(self, run: dict[str, Any]) -> None:
         """Note what ran the study, or the rest of it."""

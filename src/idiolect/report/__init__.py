@@ -4,7 +4,7 @@ from idiolect.report import description
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
 from idiolect.report.page import Head, draw, write
-from idiolect.report.reader import Run, read
+from idiolect.report.reader import DIVERGED, Divergence, Run, divergences, read
 from idiolect.report.tables import (
     Joined,
     Row,
@@ -19,8 +19,10 @@ from idiolect.report.tables import (
 )
 
 __all__ = [
+    "DIVERGED",
     "TABLES",
     "Comparison",
+    "Divergence",
     "Head",
     "Joined",
     "Row",
@@ -32,6 +34,7 @@ __all__ = [
     "compared",
     "comparisons",
     "description",
+    "divergences",
     "draw",
     "export",
     "joined",

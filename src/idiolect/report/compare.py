@@ -65,6 +65,9 @@ def compare(run: Run, method: str, base: str) -> Comparison:
         raise InputError(
             f"cannot compare {method} with itself, for that names one method twice: name two of {', '.join(run.titles)}"
         )
+    for d in run.diverged:
+        if d.method in (method, base):
+            raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
     if (found := _compared(run, method, base)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         raise InputError(f"{what}: finish the run, or compare others")

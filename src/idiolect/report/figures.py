@@ -202,10 +202,13 @@ def over_rounds(view: _View) -> Iterator[Figure | str]:
         band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
         layers.insert(0, {"mark": "area", "encoding": band})
     done = finished(view.rows)
-    top = max(done, key=lambda r: r.accuracy or 0)
+    title = "No method came to the end"
+    if done:
+        top = max(done, key=lambda r: r.accuracy or 0)
+        title = f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %"
     yield Figure(
         "rounds",
-        f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %",
+        title,
         "Test accuracy over the rounds, mean over clients"
         + (" and seeds" if (frame["seeds"] > 1).any() else "")
         + ("; the band spans the lowest to the highest seed" if several else "")

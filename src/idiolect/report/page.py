@@ -200,6 +200,10 @@ def _stopped(run: Run) -> list[str]:
     notes = []
     for label, title in run.titles.items():
         mine = run.accuracy[run.accuracy["method"] == label]
+        if diverged := [d for d in run.diverged if d.method == label]:
+            without = "so that the method has no final results"
+            notes += [f"{title}, seed {d.seed}: diverged in round {d.round}, {without} ({d.said})." for d in diverged]
+            continue
         if mine.empty:
             notes.append(f"{title} has no results on record.")
         for seed, rounds in mine.groupby("seed")["round"].max().items():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,20 @@ _KEYS = {
     "timings.parquet": ("method", "seed", "round", "seconds"),
 }
 _TEXT = ("study", "method", "moment", "metric")
+DIVERGED = "diverged.json"
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
+
+
+class Divergence(NamedTuple):
+    """Where the training of a method with a seed came to a number that is not finite."""
+
+    method: str
+    """Its label."""
+    seed: int
+    round: int
+    """The round in which it did; those before are on disk."""
+    said: str
+    """What became so, of whom, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,8 @@ class Run:
         timings: one row per (method, seed, round) with its seconds.
         joins: per client number that joined after training, what else was done to its rows: "" for nothing.
         test_rows: per client number, under further conditions too, how many rows it tests on.
+        diverged: the methods and seeds whose training diverged. A method of which a seed did has no final results: the
+            mean of the others would be too good.
     """
 
     name: str
@@ -48,6 +63,7 @@ class Run:
     timings: pd.DataFrame
     joins: dict[int, str] = field(default_factory=dict)
     test_rows: dict[int, int] = field(default_factory=dict)
+    diverged: tuple[Divergence, ...] = ()
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -89,8 +105,11 @@ class Run:
         return found[found["client"].isin(tested)]
 
     def last_of(self, metric: str) -> pd.DataFrame:
-        """The same in the protocol's round: the last of each method and seed, or the best on validation rows."""
-        found = self.of_protocol(metric)
+        """The same in the protocol's round: the last of each method and seed, or the best on validation rows.
+
+        Methods that diverged are left out.
+        """
+        found = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
             return last(found, "method", "seed")
         held = self.select(self.protocol.moment, "validation_accuracy")
@@ -103,6 +122,10 @@ class Run:
         """The records of one metric, without those that have no value."""
         r = self.records
         return r[(r["moment"] == moment) & (r["metric"] == metric) & r["value"].notna()]
+
+    def settled(self, records: pd.DataFrame) -> pd.DataFrame:
+        """Those of methods that did not diverge with any seed."""
+        return records[~records["method"].isin([d.method for d in self.diverged])]
 
     def find(self, name: str) -> str | None:
         """The label under which a method ran: its bare name if there is one, else the first with any options."""
@@ -173,12 +196,26 @@ def read(path: Path | str) -> Run:
         if len(strange):
             what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
+    diverged = divergences(path)
+    if unknown := [d.method for d in diverged if d.method not in checked.methods]:
+        raise InputError(f"{path / DIVERGED} speaks of method {unknown[0]}, which manifest.json does not know: {_MEND}")
     joins = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
     test_rows = {c.id: sum(c.test) for c in checked.clients}
-    return Run(str(study["name"]), study, manifest, records, timings, joins, test_rows)
+    return Run(str(study["name"]), study, manifest, records, timings, joins, test_rows, tuple(diverged))
 
 
+def divergences(folder: Path) -> list[Divergence]:
+    """The methods and seeds of a run whose training diverged, the first of each pair first.
+
+    Raises:
+        InputError: the note of them cannot be read.
+    """
+    path = folder / DIVERGED
+    return _load(path, lambda file: _DIVERGENCES.validate_json(file.read_bytes())) if path.exists() else []
+
+
+_DIVERGENCES = pydantic.TypeAdapter(list[Divergence])
 _MEND = "restore the file, or run the study again into a new folder"
 
 

@@ -55,6 +55,8 @@ class Row(NamedTuple):
     """Expected calibration error, mean over clients, 0..1."""
     brier: float | None = None
     """Brier score, mean over clients, 0..2."""
+    diverged: int | None = None
+    """The round in which training diverged, the earliest of the seeds; such a method has no accuracy."""
 
 
 def summary(run: Run) -> list[Row]:
@@ -87,7 +89,9 @@ def summary(run: Run) -> list[Row]:
                 _evaluated(run, label),
                 len(seeds),
                 float(np.std(each, ddof=1)) if len(each) > 1 else None,
-                *(_over_clients(f[f["method"] == label]) for f in (calibration, brier)),
+                _over_clients(calibration[calibration["method"] == label]),
+                _over_clients(brier[brier["method"] == label]),
+                min((d.round for d in run.diverged if d.method == label), default=None),
             )
         )
     return rows
@@ -112,7 +116,7 @@ def joined(run: Run) -> list[Joined]:
     """How clients that did not train fare after they joined, under each condition; empty where there are none."""
     if not run.joins:
         return []
-    frame = run.select("joined", "accuracy")
+    frame = run.settled(run.select("joined", "accuracy"))
     condition = frame["client"].map(run.joins)
 
     def row(who: str, part: pd.DataFrame) -> Joined:
@@ -174,11 +178,13 @@ def _percent(field: str) -> Callable[[Row], str]:
 
 
 def accuracy_text(row: Row) -> str:
-    """Accuracy in per cent, with the standard deviation over seeds.
+    """Accuracy in per cent, with the standard deviation over seeds, or in which round training diverged.
 
     >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
     '50.00 ± 1.23'
     """
+    if row.diverged is not None:
+        return f"diverged in round {row.diverged}"
     spread = "" if row.seed_std is None else f" ± {100 * row.seed_std:.2f}"
     return "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}{spread}"
 
@@ -236,7 +242,7 @@ def duration(seconds: float) -> str:
 
 def finished(rows: Sequence[Row]) -> list[Row]:
     """The methods that can be compared: those with results of the latest round that any of them reached."""
-    latest = max((r.rounds for r in rows), default=0)
+    latest = max((r.rounds for r in rows if r.accuracy is not None), default=0)
     return [r for r in rows if r.accuracy is not None and r.rounds == latest]
 
 
@@ -252,7 +258,7 @@ _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_roun
 def render(rows: Sequence[Row], protocol: Protocol = _USUAL) -> Table:
     """The table for a terminal of 80 columns, the best accuracy in bold; the page and the JSON have more columns."""
     columns = [column for column in COLUMNS if column.field in _TERMINAL]
-    rounds = max((row.rounds for row in rows), default=0)
+    rounds = max((row.rounds for row in finished(rows)), default=0)
     caption = (
         f"Test accuracy after {rounds} round{'' if rounds == 1 else 's'}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
