@@ -135,7 +135,7 @@ class Made:
         return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Callable[..., Made]:
     """``make(labels, clients, seeds, rounds, name)``: a small made-up run."""
 

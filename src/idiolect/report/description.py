@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from idiolect import files
+from idiolect import files, keys
 from idiolect.data import FederatedData, holdings
 from idiolect.data.description import COMPARED, Description
 from idiolect.errors import InputError
@@ -37,6 +37,7 @@ LEGEND = (
 _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
+_LINES = 1_000  # of the page's table
 _IMAGES = 10
 _SAID = 6
 
@@ -103,7 +104,8 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
     if clients > _CLIENTS:
-        parts.append(Text(f"... and {clients - _CLIENTS} more clients: the page has all", "dim"))
+        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, --json all"
+        parts.append(Text(f"... and {clients - _CLIENTS} more clients: {where}", "dim"))
     if mapped:
         parts.append(Text(f"Darker: more of the client's training rows. Classes: {', '.join(data.class_names)}", "dim"))
     return Group(*parts)
@@ -145,8 +147,12 @@ def write_description(
     run = Run(data.name, {}, listed, pd.DataFrame(), pd.DataFrame())
     figures = partition_figures(run, about)
     names = _names(data)
+    listed_K = np.arange(count)
+    if count > _LINES:
+        listed_K = np.sort(keys.generator(0, "describe", "lines").choice(count, _LINES, replace=False))
     lines = [
         {
+            "place": k + 1,
             "who": names[k],
             "cells": [
                 int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), int((about.train_KC[k] > 0).sum()),
@@ -154,7 +160,7 @@ def write_description(
             ],
             "shift": short(data.shifts[k]),
         }
-        for k in range(count)
+        for k in listed_K.tolist()
     ]  # fmt: skip
     page = render_page(
         "description.html",
@@ -165,6 +171,7 @@ def write_description(
         samples=[_sample(data, k, names[k]) for k in shown] if _images(data) else [],
         headers=["Training rows", "Test rows", "Classes", "Label divergence", "Feature distance"],
         lines=lines,
+        clients=count,
         shifted=any(data.shifts),
         legend=LEGEND,
     )

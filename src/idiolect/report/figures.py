@@ -6,8 +6,9 @@ scales come from the page (light or dark); a method's colour is fixed across all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", 
 PALETTE = (*_OKABE_ITO, "#AA4499", "#44AA99", "#999933", "#CC6677")
 _DASHES = ([1, 0], [7, 3], [2, 3])
 _PLAIN, _SHIFTED = PALETTE[0], PALETTE[1]
+
+DRAWN = 200
+"""The most clients with a line or a dot each; of more, figures show how they are distributed, and a sample."""
+SAMPLE = 100
+"""Clients of a sample."""
+PAIRS = 60
+"""The most clients that are shown in pairs."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class _View:
         dashes = [_DASHES[i // len(PALETTE) % len(_DASHES)] for i in range(len(titles))]
         return {"field": "method", "type": "nominal", "scale": {"domain": titles, "range": dashes}, "title": None}
 
-    @property
+    @cached_property
     def clients(self) -> dict[int, str]:
         """What to call each client: its name or number and its shift; those without a shift first."""
         named = {c["id"]: c.get("name") or str(c["id"]) for c in self.run.manifest["clients"]}
@@ -87,21 +95,28 @@ class _View:
     def shifted(self) -> bool:
         return any(self.run.shifts.values())
 
-    def rows_of_clients(self) -> Json:
-        """The y channel of clients, and a height to go with it."""
+    @cached_property
+    def _turn(self) -> dict[int, int]:
+        """The order in which clients come into a sample: always the same one."""
+        order = np.random.default_rng(0).permutation(sorted(self.clients))
+        return {int(c): turn for turn, c in enumerate(order)}
+
+    def sample(self, clients: Collection[int], most: int = DRAWN, count: int = SAMPLE) -> list[int]:
+        """Those of some clients that are drawn one by one, in the order of ``clients``: all, or a few where many."""
+        found = set(clients)
+        if len(found) > most:
+            found = set(sorted(found, key=self._turn.__getitem__)[:count])
+        return [c for c in self.clients if c in found]
+
+    def rows_of_clients(self, shown: Sequence[int]) -> Json:
+        """The y channel of clients that have a line each."""
         return {
             "field": "client",
             "type": "nominal",
             "title": "client · shift" if self.shifted else "client",
-            "scale": {"domain": list(self.clients.values())},
+            "scale": {"domain": [self.clients[c] for c in shown]},
             "axis": {"labelOverlap": True, "labelLimit": 130},
         }
-
-    @property
-    def height(self) -> int:
-        """The height of a plot with one line per client, in px."""
-        count = len(self.clients)
-        return count * (20 if count <= 40 else max(3, 800 // count))
 
     def kind(self) -> Json:
         """The colour channel of clients: shifted or not."""
@@ -114,6 +129,30 @@ class _View:
 
     def kind_of(self, client: int) -> str:
         return "shifted" if self.run.shifts[client] else "not shifted"
+
+    def shape(self) -> Json:
+        """The shape channel of clients: shifted or not."""
+        return {
+            "field": "kind",
+            "type": "nominal",
+            "scale": {"domain": ["not shifted", "shifted"], "range": ["circle", "triangle-up"]},
+            "legend": {"title": None, "orient": "top", **_GREY_SYMBOL} if self.shifted else None,
+        }
+
+    @cached_property
+    def jitter(self) -> dict[int, float]:
+        """How far a client's dot stands beside its line, so that dots do not hide each other."""
+        return {c: place * 0.618034 % 1 - 0.5 for place, c in enumerate(self.clients)}
+
+
+def _height(count: int) -> int:
+    """The height of a plot with a line for each of so many clients, in px."""
+    return count * (20 if count <= 40 else max(3, 800 // count))
+
+
+def _of(shown: Collection[int], clients: int) -> str:
+    """A sentence for a caption, where not all clients are drawn."""
+    return f" A sample of {len(shown):,} of {clients:,} clients." if len(shown) < clients else ""
 
 
 def palette(runs: list[Run]) -> dict[str, str]:
@@ -135,6 +174,7 @@ def _data(frame: pd.DataFrame) -> Json:
 
 _TICKS = {"expr": "ceil(width / 70)"}
 _NAMED = 10  # methods that all can be named, or have a band, beside each other
+_JITTER = {"field": "jitter", "type": "quantitative", "scale": {"domain": [-0.9, 0.9]}}
 _SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
 _GREY_SYMBOL = {"symbolFillColor": "currentColor", "symbolStrokeWidth": 0}
 
@@ -223,6 +263,12 @@ def _by_client(run: Run) -> pd.DataFrame:
     return (100 * run.final.groupby(["method", "client"])["value"].mean()).reset_index()
 
 
+_BOX: Json = {"fill": "currentColor", "fillOpacity": 0.07, "stroke": "currentColor", "strokeOpacity": 0.35}
+_MEDIAN: Json = {"color": "currentColor", "opacity": 0.8}
+_RULE: Json = {"color": "currentColor", "opacity": 0.45}
+_QUARTILES = ("lowest", "lower quartile", "median", "upper quartile", "highest")
+
+
 def _box(x: Json, y: Json, size: int) -> Json:
     """Quartiles and range, in the colour of text."""
     return {
@@ -230,13 +276,56 @@ def _box(x: Json, y: Json, size: int) -> Json:
             "type": "boxplot",
             "extent": "min-max",
             "size": size,
-            "box": {"fill": "currentColor", "fillOpacity": 0.07, "stroke": "currentColor", "strokeOpacity": 0.35},
-            "median": {"color": "currentColor", "strokeWidth": 2, "opacity": 0.8},
-            "rule": {"color": "currentColor", "opacity": 0.45},
+            "box": _BOX,
+            "median": _MEDIAN | {"strokeWidth": 2},
+            "rule": _RULE,
             "ticks": False,
         },
         "encoding": {"x": x, "y": y},
     }
+
+
+def _boxes(frame: pd.DataFrame, x: Json, y: Json, size: int) -> list[Json]:
+    """The same, computed here, so that the page need not hold every client: ``frame`` has a row for each."""
+    by, value = y["field"], x["field"]
+    parts = [
+        {by: str(group), "clients": len(part)}
+        | dict(zip(_QUARTILES, np.percentile(part, [0, 25, 50, 75, 100]).round(4).tolist(), strict=True))
+        for group, part in frame.groupby(by, sort=False)[value]
+    ]
+
+    def span(low: str, high: str) -> Json:
+        return {"x": x | {"field": low}, "x2": {"field": high}, "y": y, "tooltip": _tip(by, "clients", *_QUARTILES)}
+
+    layers: list[Json] = [
+        {"mark": {"type": "rule", **_RULE}, "encoding": span("lowest", "highest")},
+        {"mark": {"type": "bar", "size": size, **_BOX}, "encoding": span("lower quartile", "upper quartile")},
+        {
+            "mark": {"type": "tick", "thickness": 2, "size": size, **_MEDIAN},
+            "encoding": {"x": x | {"field": "median"}, "y": y},
+        },
+    ]
+    return [{"data": {"values": parts}} | layer for layer in layers]
+
+
+def _boxed(view: _View, frame: pd.DataFrame, dots: Json, size: int, keep: Sequence[str]) -> tuple[Json, str]:
+    """Boxes of clients with a dot for each over them, and what the box and the dots are, in words.
+
+    Args:
+        view: of the run.
+        frame: a row for each client and group, with columns as the channels of ``dots`` name them, and ``id``.
+        dots: the layer of the dots.
+        size: the height of a box, in px.
+        keep: columns that the page is to hold.
+    """
+    x, y = dots["encoding"]["x"], dots["encoding"]["y"]
+    there = set(frame["id"])
+    shown = view.sample(there)
+    few = len(shown) == len(there)
+    data = _data((frame if few else frame[frame["id"].isin(shown)])[list(keep)])
+    layers = [_box(x, y, size), dots] if few else [*_boxes(frame, x, y, size), dots]
+    words = "" if few else f" The dots are a sample of {len(shown):,} of {len(there):,} clients; the box is of all."
+    return {"data": data, "layer": layers}, words
 
 
 def spread(view: _View) -> Iterator[Figure | str]:
@@ -244,41 +333,35 @@ def spread(view: _View) -> Iterator[Figure | str]:
     frame = _by_client(view.run)
     if frame.empty:
         return
+    frame["id"] = frame["client"]
     frame["kind"] = frame["client"].map(view.kind_of)
-    place = {c: i for i, c in enumerate(view.clients)}
-    frame["jitter"] = frame["client"].map(lambda c: place[c] * 0.618034 % 1 - 0.5)
+    frame["jitter"] = frame["client"].map(view.jitter)
     frame["client"] = frame["client"].map(view.clients)
     frame["accuracy"] = frame["value"].round(2)
     frame["method"] = frame["method"].map(view.run.titles)
     titles = [t for t in view.run.titles.values() if t in set(frame["method"])]
     y = {"field": "method", "type": "nominal", "title": None, "scale": {"domain": titles}, "axis": {"labelLimit": 110}}
     x = _per_cent("accuracy", "accuracy of one client (%)")
-    shape = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": ["not shifted", "shifted"], "range": ["circle", "triangle-up"]},
-        "legend": {"title": None, "orient": "top", **_GREY_SYMBOL} if view.shifted else None,
-    }
     dots = {
         "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
         "encoding": {
             "x": x,
             "y": y,
-            "yOffset": {"field": "jitter", "type": "quantitative", "scale": {"domain": [-0.9, 0.9]}},
+            "yOffset": _JITTER,
             "color": view.method | {"legend": None},
-            "shape": shape,
+            "shape": view.shape(),
             "tooltip": _tip("method", "client", "accuracy=accuracy (%)"),
         },
     }
-    keep = frame[["method", "client", "kind", "jitter", "accuracy"]]
+    spec, sampled = _boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
     top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
     fares = "fares best with" if len(titles) > 1 else "with"
     yield Figure(
         "spread",
         f"The worst tenth of clients {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
         "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
-        "its line is the median.",
-        {"data": _data(keep), "height": 40 * len(titles), "layer": [_box(x, y, 22), dots]},
+        f"its line is the median.{sampled}",
+        spec | {"height": 40 * len(titles)},
     )
 
 
@@ -306,66 +389,101 @@ def versus(view: _View) -> Iterator[Figure | str]:
         order = list(view.run.titles)
         facts.sort(key=lambda f: order.index(f[0]))
         most = max(order, key=lambda o: share.get(o, (-1, 0)))
-        bound = max(1.0, float(others["points"].abs().max()))
+        others["id"], others["client"] = others["client"], others["client"].map(view.clients)
         others["method"] = others["method"].map(view.run.titles)
-        others["client"] = others["client"].map(view.clients)
-        titles = [t for t in view.run.titles.values() if t in set(others["method"])]
-        colour = {
-            "field": "points",
-            "type": "quantitative",
-            "scale": {"domain": [-bound, bound], "range": "diverging", "interpolate": "lab"},
-            "legend": {
-                "title": "points",
-                "orient": "bottom",
-                "direction": "horizontal",
-                "gradientLength": 180,
-                "labelExpr": _SIGNED,
-            },
-        }
-        axis = {
-            "orient": "top",
-            "labelAngle": -35,
-            "labelLimit": 90,
-            "labelAlign": "left",
-            "domain": False,
-            "ticks": False,
-        }
-        x = {
-            "field": "method",
-            "type": "nominal",
-            "title": None,
-            "scale": {"domain": titles, "padding": 0.05},
-            "axis": axis,
-        }
-        y = view.rows_of_clients()
-        y["scale"]["padding"] = 0.08
-        y["axis"]["domain"] = False
+        draw = _points if len(view.clients) > DRAWN else _heat
         yield Figure(
             f"versus-{name}",
             f"{view.run.titles[most]} beats {words} for {share[most][0]} of {share[most][1]} clients",
-            f"Final accuracy of each client minus its accuracy with {words}, in points (mean over seeds): "
-            "blue gains, orange loses.",
-            {
-                "padding": {"left": 5, "top": 5, "bottom": 5, "right": min(75, 6 * len(titles[-1]))},
-                "data": _data(others[["method", "client", "points"]]),
-                "height": view.height,
-                "mark": {"type": "rect"},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": colour,
-                    "tooltip": _tip("client", "method", f"points=points over {words}"),
-                },
-            },
-            [text for _, text in facts],
-            min_width=max(300, 140 + 24 * len(titles)),
+            facts=[text for _, text in facts],
+            **draw(view, others, words),
         )
+
+
+def _heat(view: _View, others: pd.DataFrame, base: str) -> dict[str, Any]:
+    """Clients x methods: how many points each gains; caption, specification, width."""
+    bound = max(1.0, float(others["points"].abs().max()))
+    titles = [t for t in view.run.titles.values() if t in set(others["method"])]
+    colour = {
+        "field": "points",
+        "type": "quantitative",
+        "scale": {"domain": [-bound, bound], "range": "diverging", "interpolate": "lab"},
+        "legend": {
+            "title": "points",
+            "orient": "bottom",
+            "direction": "horizontal",
+            "gradientLength": 180,
+            "labelExpr": _SIGNED,
+        },
+    }
+    axis = {
+        "orient": "top",
+        "labelAngle": -35,
+        "labelLimit": 90,
+        "labelAlign": "left",
+        "domain": False,
+        "ticks": False,
+    }
+    x = {
+        "field": "method",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": titles, "padding": 0.05},
+        "axis": axis,
+    }
+    y = view.rows_of_clients(list(view.clients))
+    y["scale"]["padding"] = 0.08
+    y["axis"]["domain"] = False
+    return {
+        "caption": f"Final accuracy of each client minus its accuracy with {base}, in points (mean over seeds): "
+        "blue gains, orange loses.",
+        "spec": {
+            "padding": {"left": 5, "top": 5, "bottom": 5, "right": min(75, 6 * len(titles[-1]))},
+            "data": _data(others[["method", "client", "points"]]),
+            "height": _height(len(view.clients)),
+            "mark": {"type": "rect"},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": colour,
+                "tooltip": _tip("client", "method", "points"),
+            },
+        },
+        "min_width": max(300, 140 + 24 * len(titles)),
+    }
+
+
+def _points(view: _View, others: pd.DataFrame, base: str) -> dict[str, Any]:
+    """The same where clients are too many for a line each: how the points are distributed."""
+    titles = [t for t in view.run.titles.values() if t in set(others["method"])]
+    others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
+    y = {"field": "method", "type": "nominal", "title": None, "scale": {"domain": titles}, "axis": {"labelLimit": 110}}
+    dots = {
+        "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
+        "encoding": {
+            "x": {"field": "points", "type": "quantitative", "title": "points", "axis": {"labelExpr": _SIGNED}},
+            "y": y,
+            "yOffset": _JITTER,
+            "color": view.method | {"legend": None},
+            "shape": view.shape(),
+            "tooltip": _tip("method", "client", "points"),
+        },
+    }
+    spec, sampled = _boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
+    zero = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3], **_RULE}}
+    spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
+    return {
+        "caption": f"Final accuracy of a client minus its accuracy with {base}, in points (mean over seeds): right of "
+        f"0 it gains, left it loses. The box holds the middle half of the clients, its line is the median.{sampled}",
+        "spec": spec | {"height": 40 * len(titles)},
+    }
 
 
 def label_map(view: _View) -> Iterator[Figure | str]:
     """Clients x classes, bubbles sized by training rows."""
     manifest = view.run.manifest
-    names = manifest["class_names"]
+    names, shown = manifest["class_names"], view.sample(view.clients)
+    drawn = set(shown)
     values = [
         {
             "client": view.clients[c["id"]],
@@ -375,12 +493,13 @@ def label_map(view: _View) -> Iterator[Figure | str]:
             "kind": view.kind_of(c["id"]),
         }
         for c in manifest["clients"]
+        if c["id"] in drawn
         for k, rows in enumerate(c["train"])
         if rows
     ]
     if not values:
         return
-    step = view.height / len(view.clients)
+    step = _height(len(shown)) / len(shown)
     largest = max(10.0, min(260.0, 0.9 * step * step))
     x = {
         "field": "class",
@@ -395,7 +514,7 @@ def label_map(view: _View) -> Iterator[Figure | str]:
         "scale": {"range": [2, largest], "domainMin": 0},
         "legend": {"title": "training rows", "orient": "bottom", **_GREY_SYMBOL, "tickCount": 4},
     }
-    y = view.rows_of_clients()
+    y = view.rows_of_clients(shown)
     y["axis"]["grid"] = True
     encoding = {
         "x": x,
@@ -408,10 +527,11 @@ def label_map(view: _View) -> Iterator[Figure | str]:
         "labels",
         "Who holds what: each client has its own mixture of classes",
         "The larger the disc, the more training rows of that class a client holds"
-        + ("; shifted clients are orange." if view.shifted else "."),
+        + ("; shifted clients are orange." if view.shifted else ".")
+        + _of(shown, len(view.clients)),
         {
             "data": {"values": values},
-            "height": view.height,
+            "height": _height(len(shown)),
             "mark": {"type": "circle", "opacity": 0.9},
             "encoding": encoding,
         },
@@ -470,9 +590,18 @@ def combination(view: _View) -> Iterator[Figure | str]:
         frame = frame[frame["giver"].isin(list(view.clients))]
         ends = frame[frame["round"] == chosen[-1]]
         own = ends.loc[ends["client"] == ends["giver"], "weight"].mean()
+        shown, met = list(view.clients), len(view.clients)
+        if met > PAIRS:  # of few participants, those of another round or seed would leave most pairs empty
+            there = mine[mine["round"] == chosen[-1]]
+            ids = set(there.loc[there["seed"] == there["seed"].min(), "client"])
+            shown, met = view.sample(ids, PAIRS, PAIRS), len(ids)
+            frame = frame[frame["client"].isin(shown) & frame["giver"].isin(shown)]
+            seen = frame.groupby("round")["client"].nunique()
+            chosen = [r for r in chosen if 2 * seen.get(r, 0) >= len(shown)]
+            frame = frame[frame["round"].isin(chosen)]
         frame["weight"] = frame["weight"].round(4)
         frame["client"] = frame["client"].map(view.clients)
-        alike = _alike(run, list(view.clients))
+        alike = _alike(run, shown)
         order = [str(c) for c in alike]
         frame["giver"] = frame["giver"].astype(str)
         frame["round"] = frame["round"].map("round {}".format)
@@ -484,8 +613,8 @@ def combination(view: _View) -> Iterator[Figure | str]:
             "scale": {"domain": order, "padding": 0.05},
             "axis": axis,
         }
-        y = view.rows_of_clients() | {"title": "receives a combined head"}
-        y["scale"] = {"domain": [view.clients[c] for c in alike], "padding": 0.05}
+        y = view.rows_of_clients(alike) | {"title": "receives a combined head"}
+        y["scale"]["padding"] = 0.05
         y["axis"]["domain"] = False
         colour = {
             "field": "weight",
@@ -501,7 +630,7 @@ def combination(view: _View) -> Iterator[Figure | str]:
             else f"{title}: whose heads each client combines",
             "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
             "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50). Clients "
-            "with alike classes and shifts stand side by side.",
+            "with alike classes and shifts stand side by side." + _of(shown, met),
             _beside(
                 "round",
                 [f"round {r}" for r in chosen],
@@ -542,6 +671,7 @@ def local_weight(view: _View) -> Iterator[Figure | str]:
         frame = frame.rename(columns={"mean": "beta", "min": "low", "max": "high", "count": "seeds"})
         shifted = frame["client"].map(lambda c: bool(run.shifts[c]))
         with_shift, without = frame.loc[shifted, "beta"].mean(), frame.loc[~shifted, "beta"].mean()
+        frame["id"], frame["jitter"] = frame["client"], frame["client"].map(view.jitter)
         frame["kind"] = frame["client"].map(view.kind_of)
         frame["client"] = frame["client"].map(view.clients)
         unit = {
@@ -550,9 +680,36 @@ def local_weight(view: _View) -> Iterator[Figure | str]:
             "scale": {"domain": [0, 1]},
             "axis": {"tickCount": _TICKS},
         }
-        y = view.rows_of_clients()
-        y["axis"]["grid"] = True
         x = unit | {"field": "beta"}
+        title = run.titles[label]
+        known = bool(shifted.any()) and not bool(shifted.all())
+        name = f"beta-{list(run.titles).index(label)}"
+        heading = (
+            f"{title}: β is {with_shift:.2f} on average for shifted clients, {without:.2f} for the others"
+            if known
+            else f"{title}: how far each client trusts its own statistics"
+        )
+        caption = "At 1 a client uses its own estimate alone, at 0 the global one (its last round"
+        if len(view.clients) > DRAWN:
+            kinds = [kind for kind in ("not shifted", "shifted") if kind in set(frame["kind"])]
+            dots = {
+                "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "kind", "type": "nominal", "title": None, "scale": {"domain": kinds}},
+                    "yOffset": _JITTER,
+                    "color": view.kind() | {"legend": None},
+                    "tooltip": _tip("client", "beta=β"),
+                },
+            }
+            spec, sampled = _boxed(view, frame, dots, 22, ["client", "kind", "jitter", "beta"])
+            words = (
+                f"{caption}, mean over seeds). The box holds the middle half of the clients, its line is the median."
+            )
+            yield Figure(name, heading, words + sampled, spec | {"height": 60 * len(kinds)})
+            continue
+        y = view.rows_of_clients(list(view.clients))
+        y["axis"]["grid"] = True
         tip = _tip("client", "beta=β", "low=lowest seed", "high=highest seed", "seeds")
         dots = {
             "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
@@ -563,16 +720,15 @@ def local_weight(view: _View) -> Iterator[Figure | str]:
         if several:
             ends = {"x": unit | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": view.kind()}
             layers.insert(0, {"mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.45}, "encoding": ends})
-        title = run.titles[label]
-        known = bool(shifted.any()) and not bool(shifted.all())
         yield Figure(
-            f"beta-{list(run.titles).index(label)}",
-            f"{title}: β is {with_shift:.2f} on average for shifted clients, {without:.2f} for the others"
-            if known
-            else f"{title}: how far each client trusts its own statistics",
-            "At 1 a client uses its own estimate alone, at 0 the global one (its last round"
-            + (", mean over seeds; the bar spans the seeds)." if several else ")."),
-            {"data": _data(frame), "height": view.height, "layer": layers},
+            name,
+            heading,
+            caption + (", mean over seeds; the bar spans the seeds)." if several else ")."),
+            {
+                "data": _data(frame.drop(columns=["id", "jitter"])),
+                "height": _height(len(view.clients)),
+                "layer": layers,
+            },
         )
 
 
@@ -582,7 +738,8 @@ _CLEAN = "clean"
 def by_shift(view: _View) -> Iterator[Figure | str]:
     """The spread of pFedFDA's beta over the clients of each kind of shift, those without one first."""
     run = view.run
-    kinds = {c: _kind_of_shift(run.shifts[c]) for c in view.clients}
+    called = {shift: _kind_of_shift(shift) for shift in set(run.shifts.values())}
+    kinds = {c: called[run.shifts[c]] for c in view.clients}
     order = sorted(set(kinds.values()), key=lambda kind: (kind != _CLEAN, kind))
     if len(order) < 2 or len(order) == len(kinds):
         return
@@ -592,7 +749,8 @@ def by_shift(view: _View) -> Iterator[Figure | str]:
         if mine.empty:
             continue
         frame = last(mine, "seed", "client").groupby("client")["value"].mean().reset_index(name="beta")
-        frame["kind"], frame["client"] = frame["client"].map(kinds), frame["client"].map(view.clients)
+        frame["id"], frame["kind"] = frame["client"], frame["client"].map(kinds)
+        frame["client"] = frame["client"].map(view.clients)
         middle = frame.groupby("kind")["beta"].median()
         title, most = run.titles[label], str(middle.idxmax())
         y = {"field": "kind", "type": "nominal", "title": None, "scale": {"domain": order}, "axis": {"labelLimit": 150}}
@@ -611,14 +769,15 @@ def by_shift(view: _View) -> Iterator[Figure | str]:
             "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
             "encoding": {"x": x, "y": y, "color": colour, "tooltip": _tip("client", "kind", "beta=β")},
         }
+        spec, sampled = _boxed(view, frame, dots, 16, ["client", "beta", "kind"])
         yield Figure(
             f"beta-shift-{list(run.titles).index(label)}",
             f"{title}: half of the clients with {most.replace('_', ' ')} have a β above {middle.max():.2f}"
             if most != _CLEAN
             else f"{title}: β is largest for clients without a shift, at a median of {middle.max():.2f}",
             "Each dot is one client in its last round (mean over seeds), under the kind of its shift; the box holds "
-            "the middle half of the clients, its line is the median.",
-            {"data": _data(frame), "height": 36 * len(order), "layer": [_box(x, y, 16), dots]},
+            f"the middle half of the clients, its line is the median.{sampled}",
+            spec | {"height": 36 * len(order)},
         )
 
 
@@ -955,26 +1114,21 @@ FIGURES = (
 )  # fmt: skip
 
 
-_DRAWN = 200  # clients with a line of their own
-
-
 def partition_figures(run: Run, about: Description) -> list[Figure]:
     """Who holds what, how much, and how unlike each other clients are, before anything is trained."""
-    listed = run.manifest["clients"][:_DRAWN]
-    run = replace(run, manifest=run.manifest | {"clients": listed})
     view = _View(run, [], {})
     found = [f for f in label_map(view) if isinstance(f, Figure)]
-    if len(listed) < len(about.train_KC):
-        more = f" The first {_DRAWN} of {len(about.train_KC)} clients."
-        found = [replace(f, caption=f.caption + more) for f in found]
     return [*found, _sizes(about), *_divergence(view, about)]
 
 
 def _sizes(about: Description) -> Figure:
     train_K, test_K = about.train_KC.sum(1), about.test_KC.sum(1)
+    order = np.argsort(-train_K, kind="stable")
+    if len(order) > DRAWN:
+        order = order[np.linspace(0, len(order) - 1, SAMPLE).round().astype(int)]
     values = [
         {"place": i, "rows": int(part[k]), "of": of}
-        for i, k in enumerate(np.argsort(-train_K, kind="stable"))
+        for i, k in enumerate(order)
         for of, part in (("training", train_K), ("test", test_K))
     ]
     ratio = train_K.max() / train_K.min()
@@ -984,7 +1138,8 @@ def _sizes(about: Description) -> Figure:
     return Figure(
         "sizes",
         even if ratio == 1 else f"The largest client has {ratio:.1f} times the training rows of the smallest",
-        "Rows per client, the largest client first.",
+        "Rows per client, the largest client first."
+        + (f" At equal distances {len(order)} of {len(train_K):,} clients." if len(order) < len(train_K) else ""),
         {
             "data": {"values": values},
             "height": 200,
@@ -1018,7 +1173,7 @@ def _divergence(view: _View, about: Description) -> Iterator[Figure]:
         "1 for no class in common; the title has the mean.",
         {
             "data": {"values": values},
-            "height": view.height,
+            "height": _height(len(names)),
             "mark": "rect",
             "encoding": {
                 "x": channel | {"field": "other", "title": "client", "axis": axis | {"labelAngle": -40}},

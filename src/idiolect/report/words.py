@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from idiolect.errors import InputError
 from idiolect.spec import Spec
 
@@ -28,6 +30,7 @@ def divided(partition: object, named: bool) -> str:
     return plain(partition or ("natural" if named else "dirichlet:alpha=0.3"))
 
 
+@lru_cache(maxsize=1024)
 def short(text: str) -> str:
     """A shift in as few words as an axis has room for.
 
