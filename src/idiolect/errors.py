@@ -114,3 +114,16 @@ def as_options() -> Iterator[None]:
 def on_command_line() -> bool:
     """Whether messages are for the command line."""
     return _as_options
+
+
+def brief(value: object, most: int = 80) -> str:
+    """A value as it was written, shortened; some numbers are too long for Python to write.
+
+    >>> brief("abc"), brief([1, 2, 3], most=8)
+    ("'abc'", '[1, 2...')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= most else f"{text[: most - 3]}..."

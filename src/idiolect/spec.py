@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from idiolect.errors import InputError, nearest
+from idiolect.documents import parse_yaml
+from idiolect.errors import InputError, brief, nearest
 
 _CALL = re.compile(r"([^:(\s]+)\((.*)\)", re.DOTALL)
 
@@ -78,10 +78,10 @@ def scalar(text: str) -> Any:
     """
     if text.strip() == "None":
         return None
-    for read in (float, yaml.safe_load) if "e" in text.lower() else (yaml.safe_load,):
+    for read in (float, parse_yaml) if "e" in text.lower() else (parse_yaml,):
         try:
             return read(text)
-        except (ValueError, yaml.YAMLError):
+        except ValueError:
             continue
     return text.strip()
 
@@ -149,7 +149,9 @@ def check(
         checked = model(**options)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{what}: {first['loc'][0]}={first['input']!r} is not valid: {lower(first['msg'])}") from None
+        raise InputError(
+            f"{what}: {first['loc'][0]}={brief(first['input'])} is not valid: {lower(first['msg'])}"
+        ) from None
     return {k: getattr(checked, k) for k in options}
 
 

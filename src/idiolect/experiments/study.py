@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.data import FederatedData, Normalise, Source
+from idiolect.documents import read_yaml
 from idiolect.engines import Job
-from idiolect.errors import InputError, nearest, option
+from idiolect.errors import InputError, brief, nearest, option
 from idiolect.method import SGD, Augment, Task, Training
 from idiolect.paths import by_path, may_import, no_imports
 from idiolect.protocol import Protocol
@@ -287,11 +288,11 @@ class Study(BaseModel):
             InputError: no such file, not YAML, or a setting is wrong.
         """
         try:
-            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            settings = read_yaml(Path(path))
         except OSError as error:
             raise InputError(f"cannot read study {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not YAML ({' '.join(str(error).split())}): mend it") from None
+        except ValueError as error:
+            raise InputError(f"{path} is not YAML ({error}): mend it") from None
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
             raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
         try:
@@ -444,8 +445,10 @@ def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
     if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
-        return f"{setting}: cannot read {first['input']!r}; write name:option=value, for example dirichlet:alpha=0.3"
+        return (
+            f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example dirichlet:alpha=0.3"
+        )
     known = named or setting == "protocol"
     inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
     where = ".".join(map(str, [setting, *inside]))
-    return f"{where}={first['input']!r} is not valid: {lower(first['msg'])}"
+    return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"
