@@ -16,13 +16,17 @@ _MEND = "delete it to start this part of the run again"
 
 
 def save(state: State, path: Path) -> None:
-    """Write a state, atomically.
+    """Write a state, atomically, and sealed.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
     tensors = tree.named({"server": state.server, "clients": state.clients.saved()})
-    files.write(path, safetensors.torch.save(tensors, metadata={"round": str(state.round)}))
+    about = {"round": str(state.round), "seal": files.UNSEALED}
+    content = safetensors.torch.save(tensors, metadata=about)
+    one, other = (f'"{name}":"{value}"'.encode() for name, value in about.items())
+    content = content.replace(other + b"," + one, one + b"," + other, 1)  # their order is chance
+    files.write(path, files.sealed(content))
 
 
 def rounds(path: Path) -> int:
@@ -38,9 +42,10 @@ def load(path: Path, start: State) -> State:
     """Read a state of the method that ``start`` is the start of; its clients are taken over.
 
     Raises:
-        InputError: the file is broken, or was written by another method or model.
+        InputError: the file is broken or has changed, or was written by another method or model.
     """
     try:
+        files.read(path)
         with safetensors.safe_open(path, framework="pt") as file:
             number = int(file.metadata()["round"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping

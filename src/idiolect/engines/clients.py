@@ -7,6 +7,7 @@ import io
 import os
 import re
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from idiolect import files, tree
-from idiolect.errors import RunError
+from idiolect.errors import InputError, RunError
 from idiolect.tree import Tree
 
 _LARGE = 2**28  # bytes of all clients together, from which they stand on disk
@@ -101,16 +102,19 @@ class OnDisk:
     A client has two rows in each file, and what is put goes into the one that the last checkpoint does not name: a
     checkpoint says for each client which row is its own (0 or 1; 2 for none yet), so that it is exact whatever was put
     after it. The files are sparse: what was never put takes no room. They are read and written, not mapped: that takes
-    a third of the time, leaves no pages resident, and a full disk is an error.
+    a third of the time, leaves no pages resident, and a full disk is an error. A checkpoint has a checksum of each
+    state, which is compared when the state is first read again.
 
     Raises:
         RunError: the folder cannot be written, or (``put``, ``saved``) the disk is full.
+        InputError: a state has changed on disk since the checkpoint was written.
     """
 
     def __init__(self, enrolled: Tree, count: int, folder: Path) -> None:
         self._enrolled, self._count, self._folder = enrolled, count, folder
         self._own_K = np.full(count, 2, np.uint8)
         self._saved_K = self._own_K.copy()
+        self._sums_K, self._unsure_K = np.zeros(count, np.int64), np.zeros(count, bool)
         self._half_put = False
         with self._disk():
             self._files = [
@@ -127,7 +131,14 @@ class OnDisk:
         if self._own_K[client] == 2:
             return self._enrolled
         with self._disk():
-            return tree.flatten(self._enrolled)[1]([file.read(row) for file in self._files])
+            leaves = [file.read(row) for file in self._files]
+        if self._unsure_K[client] and _sum(leaves) != self._sums_K[client]:
+            raise InputError(
+                f"the state of client {client} in {self._folder} has changed since it was written: delete "
+                f"{self._folder.parent} to run this part again"
+            )
+        self._unsure_K[client] = False
+        return tree.flatten(self._enrolled)[1](leaves)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(self._count))
@@ -140,7 +151,8 @@ class OnDisk:
                 row = int(self._saved_K[client] == 0)
                 for file, leaf in zip(self._files, tree.leaves(state), strict=True):
                     file.write(2 * client + row, leaf)
-                self._own_K[client] = row
+                self._own_K[client], self._unsure_K[client] = row, False
+                self._sums_K[client] = _sum(tree.leaves(state))
         self._half_put = False
 
     def saved(self) -> dict[str, Tensor]:
@@ -157,16 +169,18 @@ class OnDisk:
             if any(file.made for file in self._files):
                 files.sync(self._folder)
         self._saved_K = self._own_K.copy()
-        return {"rows": torch.from_numpy(self._own_K.copy())}
+        return {"rows": torch.from_numpy(self._own_K.copy()), "sums": torch.from_numpy(self._sums_K.copy())}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Go back to what ``saved`` gave."""
-        if set(saved) != {"rows"} or saved["rows"].shape != (self._count,):
+        if not {"rows"} <= set(saved) <= {"rows", "sums"} or any(a.shape != (self._count,) for a in saved.values()):
             raise ValueError("other clients")
         own_K = saved["rows"].numpy().copy()
         if (own_K < 2).any() and not all(file.stood for file in self._files):
             raise ValueError("the clients' files are gone or of other sizes")
         self._own_K, self._saved_K, self._half_put = own_K, own_K.copy(), False
+        if "sums" in saved:  # which older versions did not write
+            self._sums_K, self._unsure_K = saved["sums"].numpy().copy(), own_K < 2
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -175,6 +189,13 @@ class OnDisk:
         except OSError as error:
             what = f"cannot keep the clients' states in {self._folder} ({error.strerror})"
             raise RunError(f"{what}: make room, or choose another folder") from error
+
+
+def _sum(leaves: Sequence[Tensor]) -> int:
+    found = 0
+    for leaf in leaves:
+        found = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 class _File:

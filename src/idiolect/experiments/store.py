@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,11 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from idiolect import files, report
+from idiolect.documents import parse_yaml, read_json, read_yaml, sealed_json
 from idiolect.engines import Record, State
 from idiolect.engines.checkpoint import load, save
 from idiolect.errors import InputError, RunError, option
+from idiolect.experiments import environment
 from idiolect.experiments.study import Study
 from idiolect.spec import Spec
+
+log = logging.getLogger(__name__)
 
 RECORDS = pa.schema(
     {
@@ -34,7 +39,7 @@ RECORDS = pa.schema(
         "value": pa.float64(),
     }
 )
-_SITTINGS = "engine.json"
+_SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
 TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
 
 
@@ -62,7 +67,7 @@ class Cell:
         self._new, self._seconds = [], []
         _write(self.folder / "records.parquet", self._records)
         _write(self.folder / "timings.parquet", self._timings)
-        save(state, self.folder / "checkpoint.safetensors")
+        save(state, self.folder / _CHECKPOINT)
 
     def _joined(self, old: pa.Table, columns: dict[str, Any]) -> pa.Table:
         count = len(columns["round"])
@@ -71,13 +76,13 @@ class Cell:
 
     def load(self, start: State) -> State:
         """The state last saved, or ``start``; records and times ahead of it are forgotten."""
-        path = self.folder / "checkpoint.safetensors"
+        path = self.folder / _CHECKPOINT
         if not path.exists():
             return start
         state = load(path, start)
         done = pc.field("round") <= state.round
-        self._records = _read(self.folder / "records.parquet").filter(done)
-        self._timings = _read(self.folder / "timings.parquet").filter(done)
+        self._records = _read(self.folder / "records.parquet", RECORDS).filter(done)
+        self._timings = _read(self.folder / "timings.parquet", TIMINGS).filter(done)
         return state
 
 
@@ -93,27 +98,48 @@ class Store:
     def __init__(self, folder: Path | None, study: Study, manifest: dict[str, Any], *, resume: bool) -> None:
         self.folder, self.study = folder or _new(study.name), study
         self.diverged: list[report.Divergence] = []
-        if resume and (self.folder / "study.yaml").exists():
-            self.study = study.model_copy(update={"name": self._same(manifest)})
-            self.diverged = report.divergences(self.folder)
-            self._held = _hold(self.folder)
-            for draft in self.folder.rglob(".*.tmp"):  # of a killed writer
-                draft.unlink()
-            return
-        if _holds_something(self.folder):
-            mend = (
-                _elsewhere() if resume else f"{_elsewhere()}, or continue the run in it with {option('resume', True)}"
-            )
-            raise InputError(f"{self.folder} {'holds no run' if resume else 'exists'}: {mend}")
+        self._held = _hold(self.folder)  # before looking and writing, so that two do not begin at once
         try:
-            files.write(self.folder / "manifest.json", json.dumps(manifest, indent=1))
-            files.write(self.folder / "study.yaml", study.to_yaml())
+            if resume and (self.folder / "study.yaml").exists():
+                self._resume(manifest)
+            elif _holds_something(self.folder):
+                if resume:
+                    raise InputError(f"{self.folder} holds no run: {_elsewhere()}")
+                raise InputError(
+                    f"{self.folder} exists: {_elsewhere()}, or continue the run in it with {option('resume', True)}"
+                )
+            else:
+                self._begin(manifest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, manifest: dict[str, Any]) -> None:
+        """Write down what is to run, and with which versions."""
+        text = self.study.to_yaml()
+        noted = {
+            "study": report.settings(parse_yaml(text)),
+            "versions": environment.versions(),
+            "machine": environment.machine(),
+        }
+        try:
+            files.write(self.folder / "manifest.json", sealed_json(manifest | noted))
+            files.write(self.folder / "study.yaml", text)
         except RunError:
             with suppress(OSError):
                 (self.folder / "manifest.json").unlink(missing_ok=True)
                 self.folder.rmdir()
             raise
-        self._held = _hold(self.folder)
+
+    def _resume(self, manifest: dict[str, Any]) -> None:
+        """Check that the folder holds the same study, on the same data, and remove what a killed writer left."""
+        self.study = self.study.model_copy(update={"name": self._same(manifest)})
+        self.diverged = report.divergences(self.folder)
+        self._whole()  # every cell is readable, before one of them goes on
+        for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second as older versions wrote them
+            for draft in self.folder.rglob(pattern):
+                with suppress(OSError):
+                    draft.unlink()
 
     def close(self) -> None:
         """Let another process run in the folder."""
@@ -121,18 +147,42 @@ class Store:
             os.close(self._held)
 
     def _same(self, manifest: dict[str, Any]) -> str:
-        """The name of the study in the folder, which must compute what this one does."""
-        there = Study.look(self.folder / "study.yaml")
+        """The name of the study in the folder, which must compute what this one does, and did so when it began."""
+        text, path = self.folder / "study.yaml", self.folder / "manifest.json"
+        there = Study.look(text)
+        try:
+            began = read_json(path)
+            same = began["hash"] == manifest["hash"]
+            edit = report.edited(read_yaml(text), began)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = f" ({error})" if type(error) is ValueError else ""
+            raise InputError(
+                f"{path} is missing or broken{said}: restore it, or run the study into another folder"
+            ) from None
+        if edit:
+            raise InputError(f"{text} has changed since the run began ({edit}): undo that, or {_elsewhere()}")
         if differs := difference(computed(there), computed(self.study)):
             raise InputError(f"{self.folder} holds another study ({differs}): {_elsewhere()}, or resume it as it was")
-        path = self.folder / "manifest.json"
-        try:
-            same = json.loads(path.read_text(encoding="utf-8"))["hash"] == manifest["hash"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is missing or broken: restore it, or run the study into another folder") from None
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {_elsewhere()}")
+        self._other_versions(began)
         return there.name
+
+    def _other_versions(self, began: dict[str, Any]) -> None:
+        """Say where the rounds so far were computed with other versions, or elsewhere; ``engine.json`` has each."""
+        now = {**environment.versions(), "machine": environment.machine()}
+        before: dict[str, list[str]] = {name: [] for name in now}
+        with suppress(InputError):  # a broken note
+            for ran in (began, *sittings(self.folder)):
+                known = {**ran.get("versions", {}), "machine": ran.get("machine")}
+                for name, found in before.items():
+                    if known.get(name) not in (None, now[name], *found):
+                        found.append(str(known[name]))
+        if other := [f"{name} {' and '.join(found)}, now {now[name]}" for name, found in before.items() if found]:
+            log.warning(
+                "%s was begun with %s: the rest may round otherwise than one run without a break would; %s notes it",
+                self.folder, "; ".join(other), _SITTINGS,
+            )  # fmt: skip
 
     def cell(self, label: str, seed: int) -> Cell:
         """The cell of a method and a seed."""
@@ -152,14 +202,26 @@ class Store:
         before: list[dict[str, Any]] = []
         with suppress(InputError):  # a broken note is no reason to lose this one
             before = sittings(self.folder)
-        files.write(self.folder / _SITTINGS, json.dumps([*before, run], indent=1))
+        files.write(self.folder / _SITTINGS, sealed_json([*before, run]))
 
     def merge(self) -> None:
-        """Join the cells' records into the run's, in the order of the study."""
+        """Join the cells' records into the run's, in the order of the study.
+
+        Raises:
+            InputError: a cell has lost its records, of which the run's may be the last copy: nothing is written.
+            RunError: the disk is full or the folder cannot be written.
+        """
+        for name, table in self._whole().items():
+            _write(self.folder / name, table)
+
+    def _whole(self) -> dict[str, pa.Table]:
+        """The cells' tables, joined, by the names of their files."""
         cells = [self.cell(u.label, seed).folder for u in self.study.methods for seed in self.study.seeds]
+        found: dict[str, pa.Table] = {}
         for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
-            tables = [_read(c / name) for c in cells if (c / name).exists()]
-            _write(self.folder / name, pa.concat_tables([schema.empty_table(), *tables]))
+            begun = [c for c in cells if (c / name).exists() or (c / _CHECKPOINT).exists()]
+            found[name] = pa.concat_tables([schema.empty_table(), *(_read(c / name, schema) for c in begun)])
+        return found
 
 
 def sittings(folder: Path) -> list[dict[str, Any]]:
@@ -170,8 +232,14 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / _SITTINGS
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    except ValueError as error:
+        found = read_json(path) if path.exists() else []
+        if not isinstance(found, list) or not all(isinstance(ran, dict) for ran in found):
+            raise ValueError("it is no list of mappings")
+        for ran in found:
+            ran.pop("seal", None)
+            if not isinstance(ran.get("versions", {}), dict):
+                raise ValueError("it has versions that are no mapping")
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
     return found
 
@@ -180,7 +248,7 @@ def joined_rounds(folder: Path) -> int:
     """The last round of a run whose records have been joined, with the times last; 0 where none can be read."""
     path = folder / "timings.parquet"
     try:
-        return int(pc.max(_read(path)["round"]).as_py() or 0) if path.exists() else 0
+        return int(pc.max(_read(path, TIMINGS)["round"]).as_py() or 0) if path.exists() else 0
     except InputError:
         return 0
 
@@ -193,7 +261,7 @@ def seconds_of_rounds(folder: Path) -> list[float]:
     """
     found: list[float] = []
     for path in sorted(folder.glob("cells/*/timings.parquet")):
-        found += _read(path)["seconds"].to_pylist()
+        found += _read(path, TIMINGS)["seconds"].to_pylist()
     if not found:
         raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")
     return found
@@ -220,21 +288,37 @@ def _new(name: str) -> Path:
 
 
 def _hold(folder: Path) -> int | None:
-    """A descriptor that keeps other processes out until it is closed, or the process ends; None where there is none."""
-    if os.name != "posix":
-        return None
-    import fcntl
+    """A descriptor that keeps other processes out until it is closed, or the process ends; None where there is none.
 
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}") from None
-    except OSError:  # a file system that cannot
-        os.close(held)
-        return None
-    return held
+    The folder is made where there is none.
+    """
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise InputError(f"cannot use {folder} as a folder (it is a file): {_elsewhere()}") from None
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder} ({error.strerror}): {_elsewhere()}") from None
+        if os.name != "posix":
+            return None
+        import fcntl
+
+        try:
+            held = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}") from None
+        except OSError:  # a file system that cannot
+            os.close(held)
+            return None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(held), os.stat(folder)):
+                return held
+        os.close(held)  # who held it before has removed it
 
 
 def _holds_something(folder: Path) -> bool:
@@ -273,12 +357,14 @@ def _brief(value: Any) -> str:
 
 def _write(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
-    pq.write_table(table.combine_chunks(), buffer)  # whole chunks: the same bytes however often it was saved
-    files.write(path, buffer.getvalue())
+    whole = table.combine_chunks()  # the same bytes however often it was saved
+    pq.write_table(whole.replace_schema_metadata({"seal": files.UNSEALED}), buffer)
+    files.write(path, files.sealed(buffer.getvalue()))
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        return pq.read_table(io.BytesIO(path.read_bytes()))  # one version of a file that another job may replace
-    except (pa.ArrowInvalid, OSError) as error:
+        content = io.BytesIO(files.read(path))  # one version of a file that another job may replace
+        return pq.read_table(content, columns=schema.names).replace_schema_metadata(None).cast(schema)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} is not readable ({error}): delete its folder to run this part again") from error

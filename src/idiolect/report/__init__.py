@@ -4,7 +4,7 @@ from idiolect.report import description
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
 from idiolect.report.page import Head, draw, write
-from idiolect.report.reader import DIVERGED, Divergence, Run, divergences, read
+from idiolect.report.reader import DIVERGED, Divergence, Run, divergences, edited, read, settings
 from idiolect.report.tables import (
     Joined,
     Row,
@@ -36,6 +36,7 @@ __all__ = [
     "description",
     "divergences",
     "draw",
+    "edited",
     "export",
     "joined",
     "latex",
@@ -45,6 +46,7 @@ __all__ = [
     "render",
     "render_comparison",
     "render_joined",
+    "settings",
     "summary",
     "write",
 ]

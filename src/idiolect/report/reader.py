@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pydantic
-import yaml
 
-from idiolect.errors import InputError
+from idiolect import files
+from idiolect.documents import read_json, read_yaml
+from idiolect.errors import InputError, brief
 from idiolect.protocol import Protocol, protocol_of
 
 _KEYS = {
@@ -24,6 +27,7 @@ _KEYS = {
 }
 _TEXT = ("study", "method", "moment", "metric")
 DIVERGED = "diverged.json"
+_SHARES = ("accuracy", "validation_accuracy")
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
 
 
@@ -169,7 +173,7 @@ def read(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: give the folder that a run wrote")
-    study = _load(path / "study.yaml", lambda file: yaml.safe_load(file.read_text(encoding="utf-8")))
+    study = _load(path / "study.yaml", read_yaml)
     if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
         what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"
         raise InputError(f"{path / 'study.yaml'} {what}: {_MEND}")
@@ -180,13 +184,15 @@ def read(path: Path | str) -> Run:
     except pydantic.ValidationError as error:
         said = error.errors()[0]["msg"].lower()
         raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_MEND}") from None
-    manifest = _load(path / "manifest.json", lambda file: json.loads(file.read_text(encoding="utf-8")))
+    manifest = _load(path / "manifest.json", read_json)
     try:
         checked = _Manifest.model_validate(manifest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "content"
         raise InputError(f"{path / 'manifest.json'}: {where}: {first['msg'].lower()}: {_MEND}") from None
+    if edit := edited(study, manifest):
+        raise InputError(f"{path / 'study.yaml'} has changed since the run began ({edit}): undo that")
     for client in checked.clients:
         if not len(client.train) == len(client.test) == len(checked.class_names):
             raise InputError(f"{path / 'manifest.json'}: client {client.id} has not one count per class: {_MEND}")
@@ -212,30 +218,58 @@ def divergences(folder: Path) -> list[Divergence]:
         InputError: the note of them cannot be read.
     """
     path = folder / DIVERGED
-    return _load(path, lambda file: _DIVERGENCES.validate_json(file.read_bytes())) if path.exists() else []
+    return _load(path, lambda file: _DIVERGENCES.validate_json(files.read(file))) if path.exists() else []
 
 
 _DIVERGENCES = pydantic.TypeAdapter(list[Divergence])
 _MEND = "restore the file, or run the study again into a new folder"
 
 
+def settings(study: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a study as written, what a manifest notes: all but where the data are and how often a state is kept."""
+    return {k: v for k, v in study.items() if k not in ("data_dir", "checkpoint_every")}
+
+
+def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
+    """What has been changed in a study as written since its run began; None where nothing has, or nobody noted it."""
+    if not isinstance(began := manifest.get("study"), dict):
+        return None
+    now = settings(study)
+    key = next((k for k in began | now if began.get(k) != now.get(k)), None)
+    return key and f"{key}: {brief(began.get(key))} then, {brief(now.get(key))} now"
+
+
 def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
-    if not file.is_file():
+    if not file.exists():
         raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_MEND}")
     try:
         return parse(file)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{file} cannot be read ({reason}): {_MEND}") from None
 
 
 def _table(file: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = _load(file, pd.read_parquet)
     columns = _KEYS[file.name]
-    if missing := [c for c in columns if c not in frame.columns]:
+
+    def parse(file: Path) -> pa.Table:
+        return pq.read_table(io.BytesIO(files.read(file))).replace_schema_metadata(None)
+
+    table = _load(file, parse)
+    if missing := [c for c in columns if c not in table.column_names]:
         raise InputError(f"{file} has no column {missing[0]!r}: {_MEND}")
     try:
         types = {c: "str" if c in _TEXT else "float64" if c in ("value", "seconds") else "int64" for c in columns}
-        return frame[list(columns)].astype(types)
-    except (ValueError, TypeError):
+        frame: pd.DataFrame = table.select(columns).to_pandas().astype(types)
+    except (ValueError, TypeError, pa.ArrowException):
         raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_MEND}") from None
+    twice = frame.duplicated([c for c in columns if c not in ("value", "seconds")])
+    if twice.any():
+        first = ", ".join(f"{c} {frame[c].iloc[int(twice.argmax())]}" for c in columns[:3])
+        raise InputError(f"{file} has {twice.sum()} lines twice (the first: {first}): {_MEND}")
+    if "metric" in frame:
+        share = frame["value"][frame["metric"].isin(_SHARES)]
+        if (odd := share[(share < 0) | (share > 1)]).size:
+            metric = frame["metric"][odd.index[0]]
+            raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is no share of 0 to 1: {_MEND}")
+    return frame
