@@ -1,22 +1,34 @@
 # Every target is written out as plain commands in README.md.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.ready
+READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
+
+# Without --no-compile, half of the time would go into compiling modules, of which most are never imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# uv is quicker, where it is there and works; PyTorch comes from pip even then, whose settings say from where and which build.
+UV := $(shell command -v uv)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
 
 .PHONY: run test setup check bench lint clean
 
-run: setup  ## train seven methods on digits and compare them (about a minute)
+run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
 
 test: setup  ## everything that must pass
 	$(MAKE) --no-print-directory check
 
-setup: $(STAMP)  ## .venv with the package and what its tests need
+setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what tests need
 
-$(STAMP): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	touch $(STAMP)
+	$(if $(UV),$(PIP) torch)
+	$(call INSTALL,--editable .)
+	touch $@
+
+$(READY_DEV): $(READY)
+	$(call INSTALL,--editable ".[dev]")
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What a dotted path stands for: ``package.module.attribute``, the current folder included."""
+"""What is imported by name: a dotted path, ``package.module.attribute``, and packages that only some people need."""
 
 from __future__ import annotations
 
@@ -72,3 +72,23 @@ def by_path(path: str, what: str) -> Any:
     except AttributeError:
         public = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and n[0] != "_"]
         raise InputError(f"{what} {path!r}: {module_name} has no {name!r}; {nearest(name, public)}") from None
+
+
+def optional(package: str, extra: str, what: str) -> Any:
+    """A package that is not always installed; ``what`` needs it, and the extra of that name brings it.
+
+    Raises:
+        InputError: it is not installed.
+
+    >>> optional("math", "numbers", "the number pi").pi
+    3.141592653589793
+    """
+    try:
+        module = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+    else:
+        if module.__spec__ is not None and module.__spec__.origin is not None:  # else a folder that goes by its name
+            return module
+    raise InputError(f'{what} needs the package {package}: pip install "idiolect[{extra}]"')

@@ -1,3 +1,5 @@
+import sys
+
 import datasets
 import numpy as np
 import pytest
@@ -48,6 +50,12 @@ def by_writer(dataset, k):
 
 def by_label(dataset, k):
     return [i for i, label in enumerate(dataset["label"]) if label == k]
+
+
+def test_the_package_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r'partition StandIn needs the package datasets: pip install "idiolect\[data'):
+        from_flower(StandIn(by_writer, 3), source(), 3, rng())
 
 
 def test_rows_labels_and_columns_reach_the_partitioner():

@@ -1,9 +1,12 @@
 import io
+import json
 import os
+import sys
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -202,6 +205,57 @@ def test_a_hub_out_of_reach(monkeypatch, error):
     with pytest.raises(
         InputError, match=r"owner/name is no path here and cannot be .*\(out of reach\): check the name"
     ):
+        open_data("owner/name")
+
+
+# --- without the package
+
+
+NEEDED = r'needs the package datasets: pip install "idiolect\[datasets\]"'
+
+
+def test_parquet_keeps_its_class_names_without_the_package(tmp_path, monkeypatch):
+    images().to_parquet(tmp_path / "train.parquet")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert is_images(open_data(tmp_path / "train.parquet", client_column="site"))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["no", "[]", '{"info": {"features": [1]}}', '{"info": {"features": {"y": {"names": 1, "_type": "ClassLabel"}}}}'],
+)
+def test_odd_metadata_of_parquet(tmp_path, written):
+    table = pa.table({"a": [1.0, 2.0], "y": [0, 1]}).replace_schema_metadata({"huggingface": written})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(
+        InputError, match=r"a.parquet: its metadata 'huggingface' cannot be read \(.*\): write the file"
+    ):
+        open_data(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    "info", [None, {}, {"features": None}, {"features": {"y": {"dtype": "int64", "_type": "Value"}}}]
+)
+def test_metadata_without_class_names(tmp_path, info):
+    table = pa.table({"a": [1.0, 2.0], "y": [3, 4]}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": info})}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert open_data(tmp_path / "a.parquet").class_names == ("3", "4")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_package_is_missing(tmp_path, monkeypatch, folder):
+    images().save_to_disk(tmp_path / "saved")
+    if folder:  # that goes by its name, in the folder where one works
+        (tmp_path / "datasets").mkdir()
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        monkeypatch.delitem(sys.modules, "datasets")
+    else:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=f"the saved data set .*saved {NEEDED}"):
+        open_data(tmp_path / "saved")
+    with pytest.raises(InputError, match=f"there is no path owner/name here, and fetching it from the .* hub {NEEDED}"):
         open_data("owner/name")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from idiolect.data.dealing import Split, cut, held_out
 from idiolect.data.source import Source
 from idiolect.errors import InputError, nearest
+from idiolect.paths import optional
 
 _OURS = ("test_fraction", "stratified")
 
@@ -89,9 +90,8 @@ def from_flower(
         InputError: the partitioner has data, fails, makes another number of partitions, gives a row twice, or gives a
             client fewer than two.
     """
-    import datasets  # slow to import, and every worker would
-
     kind = type(partitioner).__name__
+    datasets = optional("datasets", "datasets", f"partition {kind}")  # slow to import, and every worker would
     columns = {name: np.array(column.names)[column.code_R] for name, column in source.columns.items()}
     y_R = source.y_R.numpy()
     own = copy.deepcopy(partitioner)

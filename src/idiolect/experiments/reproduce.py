@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from idiolect import engines, files, methods, report
 from idiolect.engines import checkpoint
@@ -225,6 +224,13 @@ def _alone(error: RunError) -> str:
     return str(error.__cause__ if isinstance(error.__cause__, RunError) else error)
 
 
+def _spread(values: list[float]) -> float | None:
+    """Half of the 95 % interval of the mean; None of one value."""
+    from scipy import stats  # slow to import
+
+    return float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
+
+
 def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
     """What is on disk of a cell.
 
@@ -267,7 +273,7 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
         state: Status = "under way" if any(done) else "not run"
         return Outcome(cell, state, rounds=max(done, default=0), protocol=protocol)
     values = list(seeds.values())
-    spread = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
+    spread = _spread(values)
     means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
     missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in told.items()]
     rounds, whole = runs[0].study.rounds, cell.study.rounds

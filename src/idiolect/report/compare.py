@@ -10,7 +10,6 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from scipy.stats import wilcoxon
 
 from idiolect.errors import InputError, nearest
 from idiolect.report.reader import Run
@@ -133,6 +132,8 @@ def signed_rank(point_K: np.ndarray) -> float | None:
 
     Source: Wilcoxon, 1945; Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006, 3.1.3.
     """
+    from scipy.stats import wilcoxon  # slow to import
+
     return float(wilcoxon(point_K, zero_method="zsplit").pvalue) if point_K.any() else None
 
 

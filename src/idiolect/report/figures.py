@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.spatial.distance import cdist
 
 from idiolect.data.description import Description
 from idiolect.errors import InputError
@@ -558,6 +557,8 @@ def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
 
 def _alike(run: Run, clients: Sequence[int]) -> list[int]:
     """Clients in an order that puts those of alike classes and shifts side by side: each next the nearest one left."""
+    from scipy.spatial.distance import cdist  # slow to import
+
     about = {c["id"]: c for c in run.manifest["clients"]}
     rows_KC = np.array([about[i]["train"] for i in clients], float)
     share_KC = rows_KC / rows_KC.sum(1, keepdims=True).clip(min=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ from idiolect.data.own.programs import from_program
 from idiolect.data.own.tables import looks_like_data, no_header, read_csv
 from idiolect.data.source import Source
 from idiolect.errors import InputError
-from idiolect.paths import is_dotted
+from idiolect.paths import is_dotted, optional
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +151,32 @@ def _tables(files: list[Path], options: dict[str, Any]) -> Part:
 
 
 def _parquet(path: Path, drop: list[str]) -> Part:
-    import datasets
-
     try:
         table = pq.read_table(path)
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from error
-    hub = b"huggingface" in (table.schema.metadata or {})
-    return from_arrow(table, datasets.Features.from_arrow_schema(table.schema) if hub else {}, str(path), drop=drop)
+    return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop)
+
+
+def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
+    """The names of classes that ``datasets`` wrote into a parquet file, by column."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    if written is None:
+        return {}
+    try:
+        kinds = (json.loads(written).get("info") or {}).get("features") or {}
+        return {
+            column: [str(name) for name in kind["names"]]
+            for column, kind in kinds.items()
+            if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" and kind.get("names")
+            if column in schema.names and pa.types.is_integer(schema.field(column).type)
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: its metadata 'huggingface' cannot be read ({_said(error)}): write the file again without it"
+        ) from error
 
 
 def _jsonl(path: Path) -> pd.DataFrame:
@@ -277,8 +294,7 @@ def _files(folder: str | Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _from_disk(path: Path) -> Any:
-    import datasets
-
+    datasets = optional("datasets", "datasets", f"the saved data set {path}")
     try:
         return datasets.load_from_disk(str(path))
     except PermissionError:
@@ -288,11 +304,11 @@ def _from_disk(path: Path) -> Any:
 
 
 def _from_hub(where: str, path: Path) -> Any:
-    import datasets
-
     match = _HUB.fullmatch(where)
     if not match or path.suffix.lower() in _TABLES or path.parent.is_dir():
         raise _nothing(path)
+    what = f"there is no path {where} here, and fetching it from the Hugging Face hub"
+    datasets = optional("datasets", "datasets", what)
     try:
         return datasets.load_dataset(match[1], match[2])
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

@@ -98,19 +98,20 @@ def from_dataset(
             )
             raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {mend}")
         table = split.with_format("arrow")[:]
-        parts.append(from_arrow(table, split.features, where, image_column=image_column, drop=drop))
+        classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
+        parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop))
     return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize)
 
 
 def from_arrow(
     table: pa.Table,
-    features: Mapping[str, Any],
+    class_names: Mapping[str, Sequence[str]],
     where: str,
     *,
     image_column: str | None = None,
     drop: Sequence[str] = (),
 ) -> Part:
-    """A table in the hub's layout; ``features`` are its Hugging Face features, which know the names of classes."""
+    """A table in the hub's layout; ``class_names`` are those of the columns that hold numbers of classes."""
     found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
     if image_column is not None:
         found = [c for c in found if c == find(table.column_names, image_column, "image_column", where)]
@@ -134,7 +135,7 @@ def from_arrow(
         table = table.drop_columns(found)
     frame = table.to_pandas(ignore_metadata=True)
     for name in frame:
-        classes = getattr(features.get(name), "names", None)
+        classes = class_names.get(name)
         if classes and name not in drop:
             code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
             if code_R.max() >= len(classes):
@@ -142,7 +143,7 @@ def from_arrow(
                     f"column {name!r} of {where} holds {code_R.max()}, and its {len(classes)} class names are for 0 to "
                     f"{len(classes) - 1}: correct the numbers, or name every class"
                 )
-            frame[name] = pd.Categorical.from_codes(code_R, classes)
+            frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
     return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
 
 
