@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import shlex
 import shutil
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +16,10 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from idiolect import cli
+from idiolect import cli, files
 from idiolect.errors import InputError, as_options
 from idiolect.experiments import Study
+from idiolect.terminal import Formatter
 
 CODE = """
 from pathlib import Path
@@ -27,8 +32,10 @@ def rows():
 def split(source, clients, rng, *, share: float = 0.5):
     raise SystemExit
 """
+SITES = ("\x1b]0;gone\x07Oslo", "\u202eotroP")
+CLASSES = ("\x1b[31mill", "</script><img src=x>\x9b2J")
 TABLE = "patient,site,a,diagnosis\n" + "".join(
-    f"p{i},s{i % 2},{i % 7},{'ill' if i % 3 else 'well'}\n" for i in range(40)
+    f"p{i},{SITES[i % 2]},{i % 7},{CLASSES[i % 3 == 0]}\n" for i in range(40)
 )
 
 
@@ -136,3 +143,50 @@ def test_the_way_on_repeats_the_word() -> None:
     with as_options():
         assert _command(Path("r"), "auto", None, imports=True).endswith("--out r --allow-import")
         assert "--allow-import" not in _command(Path("r"), "auto", None, imports=False)
+
+
+# --- names that a terminal would obey
+
+
+def is_plain(text: str) -> bool:
+    return not [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"]
+
+
+def test_names_reach_no_terminal_and_no_page_as_they_are(idiolect: Command, a_run: Path) -> None:
+    Path("p.csv").write_text(TABLE)
+    mine = "--data p.csv --client-column site --target diagnosis --drop patient --model mlp"
+    code, out, err = idiolect(f"describe {mine}")
+    assert (code, err, is_plain(out)) == (0, "", True), out
+    assert r"\x1b]0;gone\x07Oslo" in out
+    assert r"\u202eotroP" in out
+    assert r"\x1b[31mill" in out
+    code, out, err = idiolect(f"describe {mine} --json")
+    assert (code, is_plain(out)) == (0, True)
+    assert [client["name"] for client in json.loads(out)["clients"]] == sorted(SITES)
+    for page in (Path("runs/describe.html"), a_run / "report.html"):
+        assert "<img src=x>" not in page.read_text()
+    wrong = idiolect(f"describe {mine} --new-clients '\x1b[2J'")
+    assert (wrong.code, is_plain(wrong.err)) == (2, True)
+    assert r"\x1b]0;gone\x07Oslo" in wrong.err
+    labelled = 'label: "\\u001b[5mloud"'
+    Path("s.yaml").write_text(f"methods: [{{name: fedavg, {labelled}}}]\ndata: p.csv\nrounds: 1\nlocal_epochs: 1\n")
+    code, out, err = idiolect("run s.yaml --clients 2 --client-column site --target diagnosis --drop patient --out r")
+    assert (code, is_plain(out), is_plain(err)) == (0, True, True), out + err
+    assert r"\x1b[5mloud: 1 rounds" in err
+    assert r"\x1b[5mloud" in out
+
+
+def test_warnings_and_errors_are_fit_for_a_terminal(idiolect: Command) -> None:
+    record = logging.LogRecord("idiolect", logging.WARNING, "", 0, "column %s", ("\x1b[31m",), None)
+    assert Formatter().format(record) == r"column \x1b[31m"
+    assert str(InputError("a\x9b2J\nb\udc80")) == "a\\x9b2J\nb\\udc80"
+    assert idiolect("list engines").code == 0
+    assert logging.lastResort is not None
+    assert isinstance(logging.lastResort.formatter, Formatter)
+
+
+def test_texts_for_a_terminal_are_made_in_one_place() -> None:
+    """Rich's own text would send what it is given."""
+    sends = re.compile(r"""rich\.text|console\.print\(f?["']""")
+    found = [path.name for path in Path(files.__file__).parent.rglob("*.py") if sends.search(path.read_text())]
+    assert found == ["terminal.py"]

@@ -5,7 +5,7 @@ What a command needs is imported when it runs, so that help is quick.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import signal
 import sys
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from idiolect import __version__
+from idiolect import __version__, terminal
 from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, as_options, nearest
 from idiolect.spec import plain
+from idiolect.terminal import Text
 
 if TYPE_CHECKING:
     from idiolect.experiments import Result, Study
@@ -827,11 +827,11 @@ _LISTS = {
 
 
 def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    print(terminal.as_json(content))
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(text), soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -846,6 +846,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _main(arguments: Sequence[str] | None) -> NoReturn:
+    if logging.lastResort is not None:  # where warnings go
+        logging.lastResort.setFormatter(terminal.Formatter())
     try:
         with as_options():
             code = app(arguments, prog_name="idiolect", standalone_mode=False)

@@ -6,14 +6,35 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 _LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
 
 
+# C0 and C1 but for tab and line end, marks of direction, invisible characters but for joiners, surrogates
+_UNPRINTABLE = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str, code: Callable[[str], str] = ascii) -> str:
+    r"""A text with what a terminal would obey, or what turns letters round or hides them, written as its code.
+
+    ``code`` writes one such character, in quotes.
+
+    >>> print(printable("a\x1b[31mb\u202e"))
+    a\x1b[31mb\u202e
+    """
+    return _UNPRINTABLE.sub(lambda found: code(found[0])[1:-1], text)
+
+
 class IdiolectError(Exception):
-    """Base of every error that idiolect raises on purpose."""
+    """Base of every error that idiolect raises on purpose; its message is fit for a terminal, whatever it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class InputError(IdiolectError, ValueError):

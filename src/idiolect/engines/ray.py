@@ -34,7 +34,7 @@ from idiolect.engines.processes import Processes, cores
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, groups
 from idiolect.engines.threads import OneThread
-from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
+from idiolect.errors import IdiolectError, InputError, Interrupted, RunError, printable
 from idiolect.method import Down
 from idiolect.tree import Tree
 
@@ -645,7 +645,7 @@ def _answers(address: str) -> bool:
 
 
 def _say(what: str) -> None:
-    print(f"idiolect: {what}", file=sys.stderr, flush=True)
+    print(printable(f"idiolect: {what}"), file=sys.stderr, flush=True)
 
 
 def _ray() -> Any:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from idiolect import data, models, report
 from idiolect.errors import InputError
@@ -18,6 +17,7 @@ from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.store import computed, said, sittings
 from idiolect.experiments.study import Study, Use
 from idiolect.spec import Spec, plain
+from idiolect.terminal import Text
 
 EFFECTS = {
     "dataset": "another task",

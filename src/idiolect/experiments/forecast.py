@@ -13,7 +13,6 @@ import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from idiolect import data, methods
 from idiolect.data import FederatedData
@@ -28,6 +27,7 @@ from idiolect.experiments.store import seconds_of_rounds
 from idiolect.experiments.study import Study
 from idiolect.method import Down
 from idiolect.report.tables import duration
+from idiolect.terminal import Text
 
 _ROWS, _TESTED = 100, 32  # made-up rows that a method is timed on
 

@@ -13,10 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 from idiolect.engines import Engine
 from idiolect.report.tables import duration
+from idiolect.terminal import Text
 
 Key = tuple[str, int]
 _SILENT = 60.0  # seconds after which a log has a sign of life
@@ -275,7 +275,7 @@ class Lines(Silent):
         self._say(f"{label}: seed {seed}, diverged in round {round}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
 
 def watcher(console: Console) -> Watcher:

@@ -17,7 +17,7 @@ import numpy as np
 
 from idiolect import files, protocol
 from idiolect.engines import Record
-from idiolect.errors import InputError, Interrupted, nearest, option
+from idiolect.errors import InputError, Interrupted, nearest, option, printable
 from idiolect.experiments.store import computed
 from idiolect.experiments.study import Study
 
@@ -254,7 +254,7 @@ class Tracking:
             with self._lock:
                 first = self._makes.pop(name, None) is not None
             if first:
-                said = " ".join(str(error).split())[:300]
+                said = printable(" ".join(str(error).split())[:300])
                 warnings.warn(
                     f"{option('track', name)} failed, and the run goes on without it: {type(error).__name__}: {said}",
                     RuntimeWarning,

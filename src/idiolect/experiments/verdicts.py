@@ -9,11 +9,11 @@ import pandas as pd
 from rich import box
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from idiolect import report
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import MARGIN, SEEDS, Outcome
+from idiolect.terminal import Text
 
 _STYLES = {
     "matches": "green",

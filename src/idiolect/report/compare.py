@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from idiolect.errors import InputError, nearest
 from idiolect.report.reader import Run
 from idiolect.report.tables import finished, is_best, summary
 from idiolect.spec import split_list
+from idiolect.terminal import Text
 
 # S seeds, K clients, B resamples
 

@@ -15,7 +15,6 @@ import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from idiolect import files, keys
 from idiolect.data import FederatedData, holdings
@@ -26,6 +25,7 @@ from idiolect.report.page import render_page
 from idiolect.report.reader import Run
 from idiolect.report.tables import size
 from idiolect.report.words import divided, short
+from idiolect.terminal import Text
 
 LEGEND = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from idiolect.protocol import Protocol
 from idiolect.report.reader import Run
 from idiolect.report.words import short
+from idiolect.terminal import Text
 
 _USUAL = Protocol()
 
@@ -290,7 +290,7 @@ def render_joined(rows: Sequence[Joined], titles: Mapping[str, str]) -> Table:
     )  # fmt: skip
     table.add_column("Who", overflow="fold", min_width=12)
     for title in titles.values():
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(Text(title), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(Text(row.who), *(_number(None if a is None else 100 * a) for a in row.accuracy.values()))
     return table
