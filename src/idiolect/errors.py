@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 _LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
@@ -137,12 +137,24 @@ def on_command_line() -> bool:
     return _as_options
 
 
+def _written(value: object) -> bool:
+    """Whether a value can stand in a file: texts and numbers, lists and mappings of them, and what is made of these."""
+    if isinstance(value, Mapping | list | tuple):
+        inside = value.values() if isinstance(value, Mapping) else value
+        return all(isinstance(v, list | dict) or _written(v) for v in inside)
+    return value is None or isinstance(value, str | int | float) or hasattr(value, "model_fields")
+
+
 def brief(value: object, most: int = 80) -> str:
     """A value as it was written, shortened; some numbers are too long for Python to write.
 
-    >>> brief("abc"), brief([1, 2, 3], most=8)
-    ("'abc'", '[1, 2...')
+    Of arrays, frames and the like it is their kind alone, for they may hold samples.
+
+    >>> brief("abc"), brief([1, 2, 3], most=8), brief({1, 2})
+    ("'abc'", '[1, 2...', 'a set')
     """
+    if not _written(value):
+        return f"a {type(value).__name__}"
     try:
         text = repr(value)
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ from idiolect.data.partitions import PARTITIONS as PARTITIONS
 from idiolect.data.sets import SETS
 from idiolect.data.shifts import KINDS, Shifted, Who
 from idiolect.data.sizes import draw_sizes, scarce
-from idiolect.data.source import Source
+from idiolect.data.source import Source, shape
 from idiolect.errors import InputError, RunError, nearest
 from idiolect.paths import by_path
 from idiolect.spec import Spec, check
@@ -75,6 +75,8 @@ class FederatedData:
             for nothing); a client that joins under several conditions stands here once for each.
         file: where ``x_R`` stands, if other processes can map it.
         validation: per client the numbers of the rows that are held back from training, to validate on; () for none.
+        scaled: of a table, per feature the column that is brought to mean 0 and standard deviation 1; "" for one that
+            stays as it is.
     """
 
     name: str
@@ -91,6 +93,12 @@ class FederatedData:
     conditions: tuple[str, ...] = ()
     file: memory.File | None = None
     validation: tuple[Tensor, ...] = ()
+    scaled: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Shapes alone."""
+        rows = f"x_R={shape(self.x_R)}, y_R={shape(self.y_R)}"
+        return f"FederatedData({self.name!r}, {rows}, classes={self.classes}, clients={self.clients})"
 
     def measured(self, client: int) -> Tensor:
         """The numbers of a client's test rows, and after them of its validation rows."""
@@ -174,7 +182,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
         () if split.names is None else tuple(split.names[s.client] for s in stints),
-        tuple(s.condition for s in stints[trained:]), file, tuple(valid),
+        tuple(s.condition for s in stints[trained:]), file, tuple(valid), _scaled(source),
     )  # fmt: skip
     _warn(data)
     if source.name not in SETS:
@@ -219,12 +227,27 @@ def holdings(data: FederatedData) -> dict[str, Any]:
 
 
 def manifest(data: FederatedData) -> dict[str, Any]:
-    """The holdings, and a SHA-256 over rows, labels and row numbers."""
+    """The holdings, what rows are normalised with, and a SHA-256 over rows, labels and row numbers."""
     digest = hashlib.sha256()
     for tensor in (data.x_R, data.y_R, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
-    return holdings(data) | {"hash": digest.hexdigest()}
+    return holdings(data) | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
+
+
+def _normalisation(data: FederatedData) -> dict[str, Any]:
+    """Mean and standard deviation, per channel or number, or of a table by column."""
+    both = zip(data.mean, data.std, strict=True)
+    if data.scaled:
+        by_column = {name: {"mean": m, "std": s} for name, (m, s) in zip(data.scaled, both, strict=True) if name}
+        return {"columns": by_column}
+    return {"mean": list(data.mean), "std": list(data.std)}
+
+
+def _scaled(source: Source) -> tuple[str, ...]:
+    """Names of columns that are scaled; of those that are not, the name may hold a value: ``sex=f``."""
+    names = source.feature_names
+    return tuple(name if yes else "" for name, yes in zip(names, source.scaled or (True,) * len(names), strict=True))
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, memory.File | None]:

@@ -25,6 +25,9 @@ class Column:
     code_R: NDArray[np.int64]
     names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Column({len(self.names)} values in {len(self.code_R)} samples)"
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -44,6 +47,7 @@ class Source:
         client_column: the column that says whose rows they are, where one does.
         feature_names: of a table, one per feature.
         scaled: of a table, per feature whether it is brought to mean 0 and standard deviation 1; () for all.
+        few: where no column says whose the rows are, those that might: of few texts, each in several rows.
     """
 
     name: str
@@ -58,6 +62,17 @@ class Source:
     client_column: str | None = None
     feature_names: tuple[str, ...] = ()
     scaled: tuple[bool, ...] = ()
+    few: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Shapes alone: samples and labels may be nobody's business."""
+        of = "" if self.client_column is None else f", client_column={self.client_column!r}"
+        return f"Source({self.name!r}, x_R={shape(self.x_R)}, y_R={shape(self.y_R)}, classes={self.classes}{of})"
+
+
+def shape(x: Tensor) -> str:
+    """A tensor without its values: ``float32 (569, 31)``."""
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
 def digest(source: Source) -> str:

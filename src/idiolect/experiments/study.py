@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from idiolect import data, methods, models
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.documents import read_yaml
 from idiolect.engines import Job
-from idiolect.errors import InputError, brief, nearest, option
+from idiolect.errors import InputError, brief, listed, nearest, option
 from idiolect.method import SGD, Augment, Task, Training
 from idiolect.paths import by_path, may_import, no_imports
 from idiolect.protocol import Protocol
@@ -25,6 +26,8 @@ from idiolect.spec import Spec, lower, options_of, scalar, split_list
 
 if TYPE_CHECKING:
     from idiolect.experiments.result import Result
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
@@ -174,6 +177,11 @@ class Study(BaseModel):
     @pydantic.field_validator("data", mode="before")
     @classmethod
     def _data(cls, value: object) -> object:
+        if value is not None and not isinstance(value, str | Path | Source):
+            how = "from_frame" if hasattr(value, "columns") else "from_arrays or from_dataset"
+            raise ValueError(
+                f"data is a {type(value).__name__}: give a path, or read it with idiolect.data.{how} first"
+            )
         return str(value) if isinstance(value, Path) else value
 
     @pydantic.field_serializer("data")
@@ -329,14 +337,18 @@ class Study(BaseModel):
         partition = self.partition
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it stood in a Python program: run the study from there")
+        invented = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # they may be few
             partition = _partition(Spec(name="natural") if source.client_column else few)
-        return data.build(
+        found = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
             validation=self.protocol.validation,
         )  # fmt: skip
+        if invented:
+            _say_invented(found, source, partition)
+        return found
 
     def _source(self) -> Source:
         if isinstance(self.data, Source):
@@ -381,6 +393,21 @@ class Study(BaseModel):
         from idiolect.experiments.runner import run
 
         return run(self, out, **how)
+
+
+def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:
+    """That nothing in somebody's own data says whose a sample is, and what was done instead."""
+    size_K = [len(train) for train in found.train[: found.trained]]
+    alone = size_K.count(1)
+    single = f" ({alone} with a single one)" if alone else ""
+    drawn = Spec(name=partition.name, options={k: v for k, v in partition.options.items() if k in _USUAL.options})
+    few = f" (of few texts: {listed(source.few)})" if source.few else ""
+    log.warning(
+        "no client column: %d clients are drawn by %s, with %d to %d training samples%s; if a column%s says whose each "
+        "sample is, name it with %s, else choose %s and %s",
+        found.clients, drawn, min(size_K), max(size_K), single, few,
+        option("client_column"), option("clients"), option("partition"),
+    )  # fmt: skip
 
 
 def _known(what: str, name: str, known: Sequence[str]) -> str:

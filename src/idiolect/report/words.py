@@ -26,8 +26,12 @@ def divided(partition: object, named: bool) -> str:
 
     >>> divided(None, True), divided("iid", True)
     ('natural', 'iid')
+    >>> divided(None, False)
+    'dirichlet (alpha 0.3), for the data name no clients'
     """
-    return plain(partition or ("natural" if named else "dirichlet:alpha=0.3"))
+    if partition is None and not named:
+        return plain("dirichlet:alpha=0.3") + ", for the data name no clients"
+    return plain(partition or "natural")
 
 
 @lru_cache(maxsize=1024)

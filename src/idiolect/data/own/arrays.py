@@ -106,7 +106,7 @@ def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{what} cannot be read as an array ({' '.join(str(error).split())[:100]}): give a NumPy array, a dense "
+            f"{what} cannot be read as an array ({type(error).__name__}): give a NumPy array, a dense "
             "tensor, or a list whose rows are all of one length"
         ) from error
 

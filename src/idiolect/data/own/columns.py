@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,26 +11,34 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from idiolect.errors import InputError, nearest
+from idiolect.errors import InputError, nearest, option
 from idiolect.errors import listed as listed
 
 # R rows of everybody
 
+log = logging.getLogger(__name__)
+
 TARGETS = ("label", "labels", "target", "class", "diagnosis", "y")
 MOST_CLASSES = 1000
+MOST_TEXTS = 50
 _FEW = 20  # so many different fractions may still be grades
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_OWNERS = re.compile(
+    "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
+    "subject|person|user|writer"
+)
+_IDENTIFIERS = re.compile("ids?|identifier|uuid|guid|mrn|name|surname|email")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
-def find(columns: Sequence[str], name: str, option: str, where: str) -> str:
+def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
     """The column's own name.
 
     Raises:
         InputError: there is no such column.
     """
     if name not in columns:
-        raise InputError(f"{option}: {where} has no column {name!r}; {nearest(name, columns)}")
+        raise InputError(f"{setting}: {where} has no column {name!r}; {nearest(name, columns)}")
     return name
 
 
@@ -99,7 +108,44 @@ def labels(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[
         raise InputError(
             f"{what} has {count} classes, more than {MOST_CLASSES}: is this an identifier? Name the column of labels"
         )
+    if count == len(values) > _FEW:
+        raise InputError(f"{what} has another value in every row: is this an identifier? Name the column of labels")
     return y_R, names
+
+
+def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, used: bool) -> tuple[str, ...]:
+    """Warn of columns that are called as sites or identifiers are; give the others of few repeated texts.
+
+    Args:
+        frame: all columns.
+        columns: those that have no role.
+        owner: the client column, where one is named: then no other is looked for.
+        used: whether the columns become features.
+    """
+    few = []
+    for name in columns:
+        words = re.findall("[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+        owns = any(map(_OWNERS.fullmatch, words))
+        values = frame[name].dropna()
+        if pd.api.types.is_float_dtype(values) and (values % 1).any():
+            continue
+        try:
+            different = values.nunique()
+        except TypeError:  # lists, of which another message speaks
+            continue
+        repeated = different * 2 <= len(values)
+        numbered = pd.api.types.is_integer_dtype(values) and different == len(values) > MOST_TEXTS
+        called = owns or any(map(_IDENTIFIERS.fullmatch, words))
+        if called and used and not repeated and not numbered:  # of numbers ``features`` speaks
+            log.warning("column %r looks like an identifier, and is a feature here: drop it if it is one", name)
+        elif owns and repeated and owner is None:
+            log.warning(
+                "column %r looks as if it said whose each sample is, and is %s: give %s, or drop it",
+                name, "a feature here" if used else "not used", option("client_column", name),
+            )  # fmt: skip
+        elif not pd.api.types.is_numeric_dtype(values) and 2 < different <= MOST_TEXTS and repeated and owner is None:
+            few.append(name)
+    return tuple(few)
 
 
 def ordered(names: Iterable[str]) -> list[str]:

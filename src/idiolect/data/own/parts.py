@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import torch
 
 from idiolect.data.own import images, tables
-from idiolect.data.own.columns import codes, find, find_target, labels, listed
+from idiolect.data.own.columns import codes, find, find_target, labels, listed, suspects
 from idiolect.data.own.images import Encoded
 from idiolect.data.source import Column, Source
 from idiolect.errors import InputError
@@ -140,8 +140,8 @@ def from_arrow(
             code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
             if code_R.max() >= len(classes):
                 raise InputError(
-                    f"column {name!r} of {where} holds {code_R.max()}, and its {len(classes)} class names are for 0 to "
-                    f"{len(classes) - 1}: correct the numbers, or name every class"
+                    f"column {name!r} of {where} holds a larger number than its {len(classes)} class names, which are "
+                    f"for 0 to {len(classes) - 1}: correct the numbers, or name every class"
                 )
             frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
     return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
@@ -195,8 +195,9 @@ def assemble(
     if owner is not None:
         whose = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
+    beside = [c for c in columns if c not in {label, owner, *dropped}]
+    few = suspects(frame, beside, owner, used=parts[0].pictures is None)
     if parts[0].pictures is None:
-        beside = [c for c in columns if c not in {label, owner, *dropped}]
         table = tables.features(frame[beside], name)
     else:
         pictures = [picture for part in parts for picture in part.pictures or ()]
@@ -214,6 +215,7 @@ def assemble(
         client_column=owner,
         feature_names=table.names,
         scaled=table.scaled,
+        few=few,
     )
 
 

@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.data.own.columns import NUMBER, codes, listed, missing, narrow
+from idiolect.data.own.columns import MOST_TEXTS, NUMBER, codes, listed, missing, narrow
 from idiolect.errors import InputError
 
 # R rows, F features
 
 log = logging.getLogger(__name__)
 
-MOST_VALUES = 50
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
@@ -105,7 +104,7 @@ def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
     if gone_R.any() and len(different):
         found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
     whole = pd.api.types.is_integer_dtype(values.dtype)
-    if whole and len(values) > MOST_VALUES and values.nunique() == len(values):
+    if whole and len(values) > MOST_TEXTS and values.nunique() == len(values):
         log.warning("column %r has another whole number in every row: drop it if it is an identifier", name)
     return found
 
@@ -126,20 +125,27 @@ def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
     if all(_DATE.fullmatch(text) for text in names):
         raise _dates(name)
     texts = [text for text in names if not NUMBER.fullmatch(text)]
-    if len(names) > MOST_VALUES:
+    if len(names) > MOST_TEXTS:
         raise InputError(
-            f"column {name!r} has {len(names)} different texts, more than {MOST_VALUES} (for example "
-            f"{(texts or names)[0]!r}): "
+            f"column {name!r} has {len(names)} different texts, more than {MOST_TEXTS}{_first(values, texts)}: "
             "drop it if it is an identifier, correct it if it should be numbers, or join rare texts"
         )
     if 0 < len(texts) < len(names) / 2:
-        log.warning("column %r is read as texts, though most are numbers, because of %s", name, listed(texts, 3))
+        log.warning("column %r is read as texts, though most are numbers%s", name, _first(values, texts))
     code_R = np.full(len(values), len(names))
     code_R[~gone_R] = code_N
     every = [*names, "missing"] if gone_R.any() else list(names)
     if len(every) == 1:
         return []
     return [_Feature((code_R == i).astype(np.float32), f"{name}={text}", False) for i, text in enumerate(every)]
+
+
+def _first(values: pd.Series[Any], texts: list[str]) -> str:
+    """Where the first of some texts stands; a message shows no value of a feature."""
+    if not texts:
+        return ""
+    row = int(np.flatnonzero(values.astype(object).map(lambda v: str(v).strip()).isin(texts))[0])
+    return f" ({len(texts)} of them no number, the first in row {row}, counting from 0)"
 
 
 def _dates(name: str) -> InputError:
@@ -207,7 +213,9 @@ def looks_like_data(names: list[str]) -> bool:
 
 def no_header(path: Path, names: list[str]) -> InputError:
     """What to say where a file's line of column names is rather a row."""
-    return InputError(f"{path} begins with {listed(names, 5)}, which looks like data: add a first line of column names")
+    numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
+    what = f"a line of which {numbers} of {len(names)} cells are numbers"
+    return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
 
 
 def _decode(path: Path) -> str:
