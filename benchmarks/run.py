@@ -1,6 +1,7 @@
 """All benchmarks one after the other, as ``make bench`` runs them; some 20 minutes on two cores.
 
-Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date.
+Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date;
+of a part of them, named with ``--only``, their sections alone are written anew.
 What needs a GPU (gpu.py) is left out where there is none.
 
     python benchmarks/run.py [--write] [--only engine,methods]
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
 SCRIPTS = {
     "methods": (
         "A round of a method relative to FedAvg, in the setting of pFedFDA's Table 6 and beside its figures",
@@ -38,6 +40,7 @@ SCRIPTS = {
     "evaluation": ("Evaluation of 1,000 clients with one shared body", ""),
     "study": ("How busy a study keeps the workers", ""),
     "many": ("Many clients", "--rounds 10"),
+    "whole": ("Whole commands, with what a user waits for beside the rounds", ""),
     "engine": ("The engine against a bare loop, and workers against one", ""),
     "gpu": ("The vectorised engine on a GPU", ""),
 }
@@ -74,8 +77,9 @@ def main() -> None:
     asked = parser.parse_args()
     about = f"{datetime.datetime.now(datetime.UTC).date()}, {machine()}"
     print(about)
-    parts = []
-    for name in asked.only.split(","):
+    parts: dict[str, str] = {}
+    names = asked.only.split(",")
+    for name in names:
         title, arguments = SCRIPTS[name]
         shown = f"python benchmarks/{name.split()[0]}.py {arguments}".rstrip()
         print(f"\n{title}\n{shown}", flush=True)
@@ -84,12 +88,25 @@ def main() -> None:
             print(said, end="")
         else:
             said = run(name, arguments)
-        parts.append(f"## {title}\n\n`{shown}`\n\n```\n{said}```\n")
+        parts[title] = f"`{shown}`\n\n```\n{said}```\n"
     if asked.write:
-        head = (
-            f"# What was measured\n\nBy `make bench`, {about}.\nTimes of a shared machine are noisy: read the ratios.\n"
-        )
-        (HERE / "RESULTS.md").write_text("\n".join([head, *parts]))
+        write(parts, about, names == list(SCRIPTS))
+
+
+def write(parts: dict[str, str], about: str, everything: bool) -> None:
+    """RESULTS.md with these sections, by title; of a part of them, each with its own date beside what was there."""
+    head = f"# What was measured\n\nBy `make bench`, {about}.\nTimes of a shared machine are noisy: read the ratios.\n"
+    if not everything:
+        kept = sections(RESULTS.read_text()) if RESULTS.exists() else {"": head}
+        head, parts = kept.pop(""), kept | {title: f"By itself, {about}.\n\n{body}" for title, body in parts.items()}
+    titles = [title for title, _ in SCRIPTS.values() if title in parts]
+    RESULTS.write_text("\n".join([head, *(f"## {title}\n\n{parts[title]}" for title in titles)]))
+
+
+def sections(text: str) -> dict[str, str]:
+    """RESULTS.md by its headings; what stands before the first goes by ""."""
+    first, *rest = text.split("\n## ")
+    return {"": first} | {title: body for title, _, body in (part.partition("\n\n") for part in rest)}
 
 
 if __name__ == "__main__":

@@ -296,11 +296,31 @@ def _over(weight: Tensor, value: Tensor) -> Tensor:
     return weight.reshape(*weight.shape, *[1] * (value.ndim - weight.ndim))
 
 
+def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether ``adapt`` trains for a client that has never trained, and whether it does for one that has.
+
+    Raises:
+        InputError: unknown method or option.
+        RunError: the method raised.
+    """
+    with blame(f"method {name}, on made-up rows"), _precision(torch.float64):
+        s = _SIZES[0]
+        r = _round(
+            partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
+        )
+        new = r.method.enrol(keys.key(0, "enrol"))
+        return _adapts(r, new) == "training", _adapts(r, r.client) == "training"
+
+
 def _joins(r: _Round) -> str:
-    """A new client adapts after the round, and whatever prepares a backward pass is noticed."""
+    """A new client adapts after the round."""
+    return _adapts(r, r.method.enrol(keys.key(0, "enrol")))
+
+
+def _adapts(r: _Round, client: Tree) -> str:
+    """How a client comes by its model after the round: whatever prepares a backward pass is noticed."""
     server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
-    down = _one(r.method.send(server, torch.tensor([10**6])), 0)
-    new, saved = r.method.enrol(keys.key(0, "enrol")), [0]
+    down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]
 
     def save(a: Tensor) -> Tensor:
         saved[0] += 1
@@ -308,13 +328,13 @@ def _joins(r: _Round) -> str:
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda a: a):
-            adapted = r.method.adapt(down, new, r.data, keys.key(0, "adapt"))
+            adapted = r.method.adapt(down, client, r.data, keys.key(0, "adapt"))
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):  # torch.func's gradients do not suffer them
             raise
         return "training"
     if saved[0]:
         return "training"
-    before, after = tree.leaves(new), tree.leaves(adapted)
+    before, after = tree.leaves(client), tree.leaves(adapted)
     unchanged = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     return "what it receives" if unchanged else "forward passes"

@@ -224,3 +224,10 @@ def test_every_figure_is_a_picture(make, tmp_path):
             levels = np.asarray(image.convert("L"))
         assert levels.max() == 255, "on white"
         assert (levels < 160).mean() > 0.001, "with ink on it"
+
+
+def test_the_interval_of_many_clients_is_that_of_their_mean():
+    point_K = np.random.default_rng(3).gamma(2, 5, 1_500)
+    low, high = interval(point_K[None], np.ones(1_500))
+    error = point_K.std() / np.sqrt(1_500)
+    np.testing.assert_allclose([low, high], point_K.mean() + np.array([-1.96, 1.96]) * error, atol=0.12 * error)

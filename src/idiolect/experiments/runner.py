@@ -20,6 +20,7 @@ from idiolect import data, engines, methods
 from idiolect.engines import Engine, Job, Record, State, begin, checkpoint, fit
 from idiolect.errors import Diverged, IdiolectError, InputError, Interrupted, RunError, blame, on_command_line, option
 from idiolect.experiments import environment
+from idiolect.experiments.evaluating import trainings
 from idiolect.experiments.progress import Silent, Watcher
 from idiolect.experiments.result import Result
 from idiolect.experiments.store import Cell, Store
@@ -83,6 +84,8 @@ def run(
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs, tracking, ends)
     before = list(store.diverged)
+    if said := trainings(study, federation.trained, sitting.left([job for _, job in jobs])):
+        log.warning("%s", said)
 
     with closing(store), _signals() as came:
         try:
@@ -143,9 +146,8 @@ class _Sitting:
 
         One that diverges ends alone.
         """
-        lanes, rounds = min(self._engine.lanes, len(jobs)), self._store.study.rounds
-        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / "checkpoint.safetensors" for j in jobs}
-        watcher.plan(rounds, {key: checkpoint.rounds(path) for key, path in cells.items()}, self._engine)
+        lanes = min(self._engine.lanes, len(jobs))
+        watcher.plan(self._store.study.rounds, self._done(jobs), self._engine)
 
         def stop() -> bool:
             return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
@@ -169,6 +171,15 @@ class _Sitting:
         for error in (first, *errors):
             if error is not None:
                 raise error
+
+    def left(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+        """Rounds on disk of the jobs that have rounds to do."""
+        ended = {(d.method, d.seed) for d in self._store.diverged}
+        return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
+
+    def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / "checkpoint.safetensors" for j in jobs}
+        return {key: checkpoint.rounds(path) for key, path in cells.items()}
 
     def _one(self, job: Job, watcher: Watcher, stop: Callable[[], bool]) -> None:
         if stop():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from idiolect.terminal import Text
 
 _RESAMPLES = 10_000
 _AT_A_TIME = 500  # resamples, so that many clients fit in memory
+_FEW = 1_000  # clients
 
 
 class Comparison(NamedTuple):
@@ -170,11 +172,20 @@ def interval(point_SK: np.ndarray, weight_K: np.ndarray, seed: int = 0) -> tuple
     means = []
     for _ in range(_RESAMPLES // _AT_A_TIME):
         times_BS = rng.multinomial(seeds, np.full(seeds, 1 / seeds), _AT_A_TIME)
-        times_BK = rng.multinomial(clients, np.full(clients, 1 / clients), _AT_A_TIME)
+        times_BK = _drawn(clients, rng)
         total_B, there_B = (((times_BS @ part_SK) * times_BK).sum(1) for part_SK in (total_SK, there_SK))
         means.append(total_B[there_B > 0] / there_B[there_B > 0])  # nobody was drawn in a seed that it took part in
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
+
+
+def _drawn(clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """How often each client is drawn in each of some resamples."""
+    if clients <= _FEW:
+        return rng.multinomial(clients, np.full(clients, 1 / clients), _AT_A_TIME)
+    # the same law, counted: with thousands of clients the multinomial is what a page takes longest for
+    drawn_BK = rng.integers(clients, size=(_AT_A_TIME, clients)) + np.arange(_AT_A_TIME)[:, None] * clients
+    return np.bincount(drawn_BK.ravel(), minlength=_AT_A_TIME * clients).reshape(_AT_A_TIME, clients)
 
 
 def _label(run: Run, name: str) -> str:

@@ -24,6 +24,7 @@ from idiolect.report.reader import Run, read
 from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, as_csv, as_latex, is_best, joined, summary
 from idiolect.report.words import divided, plain
 
+_SAID = 20  # shifts
 FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
@@ -177,13 +178,17 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     clients, names = run.manifest["clients"], run.manifest["class_names"]
     train, test = (sum(sum(c[part]) for c in clients) for part in ("train", "test"))
     rows = f"{train:,} training and {test:,} test rows"
-    shifts = Counter(plain(s) for s in run.shifts.values() if s)
+    shifts = {plain(s): n for s, n in Counter(run.shifts.values()).items() if s}
+    shifted = [f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()]
+    if len(shifted) > _SAID:
+        said = ", ".join([*list(shifts)[:3], "..."])
+        shifted = [f"{len(shifts)} different ones on {sum(shifts.values())} of {len(clients)} clients: {said}"]
     seeds = run.study["seeds"]
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
         ("Clients", _clients(run)),
         ("Partition", divided(run.study["partition"], named="name" in clients[0])),
-        ("Shifts", ", ".join(f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()) or "none"),
+        ("Shifts", ", ".join(shifted) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),
     ]
