@@ -5,12 +5,14 @@ What a command needs is imported when it runs, so that help is quick.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -36,6 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _STOPPED = 128 + signal.SIGINT
+_UNREAD = 128 + 13  # as SIGPIPE ends other programs
+_PLAIN = {"±": "+-", "…": ".", "·": "-", "█": "#", "▓": "*", "▒": "+", "░": "."}
 _RUNS = Path("runs", "reproduce")
 out_console, err_console = Console(), Console(stderr=True)
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer brings along under changing names
@@ -827,7 +831,8 @@ _LISTS = {
 
 
 def _print_json(content: Any) -> None:
-    print(terminal.as_json(content))
+    narrow = not (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    print(terminal.as_json(content, narrow))
 
 
 def _say(console: Console, text: str) -> None:
@@ -848,9 +853,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _main(arguments: Sequence[str] | None) -> NoReturn:
     if logging.lastResort is not None:  # where warnings go
         logging.lastResort.setFormatter(terminal.Formatter())
+    _spell_out()
     try:
-        with as_options():
-            code = app(arguments, prog_name="idiolect", standalone_mode=False)
+        try:
+            with as_options():
+                code = app(arguments, prog_name="idiolect", standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # rich and click end so
+                raise end.__context__ from None
+            raise
     except Interrupted as stop:
         _end(str(stop), 128 + stop.signal)
     except IdiolectError as error:
@@ -859,9 +872,43 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
         _end(" ".join(error.format_message().replace("Value error, ", "").split()), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _STOPPED  # by Ctrl-C before a run began; some versions of typer return this
+    except BrokenPipeError:  # of "| head": nobody reads on
+        _end("", _UNREAD)
+    except (OSError, MemoryError, UnicodeError, RecursionError) as error:
+        _end(_last_words(error), 2)
     if code == _STOPPED:
         _end("stopped", code)
-    sys.exit(code if isinstance(code, int) else 0)
+    _end("", code if isinstance(code, int) else 0)
+
+
+def _last_words(error: Exception) -> str:
+    """A sentence for what nobody nearer could name."""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory ({said or 'none is left'}): take fewer rows or workers, or smaller images"
+    if isinstance(error, RecursionError):
+        return f"something that was read is nested too deeply ({said}): look at the study and the data"
+    if isinstance(error, UnicodeError):
+        return f"a name or a text is not UTF-8 ({said}): rename it, or save it in UTF-8"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename} ({error.strerror}): allow it, or give another path"
+    what = error.strerror if isinstance(error, OSError) else None
+    return f"cannot read or write ({what or said}): make room, or send the output elsewhere"
+
+
+def _spell_out() -> None:
+    """Letters that the terminal's encoding lacks, and bytes that are no letters, are written in another way."""
+    codecs.register_error("idiolect", _spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
+            stream.reconfigure(errors="idiolect")  # type: ignore[union-attr]
+
+
+def _spelt(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in letters), error.end
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -871,8 +918,16 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    if sentence:
-        _say(err_console, f"idiolect: {sentence}")
+    with suppress(OSError):
+        if sentence:
+            _say(err_console, f"idiolect: {sentence}")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:  # a full disk or a closed pipe, of which Python would complain once more at its end
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 

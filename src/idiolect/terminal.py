@@ -26,6 +26,6 @@ class Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def as_json(content: Any) -> str:
-    """Indented JSON in which only ``printable`` characters stand as they are."""
-    return printable(json.dumps(content, indent=1, ensure_ascii=False), json.dumps)
+def as_json(content: Any, narrow: bool = False) -> str:
+    """Indented JSON in which only ``printable`` characters stand as they are; those of ASCII if it is to be narrow."""
+    return printable(json.dumps(content, indent=1, ensure_ascii=narrow), json.dumps)

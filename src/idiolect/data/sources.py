@@ -51,7 +51,7 @@ def load(name: str, data_dir: Path | None = None) -> Source:
     """
     card = _card(name)
     place = data_dir or os.environ.get("IDIOLECT_DATA")
-    folder = Path(place).expanduser() / name if place else None
+    folder = Path(os.path.expanduser(place)) / name if place else None
     x_R, y_R, train_rows, columns = _read(name, card, folder) if card.origin or card.domains else _digits()
     found, published = (train_rows, len(y_R) - train_rows), (card.train_rows, card.test_rows)
     if found != published:
@@ -84,7 +84,7 @@ def at_hand(name: str, data_dir: str | None = None) -> bool:
     """Whether a data set can be read without fetching it: bundled, or in the folder of parquet files."""
     place = data_dir or os.environ.get("IDIOLECT_DATA")
     card = _card(name)
-    return not (card.origin or card.domains) or bool(place and (Path(place).expanduser() / name).is_dir())
+    return not (card.origin or card.domains) or bool(place and (Path(os.path.expanduser(place)) / name).is_dir())
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -339,11 +339,14 @@ def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes
     if values.null_count:
         row = int(np.flatnonzero(values.is_null())[0])
         raise InputError(f"row {row} of {path} has no {column}: fill it in or drop the row")
-    features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    class_names = features.get(column, {}).get("names")
-    if class_names and pa.types.is_integer(values.type):
-        return pa.array(class_names, pa.string()).take(values)
-    return values.cast(pa.string())
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        class_names = features.get(column, {}).get("names")
+        if class_names and pa.types.is_integer(values.type):
+            return pa.array(class_names, pa.string()).take(values)
+        return values.cast(pa.string())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        raise InputError(f"{path} has metadata that do not fit ({error}): write the file again") from error
 
 
 def _open_idx(part: _Part, card: Card) -> _Opened:

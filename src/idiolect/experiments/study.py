@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -359,7 +360,7 @@ class Study(BaseModel):
             return data.open_data(
                 self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
             )
-        folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
+        folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
         if folder and not folder.is_dir():
             raise InputError(
                 f"data_dir={self.data_dir}: there is no such folder; leave it out to fetch {self.dataset} by name"

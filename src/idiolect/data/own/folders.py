@@ -32,6 +32,9 @@ _TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _DEEPEST = 8
+_LEVELS = 64
+_QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
     "or beside a metadata.csv with the column file_name"
@@ -71,16 +74,18 @@ def open_data(
     except OSError as error:
         what = error.filename or where
         raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
+    except UnicodeError as error:
+        raise InputError(f"{where} has names or texts that are not UTF-8 ({error}): rename them") from error
 
 
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
-    path = Path(where).expanduser()
+    path = Path(os.path.expanduser(where))
     return is_dotted(str(where)) and path.suffix.lower() not in _TABLES and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any]) -> Source:
-    path = Path(where).expanduser()
+    path = Path(os.path.expanduser(where))
     if is_program(where):
         return from_program(str(where), **options)
     if not path.exists():
@@ -180,6 +185,7 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
 
 
 def _jsonl(path: Path) -> pd.DataFrame:
+    _shallow(path)
     try:
         frame: pd.DataFrame = pa.json.read_json(path).to_pandas()
     except PermissionError:
@@ -187,6 +193,27 @@ def _jsonl(path: Path) -> pd.DataFrame:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is no table ({_said(error)}): write one JSON object per line") from error
     return frame
+
+
+def _shallow(path: Path) -> None:
+    """Refuse lines on which Arrow's parser would go too deep and take the process with it.
+
+    Raises:
+        InputError: a line is no whole JSON object, or is nested too deeply.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            opened, closed = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
+            if opened == closed and opened <= _LEVELS:
+                continue
+            depth = 0
+            for bracket in re.finditer(rb"[\[\]{}]", _QUOTED.sub(b"", line)):
+                depth += 1 if bracket[0] in b"[{" else -1
+                if depth > _LEVELS:
+                    break
+            if depth:
+                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not whole"
+                raise InputError(f"{path} is no table (line {number} {what}): write one JSON object per line")
 
 
 def _split_tables(folder: Path) -> list[list[Path]]:
@@ -299,7 +326,7 @@ def _from_disk(path: Path) -> Any:
         return datasets.load_from_disk(str(path))
     except PermissionError:
         raise
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+    except (OSError, *_ODD) as error:
         raise InputError(f"{path} cannot be read as a saved data set ({_said(error)}): save it again") from error
 
 

@@ -133,7 +133,7 @@ def from_arrow(
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
         ]
         table = table.drop_columns(found)
-    frame = table.to_pandas(ignore_metadata=True)
+    frame = table.replace_schema_metadata(None).to_pandas()
     for name in frame:
         classes = class_names.get(name)
         if classes and name not in drop:
