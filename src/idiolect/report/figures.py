@@ -457,10 +457,11 @@ def _points(view: _View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     titles = [t for t in view.run.titles.values() if t in set(others["method"])]
     others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
     y = {"field": "method", "type": "nominal", "title": None, "scale": {"domain": titles}, "axis": {"labelLimit": 110}}
+    axis = {"labelExpr": _SIGNED, "tickCount": _TICKS}
     dots = {
         "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.75},
         "encoding": {
-            "x": {"field": "points", "type": "quantitative", "title": "points", "axis": {"labelExpr": _SIGNED}},
+            "x": {"field": "points", "type": "quantitative", "title": "points", "axis": axis},
             "y": y,
             "yOffset": _JITTER,
             "color": view.method | {"legend": None},
