@@ -32,6 +32,13 @@ def test_a_long_list_is_cut_and_a_foreign_name_has_no_hint() -> None:
     assert nearest("?", ["!", "?"]) == "did you mean '?'? Known: !, ?"
 
 
+def test_a_message_is_one_line() -> None:
+    """Libraries write tables of columns into theirs."""
+    assert str(InputError("no match in a: string\r\n  b: int64\n: write it again\n")) == (
+        "no match in a: string b: int64 : write it again"
+    )
+
+
 def texts(tree: ast.AST) -> list[ast.Constant]:
     """All strings but docstrings."""
     documented = {

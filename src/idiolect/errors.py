@@ -17,6 +17,7 @@ _UNPRINTABLE = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 def printable(text: str, code: Callable[[str], str] = ascii) -> str:
@@ -31,10 +32,12 @@ def printable(text: str, code: Callable[[str], str] = ascii) -> str:
 
 
 class IdiolectError(Exception):
-    """Base of every error that idiolect raises on purpose; its message is fit for a terminal, whatever it quotes."""
+    """Base of every error that idiolect raises on purpose; its message is one line, fit for a terminal, whatever it
+    quotes.
+    """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message)))
+        super().__init__(printable(_BREAK.sub(" ", str(message).strip())))
 
 
 class InputError(IdiolectError, ValueError):

@@ -121,6 +121,16 @@ def test_one_bit(folder: Path, resumed: Callable[[Path], list[Any]], name: str) 
     assert all("\n" not in said and (name in said or name == "study.yaml") for said in refused)
 
 
+def test_a_resume_that_finds_a_broken_cell_changes_nothing(folder: Path) -> None:
+    """Not even a table of the run that is broken too, and that the cells would bring back."""
+    (folder / CELL / "checkpoint.safetensors").write_bytes(b"x")
+    pq.write_table(pq.read_table(folder / "timings.parquet")[:-1], folder / "timings.parquet")
+    before = content(folder)
+    with pytest.raises(InputError, match=r"local-seed0/checkpoint\.safetensors is not a readable checkpoint"):
+        run(STUDY, folder, engine="sequential", resume=True)
+    assert content(folder) == before
+
+
 @pytest.mark.parametrize("name", ["records.parquet", "timings.parquet"])
 def test_one_bit_of_what_a_report_reads(folder: Path, name: str) -> None:
     path = folder / name

@@ -100,8 +100,9 @@ def run(
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
-            with suppress(IdiolectError):
-                store.merge()
+            if runs.seconds or not isinstance(error, InputError):  # else nothing was done, and nothing changes
+                with suppress(IdiolectError):
+                    store.merge()
             again = f"continue with: {_command(store.folder, engine, workers, bool(study.imports()))}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where

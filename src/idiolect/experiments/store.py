@@ -367,4 +367,5 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
         content = io.BytesIO(files.read(path))  # one version of a file that another job may replace
         return pq.read_table(content, columns=schema.names).replace_schema_metadata(None).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is not readable ({error}): delete its folder to run this part again") from error
+        reason = str(error).partition("\n")[0]  # and then every column
+        raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error
