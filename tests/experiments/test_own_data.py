@@ -171,7 +171,7 @@ def test_rows_without_clients_are_divided_as_usual() -> None:
     assert idl.Study(data=arrays(900, clients=False), **QUICK, partition="iid").federation().clients == 20
     run(idl.Study(data=arrays(300, clients=False), **QUICK, clients=4))
     page = Path("r/report.html").read_text()
-    assert "<dt>Partition</dt><dd>dirichlet (alpha 0.3)</dd>" in page
+    assert "<dt>Partition</dt><dd>dirichlet (alpha 0.3), for the data name no clients</dd>" in page
 
 
 def test_a_partitioner_from_python() -> None:
@@ -226,7 +226,7 @@ def test_a_class_of_partitioners_by_its_path(monkeypatch: pytest.MonkeyPatch) ->
         ({"sizes": 0}, "sizes.0=0 is not valid: input should be greater than or equal to 1"),
         ({"new_clients": 0}, "new_clients=0 is not valid: leave it out, or give a number above 0"),
         ({"new_clients": [1]}, "new_clients=[1] is not valid: "),
-        ({"data": ["a"]}, "data=['a'] is not valid: "),
+        ({"data": ["a"]}, "data is a list: give a path, or read it with idiolect.data.from_arrays"),
         ({"normalise": "no"}, "normalise='no' is not valid: input should be 'reference', 'training' or 'symmetric'"),
         ({"new_shifts": "invert:clients=1"}, "new_shifts invert:clients=1: every new client is measured so"),
         ({"new_shifts": "invrt"}, "unknown shift 'invrt'; did you mean 'invert'?"),

@@ -39,6 +39,18 @@ class Result:
         """Every number of the run, long format, as a pandas DataFrame."""
         return report.read(self.folder).records
 
+    def accuracy(self) -> Any:
+        """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
+
+        It is the accuracy that the study's protocol asks for: of its clients, at its moment, in its round. The mean
+        over seeds is the table's. Methods without a result are left out.
+        """
+        return report.accuracies(report.read(self.folder))
+
+    def client_accuracy(self) -> Any:
+        """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
+        return report.client_accuracies(report.read(self.folder))
+
     def rows(self) -> list[report.Row]:
         """The table's rows, one per method, as numbers."""
         return report.summary(report.read(self.folder))

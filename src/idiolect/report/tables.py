@@ -134,6 +134,25 @@ def joined(run: Run) -> list[Joined]:
     ]
 
 
+def accuracies(run: Run) -> pd.Series[float]:
+    """The protocol's accuracy (0..1) by method and seed, in the study's order."""
+    keys: list[tuple[str, int]] = []
+    values: list[float] = []
+    for label in run.titles:
+        end = run.final[run.final["method"] == label]
+        keys += [(label, seed) for seed in sorted(end["seed"].unique().tolist())]
+        values += per_seed(run, end)
+    index = pd.MultiIndex.from_tuples(keys, names=["method", "seed"])
+    return pd.Series(np.array(values, float), index=index, name="accuracy")
+
+
+def client_accuracies(run: Run) -> pd.DataFrame:
+    """The same of every client: a row for each, by name or number; a column for each method and seed."""
+    names = {c["id"]: c.get("name") or c["id"] for c in run.manifest["clients"]}
+    wide = run.final.pivot(index="client", columns=["method", "seed"], values="value")
+    return wide.reindex(columns=accuracies(run).index).rename(index=names)
+
+
 def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
     """The mean of a method's final values for each seed, over clients or test rows as the run's protocol says."""
     return _each(run, end) if run.protocol.weighting == "row" else [s["value"].mean() for _, s in end.groupby("seed")]
