@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from idiolect import engines, files, methods, report
+from idiolect.documents import read_json
 from idiolect.engines import checkpoint
 from idiolect.errors import InputError, Interrupted, RunError, option
 from idiolect.experiments.progress import Watcher
@@ -496,8 +497,10 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         return None
     path = folder / recipe.name / f"{found.cell.slug}.json"
     try:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+        before = read_json(path) if path.exists() else {}
+        if not isinstance(before, dict):
+            raise ValueError("it holds no mapping")
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): mend it, or delete it") from None
     seeds = {str(k): v for k, v in (found.seeds or {}).items()}
     hashed = None if found.cell.study is None else digest(found.cell.study)
