@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from idiolect.engines.loop import participants
 from idiolect.errors import as_options
-from idiolect.experiments import Study
+from idiolect.experiments import Study, evaluating
 from idiolect.experiments.evaluating import trainings
+from idiolect.experiments.progress import Silent
 
 K = 1_000
 
@@ -56,3 +58,21 @@ def test_who_always_trains_counts_for_everybody() -> None:
 )
 def test_nothing_is_said_where_it_is_not_much(methods: str, settings: dict[str, object]) -> None:
     assert said(methods, **settings) is None
+
+
+def test_a_run_says_it_before_its_first_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluating, "_MANY", 5)
+    seen: list[int] = []
+
+    class Watcher(Silent):
+        def start(self, label: str, seed: int, done: int) -> None:
+            seen.append(len(caplog.records))
+
+    study = Study(clients=6, participation=0.1, rounds=1, methods="ditto", model="mlp", local_epochs=1)
+    study.run(tmp_path / "run", engine="sequential", watcher=Watcher())
+    assert seen == [1]
+    assert "5 times in the evaluations, 1 times in the rounds" in caplog.text
+    study.run(tmp_path / "run", engine="sequential", resume=True)
+    assert len(caplog.records) == 1  # nothing is left to say it of
