@@ -507,6 +507,8 @@ def reproduce_command(
         else:
             out_console.print(forecast.render(made, rows))
         return
+    if said := forecast.sentence(forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, patience=3)):
+        _say(err_console, said)
     found = list(
         reproduce.reproduce(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,

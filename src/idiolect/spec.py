@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pydantic
@@ -118,6 +119,7 @@ def _pieces(text: str) -> list[str]:
     return [p for p in (piece.strip() for piece in pieces) if p]
 
 
+@lru_cache(maxsize=1000)
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of a function: its keyword-only parameters with their annotations evaluated."""
     signature = inspect.signature(function, eval_str=True)
@@ -142,17 +144,23 @@ def check(
     for key in options:
         if key not in known:
             raise InputError(f"{what} has no option {key!r}; {nearest(key, [*known, *beside])}")
-    fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in options}
-    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, coerce_numbers_to_str=True)
-    model = pydantic.create_model("Options", __config__=config, **fields)
     try:
-        checked = model(**options)
+        checked = _model(function, tuple(options))(**options)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         raise InputError(
             f"{what}: {first['loc'][0]}={brief(first['input'])} is not valid: {lower(first['msg'])}"
         ) from None
     return {k: getattr(checked, k) for k in options}
+
+
+@lru_cache(maxsize=1000)
+def _model(function: Callable[..., Any], names: tuple[str, ...]) -> type[BaseModel]:
+    """Some options of a function as one object; to make one takes milliseconds, and recipes ask for hundreds."""
+    known = options_of(function)
+    fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in names}
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+    return pydantic.create_model("Options", __config__=config, **fields)
 
 
 def lower(sentence: str) -> str:

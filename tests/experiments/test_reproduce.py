@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,17 @@ from idiolect.experiments.recipes import Cell, Recipe, cell, chosen
 from idiolect.experiments.store import Store
 from idiolect.experiments.study import Study
 from idiolect.report.figures import palette, sensitivity
+from idiolect.report.tables import duration
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast methods are is remembered where the user's cache is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def made(method: str, published: float | None = None, where: dict[str, Any] | None = None, **settings: Any) -> Cell:
@@ -529,7 +537,7 @@ def test_cells_are_chosen_by_their_conditions() -> None:
 
 
 def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "_speed", lambda study, about: (1e-3, 2e-3))
+    monkeypatch.setattr(forecast, "_speed", lambda study, about: forecast.Speed(1e-3, 2e-3, 5e-4))
     cells = [
         made("local", rounds=40),
         made("fedper", participation=0.5),
@@ -589,8 +597,60 @@ def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
 def test_a_method_is_timed_on_made_up_rows() -> None:
     study = made("fedpac").study
     assert study is not None
-    training, measuring = forecast._speed(study, data.describe("digits"))
-    assert training > 0 < measuring
+    speed = forecast._speed(study, data.describe("digits"))
+    assert min(speed) > 0
+    assert speed.training > speed.received, "ten epochs against a pass over the test samples"
+
+
+def test_a_speed_is_measured_once_and_only_while_there_is_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def speed(study: Study, about: Any) -> forecast.Speed:
+        measured.append(study.methods[0].name)
+        return forecast.Speed(1e-3, 2e-3, 5e-4)
+
+    monkeypatch.setattr(forecast, "_speed", speed)
+    cells = [made("local"), made("fedper"), made("fedper", rounds=40)]
+    unknown = forecast.forecast(cells, tmp_path / "r", workers=2, patience=0)
+    assert (measured, [p.seconds for p in unknown]) == ([], [None, None, None])
+    assert forecast.sentence(unknown) == "3 runs are left; --dry-run measures how long they take on this machine"
+    known = forecast.forecast(cells[:1], tmp_path / "r", workers=2)
+    assert known[0].seconds is not None
+    partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)
+    assert [p.seconds for p in partly] == [known[0].seconds, None]
+    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, by 1 of them"
+    assert forecast.sentence(partly).startswith(said)
+    forecast.forecast(cells, tmp_path / "r", workers=2)
+    forecast.forecast(cells, tmp_path / "r", workers=2)
+    assert measured == ["local", "fedper"]
+    assert forecast.sentence([known[0]._replace(done=4, seconds=0.0)]) == ""
+    (kept,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("speeds.json")
+    kept.write_text("[")
+    forecast.forecast(cells[:1], tmp_path / "r", workers=2)
+    assert measured == ["local", "fedper", "local"], "a broken file is measured again"
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({"drop_last": True, "batch_size": 50}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"drop_last": True, "batch_size": 80}, 4 * 4 * 240 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"drop_last": True, "batch_size": 301}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"protocol": "validation=0.2"}, 4 * 4 * 240 * 1e-3 + 2 * 4 * 240 * 2e-3),
+        ({"protocol": "also=received"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2.5e-3),
+        ({"protocol": "moment=trained"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 1.5e-3),
+        ({"protocol": "clients=participants", "participation": 0.5}, 4 * 2 * 300 * 1e-3 + 2 * 2 * 300 * 2e-3),
+        ({"protocol": "full_last_round=true", "participation": 0.5}, (4 * 2 + 2) * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"new_clients": 1}, 4 * 3 * 300 * 1e-3 + 2 * 3 * 300 * 2e-3 + 300 * 2e-3),
+    ],
+)
+def test_what_a_forecast_counts(settings: dict[str, Any], seconds: float) -> None:
+    study = made("fedper", partition="dominant", keep=0.5, **settings).study
+    assert study is not None
+    found = forecast._cost(study, data.describe("digits"), forecast.Speed(1e-3, 2e-3, 5e-4))
+    assert found == pytest.approx(seconds)
 
 
 def test_tables_say_what_they_mean(tmp_path: Path) -> None:

@@ -37,9 +37,13 @@ class Said(NamedTuple):
 
 @pytest.fixture
 def idiolect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[[str], Said]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("IDIOLECT_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -81,7 +85,7 @@ def test_every_table_and_figure_is_listed(idiolect: Callable[[str], Said]) -> No
 def test_every_recipe_has_a_dry_run(
     idiolect: Callable[[str], Said], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idiolect.experiments.forecast._speed", lambda study, about: (1e-3, 1e-3))
+    monkeypatch.setattr("idiolect.experiments.forecast._speed", lambda study, about: (1e-3, 1e-3, 1e-3))
     said = idiolect(f"reproduce {name} --dry-run")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"{name}: ")
@@ -141,12 +145,14 @@ def test_bad_input_is_one_sentence(idiolect: Callable[[str], Said], line: str, s
 def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], small: Recipe) -> None:
     said = idiolect("reproduce fedpac/table1 --results results --engine sequential --quiet")
     assert said.code == 0
+    assert said.err.startswith("2 runs are left, about ")
     for words in ("50.00", "measured", "no data", "A small table"):
         assert words in said.out
     kept = sorted(p.name for p in Path("results").rglob("*.json"))
     assert kept == ["digits-fedper.json", "digits-local.json"]
     assert Path("runs/reproduce/fedpac-table1.html").exists()
     again = idiolect("reproduce fedpac/table1 --json --engine sequential --quiet")
+    assert "left" not in again.err, "all is run"
     assert [c["status"] for c in json.loads(again.out)["cells"]] == ["differs", "measured", "no data"]
     short = idiolect("reproduce fedpac/table1 --rounds 1 --results results --engine sequential --quiet")
     assert short.code == 0
