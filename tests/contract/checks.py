@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import toy
 from torch.nn.functional import nll_loss
 
 from idiolect import tree
+from idiolect.data import FederatedData
 from idiolect.engines import Job, Processes, Sequential, State, begin, fit
 from idiolect.engines.checkpoint import load, save
 from idiolect.errors import RunError
@@ -35,15 +39,17 @@ def _close(a: Any, b: Any, what: str, tolerance: float = CLOSE) -> None:
         assert gap <= tolerance * max(1.0, float(u.double().abs().max())), f"{what}: {path} differs by {gap:.1e}"
 
 
-def _job(build: toy.Build) -> Job:
-    return Job("toy", partial(build, toy.task()), toy.data(), 3)
+def _job(build: toy.Build, data: FederatedData | None = None) -> Job:
+    return Job("toy", partial(build, toy.task()), data or toy.data(), 3)
 
 
-def _run(build: toy.Build, engine: Any, rounds: int, state: State | None = None, **how: Any) -> tuple[State, list[Any]]:
+def _run(
+    build: toy.Build, makes: Any, rounds: int, state: State | None = None, data: FederatedData | None = None, **how: Any
+) -> tuple[State, list[Any]]:
     records: list[Any] = []
-    with engine:
+    with makes as engine:
         end = fit(
-            _job(build), engine, rounds=rounds, participation=0.7, state=state,
+            _job(build, data), engine, rounds=rounds, participation=0.7, state=state,
             on_round=lambda state, new, seconds: records.extend(new), **how,
         )  # fmt: skip
     return end, records
@@ -59,32 +65,45 @@ def _states(build: toy.Build) -> tuple[Method, State]:
     return build(toy.task()), _run(build, Sequential(), 1)[0]
 
 
-def engines_agree(build: toy.Build) -> None:
+def engines_agree(build: toy.Build, pool: Callable[[int], AbstractContextManager[Processes]] = Processes) -> None:
     """The same bits from the loop, from one worker process and from two."""
-    end, records = _run(build, Sequential(), 2)
+    end, records = _run(build, Sequential(), 2, data=toy.shared())
     for workers in (1, 2):
-        other, others = _run(build, Processes(workers), 2)
+        other, others = _run(build, pool(workers), 2, data=toy.shared())
         _same((end.server, list(end.clients)), (other.server, list(other.clients)), f"sequential and {workers} workers")
         assert records == others, f"records of sequential and {workers} workers differ"
 
 
-def resumes_exactly(build: toy.Build, folder: Path) -> None:
+def _afresh(folder: Path) -> None:
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=Path(__file__).parent)
+
+
+def resumes_exactly(build: toy.Build, folder: Path, afresh: Callable[[Path], None] = _afresh) -> None:
     """Two rounds, a checkpoint, and two more in a fresh process give the bits of four rounds."""
     end, _ = _run(build, Sequential(), 4)
     half, _ = _run(build, Sequential(), 2)
     save(half, folder / "half")
 
     (folder / "build").write_bytes(pickle.dumps(build))
-    subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=Path(__file__).parent)
+    afresh(folder)
     resumed = load(folder / "end", end)
     _same((end.server, list(end.clients)), (resumed.server, list(resumed.clients)), "resumed in a fresh process")
 
 
 def _resume(folder: Path) -> None:
-
     build = pickle.loads((folder / "build").read_bytes())
     half = load(folder / "half", begin(build(toy.task()), len(toy.SIZES), 3))
     save(_run(build, Sequential(), 4, half)[0], folder / "end")
+
+
+def _serve() -> None:
+    """Resume in a fork of this process for each folder that it reads: everything is imported, and nothing has run."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _resume(Path(line.removesuffix("\n")))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 def inputs_unchanged(build: toy.Build) -> None:
@@ -256,4 +275,4 @@ def predicts_probabilities(build: toy.Build) -> None:
 
 
 if __name__ == "__main__":
-    _resume(Path(sys.argv[1]))
+    _resume(Path(sys.argv[1])) if len(sys.argv) > 1 else _serve()

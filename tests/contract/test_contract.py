@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ import toy
 from specimens import SPECIMENS
 
 from idiolect import methods
+from idiolect.engines import Processes
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
 OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 steps a client do not take their time
@@ -30,21 +34,45 @@ def _precision(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def _apply(check: str, build: toy.Build, folder: Path) -> None:
-    function: Callable[..., None] = getattr(checks, check)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dict[str, Callable[..., None]]]:
+    """Checks on processes that all methods take in turn: to start some for each is most of what these would cost."""
+    with ExitStack() as stack:
+        pools = {count: stack.enter_context(Processes(count)) for count in (1, 2)}
+        command = [sys.executable, checks.__file__]
+        server = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+            )
+        )
+
+        def afresh(folder: Path) -> None:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            print(folder, file=server.stdin, flush=True)
+            assert server.stdout.readline() == "0\n"
+
+        yield {
+            "engines_agree": partial(checks.engines_agree, pool=lambda count: nullcontext(pools[count])),
+            "resumes_exactly": partial(checks.resumes_exactly, afresh=afresh),
+        }
+
+
+def _apply(check: str, build: toy.Build, folder: Path, shared: dict[str, Callable[..., None]]) -> None:
+    function = shared.get(check) or getattr(checks, check)
     function(build, folder) if check == "resumes_exactly" else function(build)
 
 
 @pytest.mark.parametrize("check", SPECIMENS)
 @pytest.mark.parametrize("name", methods.names())
-def test_method_satisfies(name: str, check: str, tmp_path: Path) -> None:
-    _apply(check, toy.builder(name, **OPTIONS.get(name, {})), tmp_path)
+def test_method_satisfies(name: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]) -> None:
+    _apply(check, toy.builder(name, **OPTIONS.get(name, {})), tmp_path, shared)
 
 
 @pytest.mark.parametrize(("check", "specimen"), [(c, s) for c, every in SPECIMENS.items() for s in every])
-def test_check_finds(check: str, specimen: toy.Build, tmp_path: Path) -> None:
+def test_check_finds(check: str, specimen: toy.Build, tmp_path: Path, shared: dict[str, Callable[..., None]]) -> None:
     with pytest.raises((AssertionError, RuntimeError)) as caught:
-        _apply(check, specimen, tmp_path)
+        _apply(check, specimen, tmp_path, shared)
     assert caught.type is AssertionError or check == "maps_over_clients", "only vmap itself may refuse otherwise"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -35,6 +35,12 @@ def data() -> FederatedData:
         name="toy", x_R=torch.cat(x), y_R=torch.cat(y), train=tuple(train), test=tuple(test), classes=CLASSES,
         class_names=("a", "b", "c"), mean=(0.5,), std=(0.3,), shifts=("",) * len(SIZES),
     )  # fmt: skip
+
+
+@cache
+def shared() -> FederatedData:
+    """The same for all who write nothing into it: worker processes that have it are not started again."""
+    return data()
 
 
 def task() -> Task:
