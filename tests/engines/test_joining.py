@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,13 @@ ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 ROUNDS = 2
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=ENGINES, scope="module")
 def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with ENGINES[request.param]() as made:
         yield made
 
 
+@cache
 def federation(new_clients: int | None = 2, conditions: bool = True) -> FederatedData:
     """Four clients that train and two that join, these also inverted and turned."""
     draw = np.random.default_rng(0)

@@ -30,7 +30,7 @@ ROUNDS, SEED = 3, 5
 NAMES = ("fedavg_ft", "fedper", "fedpac", "pfedfda", "ditto")
 
 
-@pytest.fixture(params=["sequential", "processes", "vectorised"])
+@pytest.fixture(params=["sequential", "processes", "vectorised"], scope="module")
 def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made: Any = {"sequential": Sequential, "processes": partial(Processes, 1), "vectorised": Vectorised}
     with made[request.param]() as engine:
@@ -38,7 +38,7 @@ def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def _job(name: str, data: FederatedData | None = None) -> Job:
-    data = data or toy.data()
+    data = data or toy.shared()
     return Job(name, partial(methods.build, name, {}, toy.task()), data, SEED)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ SEED, ROUNDS = 5, 2
 OPTIONS = {"fedcr": {"latent": 4, "samples": 2, "head_epochs": 1}}
 
 
-@pytest.fixture(params=["sequential", "processes", "vectorised"])
+@pytest.fixture(params=["sequential", "processes", "vectorised"], scope="module")
 def runs_on(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made: Any = {"sequential": Sequential, "processes": partial(Processes, 1), "vectorised": Vectorised}
     with made[request.param]() as engine:
         yield engine
 
 
+@cache
 def _data() -> FederatedData:
     whole = toy.data()
     return replace(whole, shifts=("", "a", "", "b", "a", "")[: whole.clients])
