@@ -490,6 +490,7 @@ def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     (part,) = reproduce.parts(found.cell, tmp_path / "cells")
     path = part.folder / "engine.json"
     (sitting,) = json.loads(path.read_text())
+    del sitting["seal"]  # of the file as it was
     elsewhere = sitting | {"machine": "a GPU", "versions": sitting["versions"] | {"torch": "2.11+cuda"}}
     path.write_text(json.dumps([sitting, elsewhere, elsewhere]))
     again = reproduce.outcome(found.cell, [part])
