@@ -235,7 +235,7 @@ def test_the_comparison_can_be_sorted(make, tmp_path, browser):
     opened = Opened(browser, report.write([run], tmp_path / "report.html"))
     table = opened.page.locator("table", has=opened.page.locator("caption", has_text="against every other method"))
     titles = {c.base: report.read(run).titles[c.base] for c in found}
-    for name, value in (("Difference", "difference"), ("Better", "better"), ("Its worst tenth", "base_worst_decile")):
+    for name, value in (("Difference", "difference"), ("Better", "better"), ("Its worst client", "base_worst_decile")):
         table.get_by_role("button", name=name).click()
         got = table.locator("tbody th").all_inner_texts()
         ranks = {titles[c.base]: getattr(c, value) for c in found}

@@ -12,7 +12,7 @@ from scipy.stats import bootstrap, wilcoxon
 
 from idiolect import cli, report
 from idiolect.errors import InputError
-from idiolect.report.compare import combined, interval, signed_rank
+from idiolect.report.compare import combined, interval, signed_rank, smallest_p
 
 
 def table(made, label):
@@ -231,3 +231,50 @@ def test_the_interval_of_many_clients_is_that_of_their_mean():
     low, high = interval(point_K[None], np.ones(1_500))
     error = point_K.std() / np.sqrt(1_500)
     np.testing.assert_allclose([low, high], point_K.mean() + np.array([-1.96, 1.96]) * error, atol=0.12 * error)
+
+
+def worth(make, tmp_path, name, clients, gain):
+    """A run of one seed in which FedPAC gains so many points over FedAvg at each client."""
+    made = make(["fedavg", "fedpac"], clients=clients, seeds=(0,))
+    for client in made.manifest["clients"]:
+        client["name"] = f"Clinic {client['id']}"
+    value = {("fedavg", k): 0.5 + 0.01 * k for k in range(clients)}
+    value |= {("fedpac", k): 0.5 + 0.01 * k + gain(k) / 100 for k in range(clients)}
+    made.records = [(*r[:6], value[r[0], r[3]]) if r[5] == "accuracy" else r for r in made.records]
+    return report.read(made.save(tmp_path / name))
+
+
+def test_the_smallest_p_is_that_of_clients_that_all_differ_in_one_direction():
+    for clients in (1, 2, 5, 6, 9):
+        assert smallest_p(clients) == pytest.approx(wilcoxon(np.arange(1.0, clients + 1)).pvalue)
+    assert smallest_p(6, seeds=4) == pytest.approx(combined([wilcoxon(np.arange(1.0, 7)).pvalue] * 4))
+
+
+def test_with_few_clients_nothing_is_won(make, tmp_path):
+    run = worth(make, tmp_path, "few", 5, lambda k: k + 1)
+    said = "With 5 clients no test can show a difference: the smallest p that this one can give is 0.0625."
+    text = " ".join(shown(run, "fedpac", "fedavg").split())
+    assert said in text
+    assert "Worst client 51.0 % against 50.0 %" in text
+    page = report.write([tmp_path / "few"], tmp_path / "few.html").read_text(encoding="utf-8")
+    assert said in page
+    assert "FedPAC is better than FedAvg for 5 of 5 clients: too few clients to show a difference" in page
+    assert "beats FedAvg" not in page
+    assert "Its worst client" in page
+    assert '"giver":"Clinic 3"' in page
+    assert not re.search(r"Worst tenth</button>|Its worst tenth", page)
+
+
+@pytest.mark.parametrize(
+    ("gain", "title"),
+    [
+        (lambda k: k + 1, "FedPAC beats FedAvg for 20 of 20 clients"),
+        (lambda k: (-1) ** k * k, "FedPAC is better than FedAvg for 9 of 20 clients: no clear difference"),
+    ],
+)
+def test_with_many_clients_a_title_follows_the_test(make, tmp_path, gain, title):
+    worth(make, tmp_path, "many", 20, gain)
+    page = report.write([tmp_path / "many"], tmp_path / "many.html").read_text(encoding="utf-8")
+    assert title in page
+    assert "no test can show" not in page
+    assert "Its worst tenth" in page

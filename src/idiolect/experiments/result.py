@@ -57,7 +57,8 @@ class Result:
 
     def table(self) -> Table:
         """The table as a terminal shows it."""
-        return report.render(self.rows(), self.study.protocol)
+        run = report.read(self.folder)
+        return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
 
     def joined(self) -> list[report.Joined]:
         """How clients that did not train fare after they joined, a row per condition; empty where there are none."""

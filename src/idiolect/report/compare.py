@@ -13,13 +13,14 @@ from rich.table import Table
 
 from idiolect.errors import InputError, nearest
 from idiolect.report.reader import Run
-from idiolect.report.tables import finished, is_best, summary
+from idiolect.report.tables import finished, is_best, summary, worst
 from idiolect.spec import split_list
 from idiolect.terminal import Text
 
 # S seeds, K clients, B resamples
 
 _RESAMPLES = 10_000
+_LEVEL = 0.05
 _AT_A_TIME = 500  # resamples, so that many clients fit in memory
 _FEW = 1_000  # clients
 
@@ -81,25 +82,62 @@ def compared(run: Run, method: str, base: str) -> Comparison | None:
 
 
 def _compared(run: Run, method: str, base: str) -> Comparison | None:
-    value_SK, base_SK = _values(run, method).align(_values(run, base), join="inner")
-    point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
-    point_SK = point_SK.dropna(how="all").dropna(how="all", axis=1)
+    value_SK, base_SK, point_SK = _points(run, method, base)
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "row"
     weight_K = np.array([run.test_rows[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
     client_K, both = point_SK.mean(), point_SK.notna()
-    p_values = {
-        int(seed): signed_rank(row[~np.isnan(row)])
-        for seed, row in zip(point_SK.index, point_SK.to_numpy(), strict=True)
-    }
+    p_values = _tested(point_SK)
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
         int((client_K > 0).sum()), int((client_K < 0).sum()), int((client_K == 0).sum()),
         _worst(value_SK.where(both)), _worst(base_SK.where(both)), _harmed(run, method), _harmed(run, base),
         p_values, combined(list(p_values.values())),
     )  # fmt: skip
+
+
+def _points(run: Run, method: str, base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Accuracies of both, and their differences in points: seeds x clients."""
+    value_SK, base_SK = _values(run, method).align(_values(run, base), join="inner")
+    point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
+    return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
+
+
+def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
+    return {
+        int(seed): signed_rank(row[~np.isnan(row)])
+        for seed, row in zip(point_SK.index, point_SK.to_numpy(), strict=True)
+    }
+
+
+def p_value(run: Run, method: str, base: str) -> float | None:
+    """``Comparison.p_value`` of two labels alone; None where there is nothing to test."""
+    return combined(list(_tested(_points(run, method, base)[2]).values()) or [None])
+
+
+def smallest_p(clients: int, seeds: int = 1) -> float:
+    """The smallest p-value that the tests of so many clients and seeds can give: all differ, all in one direction.
+
+    >>> smallest_p(5), smallest_p(6), smallest_p(6, seeds=3)
+    (0.0625, 0.03125, 0.0625)
+    """
+    return min(1.0, 2.0 ** (1 - min(clients, 1000)) * (1 if seeds == 1 else 2))
+
+
+def too_few(found: Comparison) -> str:
+    """A sentence where so few clients cannot show a difference at all; "" where they can."""
+    clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
+    least = smallest_p(clients, seeds)
+    if least < _LEVEL:
+        return ""
+    many = "1 client" if clients == 1 else f"{clients} clients"
+    of = "" if seeds == 1 else f" and {seeds} seeds"
+    return (
+        f"With {many}{of} no test can show a difference: the smallest p that this one can give is {least:.3g}. The "
+        "interval, too, only describes these clients."
+    )
 
 
 def comparisons(run: Run) -> list[Comparison]:
@@ -251,12 +289,18 @@ def render_comparison(run: Run, found: Comparison) -> Table:
     if seeds > 1:
         each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in found.p_values.items())
         p = f"{p}; {each}"
+    if few := too_few(found):
+        table.caption = f"{table.caption} {few}"
+        p = "-"
     if found.p_value is None:
         p = "not tested, for the two are equal for every client"
     lines = [
         ("Difference", f"{found.difference:+.2f} points, {found.low:+.2f} to {found.high:+.2f}"),
         ("Clients", f"better {found.better}, worse {found.worse}, equal {found.equal}"),
-        ("Worst tenth", f"{100 * found.worst_decile:.1f} % against {100 * found.base_worst_decile:.1f} %"),
+        (
+            worst(clients).capitalize(),
+            f"{100 * found.worst_decile:.1f} % against {100 * found.base_worst_decile:.1f} %",
+        ),
         ("Wilcoxon p", p),
     ]
     harmed = [(t, n) for t, n in ((title, found.harmed), (base, found.base_harmed)) if n is not None]

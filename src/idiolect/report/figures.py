@@ -16,8 +16,9 @@ import pandas as pd
 
 from idiolect.data.description import Description
 from idiolect.errors import InputError
+from idiolect.report.compare import p_value, smallest_p
 from idiolect.report.reader import Run, last
-from idiolect.report.tables import Row, finished, size, summary
+from idiolect.report.tables import Row, finished, size, summary, worst
 from idiolect.report.words import short
 from idiolect.spec import Spec
 
@@ -84,11 +85,15 @@ class _View:
         return {"field": "method", "type": "nominal", "scale": {"domain": titles, "range": dashes}, "title": None}
 
     @cached_property
+    def names(self) -> dict[int, str]:
+        """What each client is called, by its number where it has no name."""
+        return {c["id"]: c.get("name") or str(c["id"]) for c in self.run.manifest["clients"]}
+
+    @cached_property
     def clients(self) -> dict[int, str]:
         """What to call each client: its name or number and its shift; those without a shift first."""
-        named = {c["id"]: c.get("name") or str(c["id"]) for c in self.run.manifest["clients"]}
-        order = sorted(named, key=lambda c: (self.run.shifts[c], c))
-        return {c: " · ".join(filter(None, [named[c], short(self.run.shifts[c])])) for c in order}
+        order = sorted(self.names, key=lambda c: (self.run.shifts[c], c))
+        return {c: " · ".join(filter(None, [self.names[c], short(self.run.shifts[c])])) for c in order}
 
     @property
     def shifted(self) -> bool:
@@ -354,10 +359,12 @@ def spread(view: _View) -> Iterator[Figure | str]:
     }
     spec, sampled = _boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
     top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
+    who = worst(frame["id"].nunique())
+    who += " of clients" if who == "worst tenth" else ""
     fares = "fares best with" if len(titles) > 1 else "with"
     yield Figure(
         "spread",
-        f"The worst tenth of clients {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
+        f"The {who} {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
         "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
         f"its line is the median.{sampled}",
         spec | {"height": 40 * len(titles)},
@@ -393,10 +400,20 @@ def versus(view: _View) -> Iterator[Figure | str]:
         draw = _points if len(view.clients) > DRAWN else _heat
         yield Figure(
             f"versus-{name}",
-            f"{view.run.titles[most]} beats {words} for {share[most][0]} of {share[most][1]} clients",
+            _verdict(view.run, most, str(label), words, *share[most]),
             facts=[text for _, text in facts],
             **draw(view, others, words),
         )
+
+
+def _verdict(run: Run, method: str, base: str, words: str, better: int, clients: int) -> str:
+    """A title that claims a victory only where a test over clients shows a difference."""
+    title, p = run.titles[method], p_value(run, method, base)
+    if p is not None and p < 0.05 and 2 * better > clients:
+        return f"{title} beats {words} for {better} of {clients} clients"
+    seeds = run.final.loc[run.final["method"] == method, "seed"].nunique()
+    why = "too few clients to show a difference" if smallest_p(clients, seeds) >= 0.05 else "no clear difference"
+    return f"{title} is better than {words} for {better} of {clients} clients: {why}"
 
 
 def _heat(view: _View, others: pd.DataFrame, base: str) -> dict[str, Any]:
@@ -604,10 +621,11 @@ def combination(view: _View) -> Iterator[Figure | str]:
         frame["weight"] = frame["weight"].round(4)
         frame["client"] = frame["client"].map(view.clients)
         alike = _alike(run, shown)
-        order = [str(c) for c in alike]
-        frame["giver"] = frame["giver"].astype(str)
+        order = [view.names[c] for c in alike]
+        frame["giver"] = frame["giver"].map(view.names)
         frame["round"] = frame["round"].map("round {}".format)
-        axis = {"orient": "bottom", "labelOverlap": True, "labelAngle": 0, "domain": False, "ticks": False}
+        axis = {"orient": "bottom", "labelOverlap": True, "labelLimit": 90, "domain": False, "ticks": False}
+        axis["labelAngle"] = 0 if all(name.isdecimal() for name in order) else -40
         x = {
             "field": "giver",
             "type": "nominal",
@@ -851,7 +869,7 @@ def representations(view: _View) -> Iterator[Figure | str]:
     frame = found.pivot(index=["method", "client", "row"], columns="what", values="value").reset_index()
     frame = frame.rename(columns={"feature,0": "first", "feature,1": "second"})
     names, there = run.manifest["class_names"], set(frame["client"])
-    called = view.clients | {c: f"new client {c}" for c in run.joins}
+    called = view.clients | {c: f"new client {view.names.get(c, c)}" for c in run.joins}
     clients = [name for c, name in called.items() if c in there]
     methods = [title for label, title in run.titles.items() if label in set(frame["method"])]
     frame["class"] = frame["feature_class"].astype(int).map(dict(enumerate(names)))

@@ -18,10 +18,10 @@ from markupsafe import Markup
 
 from idiolect import files
 from idiolect.errors import InputError
-from idiolect.report.compare import Comparison, comparisons, p_text
+from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
 from idiolect.report.reader import Run, read
-from idiolect.report.tables import COLUMNS, LEGEND, accuracy_text, as_csv, as_latex, is_best, joined, summary
+from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, is_best, joined, summary, worst
 from idiolect.report.words import divided, plain
 
 _SAID = 20  # shifts
@@ -94,9 +94,9 @@ def _page(runs: list[Run], head: Head | None = None) -> str:
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
         curves=curves,
-        columns=COLUMNS,
         legend=LEGEND,
         p_text=p_text,
+        too_few=too_few,
         protocol=" ".join(dict.fromkeys(_protocol(run) for run in runs)),
     )
 
@@ -142,11 +142,13 @@ def _section(
         "facts": _facts(run),
         "protocol": _protocol(run),
         "rows": rows,
+        "columns": columns_of(run),
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
-        "copied": [("LaTeX", as_latex(rows)), ("CSV", as_csv(rows))],
+        "copied": [("LaTeX", as_latex(rows, columns_of(run))), ("CSV", as_csv(rows))],
         "compared": compared,
         "versus": _versus(run, compared),
+        "worst": worst(run.final["client"].nunique()),
         "joined": joined(run),
         "figures": drawn,
         "notes": _stopped(run) + missing,
@@ -162,10 +164,11 @@ def _versus(run: Run, compared: list[Comparison]) -> str:
     p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
     p += "; of several seeds twice the mean, for the seeds share their clients" if seeds > 1 else ""
     harmed = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
+    few = next((f" {text}" for text in map(too_few, compared) if text), "")
     return (
         f"Difference: accuracy of {run.titles[best.method]} minus the other's, in points, with a 95 % interval by a "
         f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is so, by their "
-        f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harmed}"
+        f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harmed}{few}"
     )
 
 

@@ -229,7 +229,8 @@ COLUMNS = (
 
 LEGEND = (
     "± standard deviation over seeds. Per client, per row: the mean over clients and over test rows. Client std: "
-    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients. ECE, "
+    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients; of fewer "
+    "than 20 the worst client's. ECE, "
     "Brier: expected calibration error (0 to 1, 15 bins) and Brier score (0 to 2), means over clients, less is better. "
     "Bytes per round: down and up, per participating client. Time: all rounds and seeds together."
 )
@@ -271,12 +272,23 @@ def is_best(row: Row, rows: Sequence[Row]) -> bool:
     return row in finished(rows) and row.accuracy == max(accuracies)
 
 
+def worst(clients: int) -> str:
+    """What the worst tenth of so many clients is: their number over 10, at least one."""
+    return "worst tenth" if clients >= 20 else "worst client"
+
+
+def columns_of(run: Run) -> tuple[Column, ...]:
+    """The table's columns, called as they are for so many clients."""
+    header = worst(run.final["client"].nunique()).capitalize()
+    return tuple(c._replace(header=header) if c.field == "worst_decile" else c for c in COLUMNS)
+
+
 _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
 
 
-def render(rows: Sequence[Row], protocol: Protocol = _USUAL) -> Table:
+def render(rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS) -> Table:
     """The table for a terminal of 80 columns, the best accuracy in bold; the page and the JSON have more columns."""
-    columns = [column for column in COLUMNS if column.field in _TERMINAL]
+    columns = [column for column in columns if column.field in _TERMINAL]
     rounds = max((row.rounds for row in finished(rows)), default=0)
     caption = (
         f"Test accuracy after {rounds} round{'' if rounds == 1 else 's'}: {protocol}"
@@ -332,15 +344,15 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
 })  # fmt: skip
 
 
-def as_latex(rows: Sequence[Row]) -> str:
+def as_latex(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
     """The table in LaTeX, for the package booktabs; the best accuracy in bold."""
     lines = []
     for row in rows:
-        cells = [_tex_number(column.text(row)) for column in COLUMNS]
+        cells = [_tex_number(column.text(row)) for column in columns]
         if is_best(row, rows):
             cells[0] = rf"\textbf{{{cells[0]}}}"
         lines.append([row.title.translate(_TEX), *cells])
-    return _tabular({"Method": False} | {column.header: True for column in COLUMNS}, lines)
+    return _tabular({"Method": False} | {column.header: True for column in columns}, lines)
 
 
 def latex(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> str:
