@@ -100,7 +100,7 @@ Data = Annotated[
     str | None,
     _option(
         "In place of a data set by name: a folder of images, a CSV or parquet file, a data set of the Hugging Face hub "
-        "(owner/name), or module.function that gives arrays.",
+        "(hf:owner/name), or module.function that gives arrays.",
         "",
         "--data",
         metavar="WHERE",

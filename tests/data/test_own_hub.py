@@ -183,10 +183,10 @@ def test_names_on_the_hub(monkeypatch):
         return datasets.DatasetDict({"train": images()})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    source = open_data("some.owner/some-name", client_column="site")
+    source = open_data("hf:some.owner/some-name", client_column="site")
     assert is_images(source)
     assert source.name == "some.owner/some-name"
-    assert is_images(open_data("owner/name:config", client_column="site"))
+    assert is_images(open_data("hf:owner/name:config", client_column="site"))
     assert asked == [("some.owner/some-name", None), ("owner/name", "config")]
 
 
@@ -203,10 +203,8 @@ def test_a_hub_out_of_reach(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(
-        InputError, match=r"owner/name is no path here and cannot be .*\(out of reach\): check the name"
-    ):
-        open_data("owner/name")
+    with pytest.raises(InputError, match=r"owner/name cannot be fetched .*\(out of reach\): check the name"):
+        open_data("hf:owner/name")
 
 
 # --- without the package
@@ -256,8 +254,8 @@ def test_the_package_is_missing(tmp_path, monkeypatch, folder):
         monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=f"the saved data set .*saved {NEEDED}"):
         open_data(tmp_path / "saved")
-    with pytest.raises(InputError, match=f"there is no path owner/name here, and fetching it from the .* hub {NEEDED}"):
-        open_data("owner/name")
+    with pytest.raises(InputError, match=f"fetching owner/name from the .* hub {NEEDED}"):
+        open_data("hf:owner/name")
 
 
 @pytest.mark.data

@@ -305,10 +305,12 @@ def test_links_to_folders_are_followed_and_end(tmp_path):
         (tmp_path / f"only/{c}").mkdir(parents=True)
         (tmp_path / f"elsewhere/{c}.png").rename(tmp_path / f"only/{c}/1.png")
         (tmp_path / "data" / c).symlink_to(tmp_path / "only" / c)
-    assert (open_data(tmp_path / "data").x_R[:, 0].numpy() == wanted).all()
+    with pytest.raises(InputError, match=r"data/a leads out of .*data: copy such files into it, or, .*outside=True\)$"):
+        open_data(tmp_path / "data")
+    assert (open_data(tmp_path / "data", outside=True).x_R[:, 0].numpy() == wanted).all()
     (tmp_path / "data/again").symlink_to(tmp_path / "data")
     with pytest.raises(InputError, match="has images at different depths"):
-        open_data(tmp_path / "data")
+        open_data(tmp_path / "data", outside=True)
 
 
 def test_a_class_called_train_is_no_split(tmp_path):

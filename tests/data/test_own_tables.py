@@ -383,7 +383,7 @@ def refuse(*_, **__):
     [
         ("a.csv", Path, "exists"),
         ("a.csv", Path, "read_bytes"),
-        ("a.parquet", folders.pq, "read_table"),
+        ("a.parquet", folders.pq, "read_metadata"),
         ("a.jsonl", folders.pa.json, "read_json"),
         ("some/state.json", datasets, "load_from_disk"),
         ("some/class/1.txt", folders.os, "scandir"),

@@ -8,12 +8,17 @@ import mmap
 import os
 import tempfile
 import weakref
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from idiolect.errors import RunError
+from idiolect.errors import InputError, RunError
+
+_UNKNOWN = 32e9  # bytes of memory of a machine that does not say
 
 
 class File:
@@ -41,6 +46,44 @@ class Shared(NamedTuple):
 
     rows: Tensor
     file: File
+
+
+def check(size: float, what: str, fix: str) -> None:
+    """Nothing where the machine has room for so many bytes: at most half of its memory, or IDIOLECT_MEMORY bytes.
+
+    Asked before anything is decoded: a small file can stand for more than any machine has.
+
+    Raises:
+        InputError: there is no room, or IDIOLECT_MEMORY is no number.
+    """
+    if size > most():
+        raise InputError(
+            f"{what} would take {size / 1e9:,.1f} GB, and half of this machine's memory, or IDIOLECT_MEMORY, is "
+            f"{most() / 1e9:,.1f} GB: {fix}, or set IDIOLECT_MEMORY to more bytes"
+        )
+
+
+def most() -> float:
+    """Bytes that the rows of a data set may take."""
+    asked = os.environ.get("IDIOLECT_MEMORY")
+    if asked is not None:
+        try:
+            return float(asked)
+        except ValueError:
+            raise InputError(f"IDIOLECT_MEMORY={asked} is no number of bytes: write one, as 16e9") from None
+    return _memory() / 2
+
+
+@cache
+def _memory() -> float:
+    """Bytes of memory of this machine, or of the part of it that this process may use."""
+    found = [math.inf]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" where there is none
+            found.append(int(Path(limit).read_text()))
+    return min(found) if len(found) > 1 else _UNKNOWN
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.data import cache
+from idiolect.data import cache, memory
 from idiolect.data.sets import SETS, Card, Origin
 from idiolect.data.source import Column, Source
 from idiolect.errors import InputError, nearest
@@ -34,6 +35,8 @@ from idiolect.errors import InputError, nearest
 log = logging.getLogger(__name__)
 
 _BATCH = 1000
+_MOST_LABELS = 10**8  # in a compressed file
+_MOST_TIMES = 1024  # the pixels wanted has an image that is resized, at most
 
 
 def load(name: str, data_dir: Path | None = None) -> Source:
@@ -209,7 +212,7 @@ def _in_folder(folder: Path, split: str, published: tuple[str, ...] = ()) -> lis
     aliases = [n.split("-")[0] for n in own_names if n.endswith(".parquet")]
     for alias in dict.fromkeys([split, *aliases]):
         whole = folder / f"{alias}.parquet"
-        if whole.exists():
+        if whole.is_file():
             return [(whole,)]
         if shards := sorted(f for f in folder.glob(f"{alias}-*.parquet") if f.is_file()):
             return [(shard,) for shard in shards]
@@ -353,7 +356,7 @@ def _open_idx(part: _Part, card: Card) -> _Opened:
     """LeCun's format: a magic number, the sizes as 32-bit integers of the big end first, then the bytes."""
     images_path, labels_path = part.files
     with gzip.open(labels_path) as file:
-        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+        labels = np.frombuffer(file.read(8 + _MOST_LABELS), np.uint8, offset=8)
     with gzip.open(images_path) as file:
         magic, rows, height, width = _idx_header(file)
     if magic != 2051 or (1, height, width) != card.shape or rows != len(labels):
@@ -377,11 +380,13 @@ def _idx_header(file: gzip.GzipFile) -> tuple[int, int, int, int]:
 
 def _open_mat(part: _Part, card: Card) -> _Opened:
     """SVHN's format: images X (H, W, C, R) and labels y (R, 1), of which some write the digit 0 as 10."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
 
     (path,) = part.files
     try:
+        for variable, shape, _ in whosmat(path):
+            memory.check(math.prod(shape), f"{variable} of {path}", "fetch the file again")
         content = loadmat(path, variable_names=["X", "y"])
     except MatReadError as error:
         raise ValueError(error) from error
@@ -406,6 +411,7 @@ def _decode(name: str, card: Card, train: list[_Part], test: list[_Part]) -> _Ro
         values = [part.columns[key].filter(pa.array(k)) for part, k in zip(opened, keep, strict=True)]
         columns[key] = _column(pa.concat_arrays(values))
     _check_domains(name, card, columns)
+    memory.check(sum(kept) * math.prod(card.shape), f"{name}: {sum(kept):,} rows", f"put the files of {name} there")
     x_R = np.empty((sum(kept), *card.shape), np.uint8)  # filled batch by batch: there is no second copy
     start = 0
     for part, keep_R in zip(opened, keep, strict=True):
@@ -465,12 +471,23 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
     channels, height, width = card.shape
     mode = "L" if channels == 1 else "RGB"
     try:
-        with Image.open(io.BytesIO(data or b"")) as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
+            opened = Image.open(io.BytesIO(data or b""))
+        with opened as file:
+            most = _MOST_TIMES * width * height
+            if file.width * file.height > most or not (card.resize or file.size == (width, height)):
+                raise InputError(
+                    f"{where} is an image of {file.width}x{file.height} in mode {file.mode}, where {name} has "
+                    f"{width}x{height} in mode {mode}: put the files of {name} there"
+                )
             image: Image.Image = file.convert(mode) if card.convert else file
             found = f"{image.width}x{image.height} in mode {image.mode}"
             if card.resize and image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             x_HWC = np.asarray(image)
+    except InputError:
+        raise
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise InputError(f"{where} holds no readable image: fetch the file again") from error
     if image.size != (width, height) or image.mode != mode:
@@ -486,11 +503,9 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
 
 def _key(name: str, card: Card, parts: list[_Part]) -> str:
     """A name for the decoded rows of these files, read in this way."""
-    files = [
-        (part.domain, str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for part in parts for f in part.files
-    ]
+    files = [(part.domain, *cache.mark(f)) for part in parts for f in part.files]
     way = [card.shape, len(card.class_names), str(card.labels), card.transposed, card.convert, card.resize]
-    key = json.dumps(["2", way, card.image, card.label, dict(card.columns), files])
+    key = json.dumps(["3", way, card.image, card.label, dict(card.columns), files])
     return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 

@@ -53,7 +53,8 @@ def from_arrays(
         test: an official test split (x, y) or (x, y, clients).
 
     Raises:
-        InputError: lengths or shapes do not fit, a label is missing, or a number is not finite.
+        InputError: lengths or shapes do not fit, a label is missing or infinite, an array is masked, or a number is
+            not finite.
     """
     if test is not None and (not isinstance(test, tuple | list) or len(test) != (2 if clients is None else 3)):
         found = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
@@ -99,6 +100,11 @@ def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
 
 
 def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
+    if np.ma.is_masked(values):
+        raise InputError(
+            f"{what} is a masked array, of which NumPy would take the values under the mask: fill them in, as "
+            f"x.astype(float).filled(np.nan) for missing numbers of x, or remove those rows"
+        )
     try:
         if not isinstance(values, Tensor):
             return np.asarray(values)

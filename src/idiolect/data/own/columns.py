@@ -75,6 +75,12 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
             f"{what} is missing in {gone.size} of {len(values)} rows (the first is row {gone[0]}, counting from 0): "
             "fill it in or remove those rows"
         )
+    endless = np.flatnonzero(values.astype(object).map(lambda v: isinstance(v, float | np.floating) and np.isinf(v)))
+    if endless.size:
+        raise InputError(
+            f"{what} is infinite in {endless.size} of {len(values)} rows (the first is row {endless[0]}, counting from "
+            "0): correct it or remove those rows"
+        )
     try:
         code_R, unique = pd.factorize(values)
     except TypeError as error:

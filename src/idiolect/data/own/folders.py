@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from idiolect.data import memory
 from idiolect.data.own.columns import find_target, listed
 from idiolect.data.own.images import SUFFIXES, Encoded
-from idiolect.data.own.parts import Part, are_splits, assemble, choose_splits, from_arrow, from_dataset, is_split
+from idiolect.data.own.inside import Within
+from idiolect.data.own.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.own.programs import from_program
 from idiolect.data.own.tables import looks_like_data, no_header, read_csv
 from idiolect.data.source import Source
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
+_ON_HUB = "hf:"  # begins a name on the hub, so that no mistyped path is asked for there
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _DEEPEST = 8
 _LEVELS = 64
@@ -48,6 +51,7 @@ def open_data(
     client_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
+    outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
 
@@ -55,14 +59,17 @@ def open_data(
         where: a table (.csv, .tsv, .parquet, .jsonl), of images too; a folder of train and test tables, or of images,
             ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside a
             metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
-            ``owner/name`` or ``owner/name:config`` on the hub; or the import path of a function without arguments that
-            gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of ``datasets``.
+            ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
+            arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
+            ``datasets``.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y. Folders
             of classes need none.
         client_column: the column that says whose each row is; of client folders what to call that level, "client" if
             None. Without one, a partition divides the rows.
         drop: columns to leave out, such as identifiers.
         resize: of images, 32 or "32x24" for width x height in pixels.
+        outside: whether files that lie elsewhere are read, to which a link in the folder leads, or a name in a table
+            (``file_name``), absolute or with ``..``: only for data whose maker you trust.
 
     Raises:
         InputError: there is nothing of the kind, it may not be read, or a file, a column or an image is not fit.
@@ -70,7 +77,7 @@ def open_data(
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
     try:
-        return _open(where, options)
+        return _open(where, options, outside)
     except OSError as error:
         what = error.filename or where
         raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
@@ -84,26 +91,32 @@ def is_program(where: str | Path) -> bool:
     return is_dotted(str(where)) and path.suffix.lower() not in _TABLES and not os.path.exists(path)
 
 
-def _open(where: str | Path, options: dict[str, Any]) -> Source:
+def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     path = Path(os.path.expanduser(where))
+    if str(where).startswith(_ON_HUB):
+        name = str(where).removeprefix(_ON_HUB)
+        return read_dataset(_from_hub(name), name=name, within=None if outside else Within.hub(), **options)
     if is_program(where):
         return from_program(str(where), **options)
     if not path.exists():
-        return from_dataset(_from_hub(str(where), path), name=str(where), **options)
+        raise _nothing(path)
     name = path.stem if path.is_file() else path.resolve().name
+    within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file():
-        parts = [_table(path, options)]
+        parts = [_table(path, options, within)]
+    elif not path.is_dir():
+        raise InputError(f"{path} is neither a file nor a folder, but a pipe or a device: write a file, and name that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return from_dataset(_from_disk(path), name=name, **options)
+        return read_dataset(_from_disk(path), name=name, within=within, **options)
     elif (tables := _split_tables(path)) and not _metadata(path):
-        parts = [_tables(files, options) for files in tables]
+        parts = [_tables(files, options, within) for files in tables]
     else:
         places = [path] if _metadata(path) else _split_folders(path)
         if any(map(_metadata, places)):
-            parts = [_metadata_part(place, options) for place in places]
+            parts = [_metadata_part(place, options, within) for place in places]
         else:
             options["target"] = options["target"] or "class"
-            parts = [_levels(place, options) for place in places]
+            parts = [_levels(place, options, within) for place in places]
             if "client" in parts[0].frame and options["client_column"] is None:
                 options["client_column"] = "client"
     return assemble(name, parts, **options)
@@ -112,11 +125,13 @@ def _open(where: str | Path, options: dict[str, Any]) -> Source:
 # --- tables
 
 
-def _table(path: Path, options: dict[str, Any]) -> Part:
+def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
     """One table, with an image per row where it holds them or names their files."""
+    if within:
+        within.check([path])
     kind = path.suffix.lower()
     if kind == ".parquet":
-        part = _parquet(path, options["drop"])
+        part = _parquet(path, options["drop"], within)
     elif kind == ".jsonl":
         part = Part(_jsonl(path))
     elif kind in _TABLES:
@@ -142,27 +157,34 @@ def _table(path: Path, options: dict[str, Any]) -> Part:
                 f"{path} names {len(lost)} images that are not there (the first is {names.iloc[lost[0]]}): write "
                 f"file_name as it is seen from {path.parent}, or remove these rows"
             )
+        if within:
+            within.check([file for file in paths if file])
         return Part(part.frame.drop(columns="file_name"), [Encoded(str(file), file) for file in paths])
     return part
 
 
-def _tables(files: list[Path], options: dict[str, Any]) -> Part:
+def _tables(files: list[Path], options: dict[str, Any], within: Within | None) -> Part:
     """The shards of one split."""
-    parts = [_table(file, options) for file in files]
+    parts = [_table(file, options, within) for file in files]
     if len({(*part.frame, part.pictures is None) for part in parts}) > 1:
         raise InputError(f"{listed(files)} differ in their columns: give all the same")
     pictures = None if parts[0].pictures is None else [one for part in parts for one in part.pictures or ()]
     return Part(pd.concat([part.frame for part in parts], ignore_index=True), pictures)
 
 
-def _parquet(path: Path, drop: list[str]) -> Part:
+def _parquet(path: Path, drop: list[str], within: Within | None) -> Part:
     try:
+        about = pq.read_metadata(path)
+        groups = [about.row_group(i).total_byte_size for i in range(about.num_row_groups)]
+        memory.check(max(sum(groups), 8 * about.num_rows * about.num_columns), f"the table {path}", "read a part of it")
         table = pq.read_table(path)
+    except InputError:
+        raise
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from error
-    return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop)
+    return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop, within=within)
 
 
 def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
@@ -242,25 +264,25 @@ def _split_folders(folder: Path) -> list[Path]:
     return [folder / split for split in choose_splits(names, str(folder)) if split] if are_splits(names) else [folder]
 
 
-def _metadata_part(folder: Path, options: dict[str, Any]) -> Part:
+def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
     """Images beside the table that says what they are."""
     path = _metadata(folder)
     if path is None:
         raise InputError(f"{folder} has no metadata.csv, which the other split has: add it")
-    part = _table(path, options)
+    part = _table(path, options, within)
     if part.pictures is None:
         raise InputError(
             f"{path} has no column file_name ({listed(part.frame)}): call the column of the images' files file_name"
         )
-    beside = len(_images(folder)) - len({picture.data for picture in part.pictures})
+    beside = len(_images(folder, None)) - len({picture.data for picture in part.pictures})
     if beside > 0:
         log.warning("%s: %d images are not in %s and are left out", folder, beside, path.name)
     return part
 
 
-def _levels(folder: Path, options: dict[str, Any]) -> Part:
+def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
     """Images whose folders say their class, and their client where there are two levels."""
-    found = _images(folder)
+    found = _images(folder, within)
     levels = [path.relative_to(folder).parts[:-1] for path in found]
     depths = Counter(map(len, levels))
     if len(depths) > 1:
@@ -288,12 +310,14 @@ def _levels(folder: Path, options: dict[str, Any]) -> Part:
     return Part(pd.DataFrame(columns), [Encoded(str(path), path) for path in found])
 
 
-def _images(folder: Path) -> list[Path]:
+def _images(folder: Path, within: Within | None) -> list[Path]:
     """Every image in the folder and below, in order of name."""
-    found = list(_files(folder))
-    images = [path for path in found if path.suffix.lower() in SUFFIXES]
+    found = list(_files(folder, within))
+    special = {path for path in found if not path.is_file() and path.exists()}
+    images = [path for path in found if path.suffix.lower() in SUFFIXES and path not in special]
     others = (path for path in found if path.suffix.lower() not in SUFFIXES and path.name not in _BESIDE)
-    kinds = Counter(path.suffix.lower() or path.name for path in others)
+    kinds = Counter(path.suffix.lower() or path.name for path in others if path not in special)
+    kinds.update({"pipe, socket or device": len(special)} if special else {})
     counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
         mend = _LAYOUTS
@@ -307,14 +331,16 @@ def _images(folder: Path) -> list[Path]:
     return images
 
 
-def _files(folder: str | Path, depth: int = 0) -> Iterator[Path]:
+def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterator[Path]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
+        if within and entry.is_symlink():
+            within.check([Path(entry.path)])
         if not entry.is_dir():
             yield Path(entry.path)
         elif depth < _DEEPEST:  # a link to a folder above would never end
-            yield from _files(entry.path, depth + 1)
+            yield from _files(entry.path, within, depth + 1)
 
 
 # --- Hugging Face
@@ -330,18 +356,21 @@ def _from_disk(path: Path) -> Any:
         raise InputError(f"{path} cannot be read as a saved data set ({_said(error)}): save it again") from error
 
 
-def _from_hub(where: str, path: Path) -> Any:
+def _from_hub(where: str) -> Any:
     match = _HUB.fullmatch(where)
-    if not match or path.suffix.lower() in _TABLES or path.parent.is_dir():
-        raise _nothing(path)
-    what = f"there is no path {where} here, and fetching it from the Hugging Face hub"
-    datasets = optional("datasets", "datasets", what)
+    if not match:
+        raise InputError(
+            f"{_ON_HUB}{where} is no name on the Hugging Face hub: write {_ON_HUB}owner/name, or "
+            f"{_ON_HUB}owner/name:config"
+        )
+
+    datasets = optional("datasets", "datasets", f"fetching {where} from the Hugging Face hub")
     try:
         return datasets.load_dataset(match[1], match[2])
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
-            f"{where} is no path here and cannot be fetched from the Hugging Face hub ({_said(error)}): check the name "
-            "(owner/name or owner/name:config), or fetch it elsewhere, save it with save_to_disk, and give that folder"
+            f"{where} cannot be fetched from the Hugging Face hub ({_said(error)}): check the name (hf:owner/name or "
+            "hf:owner/name:config), or fetch it elsewhere, save it with save_to_disk, and give that folder"
         ) from error
 
 
@@ -351,9 +380,10 @@ def _said(error: Exception) -> str:
 
 def _nothing(path: Path) -> InputError:
     above = path.parent
+    hub = f"; a data set of the Hugging Face hub is named {_ON_HUB}{path}" if _HUB.fullmatch(str(path)) else ""
     if not above.is_dir():
-        return InputError(f"there is no folder {above}: give the path of a file or a folder, or owner/name on the hub")
+        return InputError(f"there is no folder {above}: give the path of a file or a folder{hub}")
     entries = sorted(p.name for p in above.iterdir() if not p.name.startswith("."))
     close = difflib.get_close_matches(path.name, entries, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"{above} has {listed(entries, 8)}"
-    return InputError(f"there is no file or folder {path}; {hint}")
+    return InputError(f"there is no file or folder {path}; {hint}{hub}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import math
 import os
 import re
 import struct
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from idiolect.data import cache
+from idiolect.data import cache, memory
 from idiolect.errors import InputError
 
 # R rows, C channels, H height, W width
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST = 512  # pixels a side, without resize
+MOST_PIXELS = 2**26  # of an image that is decoded: 8192 x 8192, or a camera's 67 megapixels
 _LARGEST_RESIZED = 4096  # pixels a side
 _KEPT = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
@@ -77,10 +80,12 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) 
     A camera's orientation is applied, transparency laid on white, and of several frames the first is taken. Greys of
     more than 8 bits are scaled by one factor for all images, from the fewest whole bits that hold the brightest pixel
     of all, so that images of 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H), bilinear with
-    antialiasing. Many images are kept in the cache once decoded, by their bytes, or their files' size and time.
+    antialiasing. Many images are kept in the cache once decoded, by their bytes, or by what the system says of their
+    files (see ``cache.mark``). Nothing is decoded before all sizes are known.
 
     Raises:
-        InputError: an image cannot be read, or without ``resize`` sizes or colours are mixed or images are large.
+        InputError: an image cannot be read or is too large, all together are, or without ``resize`` sizes or colours
+            are mixed or images are large.
     """
     place = cache.place(f"own-{_digest(images, resize)}") if len(images) > _MANY else None
     if place and (kept := cache.load(place)):
@@ -96,14 +101,13 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) 
 
 def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
     """What the decoded rows depend on."""
-    digest = hashlib.blake2b(f"1 {resize}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"2 {resize}".encode(), digest_size=16)
     for name, data in images:
         if isinstance(data, Path):
             try:
-                about = data.stat()
+                data = " ".join(map(str, cache.mark(data))).encode()
             except OSError:
                 raise InputError(f"{name} cannot be read: mend it, or remove it") from None
-            data = f"{data.resolve()} {about.st_size} {about.st_mtime_ns}".encode()
         content = data or b""
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
@@ -126,7 +130,9 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
     bits = max(8, max(look.top for look in looks).bit_length())
     if bits > 8:
         log.info("%s: greys of %d bits are scaled to 8", where, bits)
-    x_R = np.empty((len(images), 3 if colour else 1, size[1], size[0]), np.uint8)
+    shape = (len(images), 3 if colour else 1, size[1], size[0])
+    memory.check(math.prod(shape), f"{where}: {len(images)} images of {size[0]}x{size[1]}", "give a smaller resize")
+    x_R = np.empty(shape, np.uint8)
 
     def fill(start: int) -> None:
         for i in range(start, min(start + _STRETCH, len(images))):
@@ -158,12 +164,16 @@ def _one_size(looks: list[_Look], images: Sequence[Encoded], where: str) -> tupl
 def _opened(item: Encoded) -> Iterator[Image.Image]:
     if item.data is None:
         raise InputError(f"{item.name} has no image: fill it in or remove it")
+    if isinstance(item.data, Path) and not item.data.is_file() and item.data.exists():
+        raise InputError(f"{item.name} is no file, but a folder, a pipe or a device: remove it")
     try:
         with Image.open(item.data if isinstance(item.data, Path) else io.BytesIO(item.data)) as image:
             yield image
     except InputError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError as error:  # of more than twice Image.MAX_IMAGE_PIXELS
+        raise _too_large(item.name, str(error).partition("(")[2].partition(" ")[0]) from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
         reason = getattr(error, "strerror", None) or "broken"
         if isinstance(item.data, bytes):
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -174,7 +184,15 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
 
 def _look(item: Encoded) -> _Look:
     """What the head of the file says; pixels are read only where it does not say enough."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
+        return _head(item)
+
+
+def _head(item: Encoded) -> _Look:
     with _opened(item) as image:
+        if math.prod(image.size) > MOST_PIXELS:
+            raise _too_large(item.name, f"{image.size[0]}x{image.size[1]}")
         if image.format == "TIFF" and image.getexif().get(_ORIENTATION, 1) != 1:
             image.load()  # turns it
         width, height = image.size
@@ -186,6 +204,13 @@ def _look(item: Encoded) -> _Look:
             colour = image.mode not in ("1", "L", "LA", "La") and not _is_deep(image)
         top = _top(image, item.name) if _is_deep(image) else 0
         return _Look((height, width) if turned else (width, height), colour, top, getattr(image, "n_frames", 1))
+
+
+def _too_large(name: str, pixels: str) -> InputError:
+    return InputError(
+        f"{name} has {pixels} pixels, more than the {MOST_PIXELS:,} of an image that is decoded: make it smaller with "
+        "another program, or remove it"
+    )
 
 
 def _is_deep(image: Image.Image) -> bool:

@@ -15,6 +15,7 @@ import torch
 from idiolect.data.own import images, tables
 from idiolect.data.own.columns import codes, find, find_target, labels, listed, suspects
 from idiolect.data.own.images import Encoded
+from idiolect.data.own.inside import Within
 from idiolect.data.source import Column, Source
 from idiolect.errors import InputError
 
@@ -84,6 +85,24 @@ def from_dataset(
     Raises:
         InputError: a column is missing or not fit for its role, or an image cannot be read.
     """
+    return read_dataset(
+        dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
+        name=name,
+    )  # fmt: skip
+
+
+def read_dataset(
+    dataset: Any,
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    image_column: str | None = None,
+    drop: Sequence[str] = (),
+    resize: str | int | None = None,
+    name: str = "dataset",
+    within: Within | None = None,
+) -> Source:
+    """As ``from_dataset``, the files of images ``within`` some folders."""
     if isinstance(dataset, Mapping) and dataset:
         which = [key for key in choose_splits(list(map(str, dataset)), name) if key]
         splits = {f"{name} ({key})": dataset[key] for key in which}
@@ -99,7 +118,7 @@ def from_dataset(
             raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {mend}")
         table = split.with_format("arrow")[:]
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
-        parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop))
+        parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
     return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize)
 
 
@@ -110,6 +129,7 @@ def from_arrow(
     *,
     image_column: str | None = None,
     drop: Sequence[str] = (),
+    within: Within | None = None,
 ) -> Part:
     """A table in the hub's layout; ``class_names`` are those of the columns that hold numbers of classes."""
     found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
@@ -128,6 +148,8 @@ def from_arrow(
             paths = pc.struct_field(column, "path").to_pylist() if has_path else [None] * len(content)
         else:
             content, paths = column.to_pylist(), [None] * len(column)
+        if within:
+            within.check([Path(path) for data, path in zip(content, paths, strict=True) if path and not data])
         pictures = [
             Encoded(f"row {i} of {where}" + (f" ({path})" if path else ""), data or (Path(path) if path else None))
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
