@@ -146,7 +146,7 @@ def test_an_image_of_many_pixels_is_refused_before_it_is_decoded(tmp_path):
     (tmp_path / "a.png").write_bytes(bomb(13_300, 13_300))
     with pytest.raises(InputError, match=r"a.png has 13300x13300 pixels"):
         read([Encoded("a.png", tmp_path / "a.png")], (8, 8), "here")
-    with pytest.raises(InputError, match=r"x is an image of 13300x13300 in mode L, where digit5 has 32x32"):
+    with pytest.raises(InputError, match=r"x is an image of 13300x13300 in mode RGB, where digit5 has 32x32"):
         sources._image(bomb(13_300, 13_300), "x", "digit5", sources.SETS["digit5"])
     with pytest.raises(InputError, match=r"x is an image of 9000x9000 in mode L, where mnist has 28x28"):
         sources._image(bomb(9_000, 9_000), "x", "mnist", sources.SETS["mnist"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -269,6 +272,39 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (params["lr"], params["method.lr"], params["method.name"]) == ("0.01", "0.125", "pfedhn")
     assert (params["rounds"], params["protocol.moment"]) == ("4", "adapted")
     assert not Path("mlruns").exists()
+
+
+def test_a_dead_server_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers: it is asked twice, for seconds, and then no more."""
+    from idiolect.experiments import trackers
+
+    for variable in trackers._ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    seen: dict[str, str | None] = {}
+    real = trackers.importlib.import_module
+
+    def look(name: str) -> Any:
+        seen.update({variable: os.environ.get(variable) for variable in trackers._ENVIRONMENT})
+        return real(name)
+
+    monkeypatch.setattr(trackers.importlib, "import_module", look)
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        where = f"mlflow:http://127.0.0.1:{dead.getsockname()[1]}"
+        with pytest.warns(RuntimeWarning, match="mlflow.* failed, and the run goes on without it: ") as warned:
+            STUDY.run(tmp_path / "r", engine="sequential", track=[where])
+        dead.setblocking(False)
+        asked = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                dead.accept()[0].close()
+                asked += 1
+    assert len(warned) == 1
+    assert asked <= 2, "once and once more; by itself MLflow asks eight times"
+    assert seen["MLFLOW_DISABLE_TELEMETRY"] == seen["DO_NOT_TRACK"] == "true"
+    assert seen["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1", "what the user has set stays"
+    assert len(pd.read_parquet(tmp_path / "r" / "timings.parquet")) == 8
 
 
 def test_mlflow_of_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -477,8 +477,9 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
         with opened as file:
             most = _MOST_TIMES * width * height
             if file.width * file.height > most or not (card.resize or file.size == (width, height)):
+                has = mode if card.convert else file.mode
                 raise InputError(
-                    f"{where} is an image of {file.width}x{file.height} in mode {file.mode}, where {name} has "
+                    f"{where} is an image of {file.width}x{file.height} in mode {has}, where {name} has "
                     f"{width}x{height} in mode {mode}: put the files of {name} there"
                 )
             image: Image.Image = file.convert(mode) if card.convert else file

@@ -89,7 +89,7 @@ def run(
 
     with closing(store), _signals() as came:
         try:
-            with watcher or Silent() as show, runs:
+            with tracking, watcher or Silent() as show, runs:
                 start = time.monotonic()
                 try:
                     sitting.run([job for _, job in jobs], show, came)

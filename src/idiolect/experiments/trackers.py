@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import secrets
 import threading
 import time
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -191,6 +192,16 @@ _KNOWN: Mapping[str, tuple[Callable[[str | None], Tracker], str]] = {
     "wandb": (WandB, "wandb"),
 }
 
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, where MLflow would wait for two minutes and ask eight times
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_INIT_TIMEOUT": "20",  # seconds
+}
+"""What trackers are told where the user has not: they ask nobody but the user's server, and a dead one not for long."""
+
 
 def tracker(text: str) -> Make:
     """What makes the trackers that a text such as ``mlflow:http://localhost:5000`` asks for.
@@ -202,6 +213,8 @@ def tracker(text: str) -> Make:
     if name not in _KNOWN:
         raise InputError(f"unknown tracker {name!r}; {nearest(name, _KNOWN)}")
     adapter, package = _KNOWN[name]
+    for variable, value in _ENVIRONMENT.items():  # read when the packages are imported
+        os.environ.setdefault(variable, value)
     try:
         importlib.import_module(package)
     except ImportError:
@@ -210,11 +223,20 @@ def tracker(text: str) -> Make:
 
 
 class Tracking:
-    """The trackers of a run. One that fails is left out from then on, with a warning: it costs the run nothing."""
+    """The trackers of a run. One that fails is left out from then on, and told of at the end; the run goes on."""
 
     def __init__(self, wanted: Sequence[str | Make] = ()) -> None:
         self._makes = {str(w): tracker(w) if isinstance(w, str) else w for w in wanted}
         self._lock = threading.Lock()
+        self._failed: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        """Warn of those that failed, when nothing else is shown any more."""
+        for sentence in self._failed:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
     @contextmanager
     def of(
@@ -252,14 +274,10 @@ class Tracking:
             yield
         except Exception as error:  # noqa: BLE001  whatever a tracker does, the run goes on
             with self._lock:
-                first = self._makes.pop(name, None) is not None
-            if first:
-                said = printable(" ".join(str(error).split())[:300])
-                warnings.warn(
-                    f"{option('track', name)} failed, and the run goes on without it: {type(error).__name__}: {said}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                if self._makes.pop(name, None) is not None:
+                    said = printable(" ".join(str(error).split())[:300])
+                    what = f"{option('track', name)} failed, and the run goes on without it"
+                    self._failed.append(f"{what}: {type(error).__name__}: {said}")
 
 
 def _settings(study: Study, label: str) -> dict[str, Any]:
