@@ -729,7 +729,12 @@ def test_what_diverges_ends_alone(
     assert "diverged in round 3" in said.out
     assert "it was not tried again: to do so, delete r/diverged.json and resume" in caplog.text
 
-    Path("r/diverged.json").unlink()
+    note = Path("r/diverged.json")
+    whole = note.read_bytes()
+    note.write_bytes(whole.replace(b'"round": 3', b'"round": 2'))
+    for command in (again, "report r"):
+        refused(idiolect(command), "diverged.json cannot be read (its content has changed since it was written)")
+    note.unlink()
     broken = False
     said = idiolect(again)
     assert (said.code, "diverged" in said.out) == (0, False)

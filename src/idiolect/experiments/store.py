@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
@@ -134,7 +133,7 @@ class Store:
     def _resume(self, manifest: dict[str, Any]) -> None:
         """Check that the folder holds the same study, on the same data, and remove what a killed writer left."""
         self.study = self.study.model_copy(update={"name": self._same(manifest)})
-        self.diverged = report.divergences(self.folder)
+        self.diverged = report.divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell is readable, before one of them goes on
         for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second as older versions wrote them
             for draft in self.folder.rglob(pattern):
@@ -195,7 +194,7 @@ class Store:
         order = [u.label for u in self.study.methods]
         self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
         notes = [d._asdict() for d in self.diverged]
-        files.write(self.folder / report.DIVERGED, json.dumps(notes, indent=1, ensure_ascii=False))
+        files.write(self.folder / report.DIVERGED, sealed_json(notes))
 
     def ran(self, run: dict[str, Any]) -> None:
         """Note what ran the study, or the rest of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -202,23 +202,33 @@ def read(path: Path | str) -> Run:
         if len(strange):
             what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
-    diverged = divergences(path)
-    if unknown := [d.method for d in diverged if d.method not in checked.methods]:
-        raise InputError(f"{path / DIVERGED} speaks of method {unknown[0]}, which manifest.json does not know: {_MEND}")
+    diverged = divergences(path, checked.methods)
     joins = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
     test_rows = {c.id: sum(c.test) for c in checked.clients}
     return Run(str(study["name"]), study, manifest, records, timings, joins, test_rows, tuple(diverged))
 
 
-def divergences(folder: Path) -> list[Divergence]:
+def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Divergence]:
     """The methods and seeds of a run whose training diverged, the first of each pair first.
 
+    ``labels`` are the run's methods, where they are to be compared.
+
     Raises:
-        InputError: the note of them cannot be read.
+        InputError: the note of them cannot be read, or is of another run.
     """
     path = folder / DIVERGED
-    return _load(path, lambda file: _DIVERGENCES.validate_json(files.read(file))) if path.exists() else []
+    found = _load(path, _noted) if path.exists() else []
+    if unknown := [d.method for d in found if labels is not None and d.method not in labels]:
+        raise InputError(f"{path} speaks of method {unknown[0]}, which is not in this run: {_MEND}")
+    return found
+
+
+def _noted(file: Path) -> list[Divergence]:
+    notes = read_json(file)
+    if isinstance(notes, list) and notes and isinstance(notes[-1], dict):
+        notes[-1].pop("seal", None)
+    return _DIVERGENCES.validate_python(notes)
 
 
 _DIVERGENCES = pydantic.TypeAdapter(list[Divergence])
