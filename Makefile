@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
 
-.PHONY: run test setup check bench lint clean
+.PHONY: run test setup check rounding bench lint clean
 
 run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
@@ -38,6 +38,11 @@ lint: setup
 
 check: lint  ## what continuous integration runs: style, types, layers, tests
 	$(BIN)/python -m pytest -n 2
+
+# The plainest instructions of torch differ from any processor's own. Ray's clusters are left out.
+rounding: setup  ## tests of engines, contract and methods again, as a processor of another kind rounds
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 \
+	  tests/contract tests/engines tests/methods --ignore tests/engines/test_ray.py
 
 bench: setup  ## ratios, each from one run
 	$(BIN)/python benchmarks/run.py

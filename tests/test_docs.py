@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -59,6 +60,24 @@ def test_every_result_is_of_the_study_that_its_recipe_has_now(reproduced: Any) -
             if reproduced.kept(recipe, cell) is not None:
                 used.add(Path(recipe.name, f"{cell.slug}.json"))
     assert files == used
+
+
+def test_a_result_of_another_default_is_not_of_this_study(
+    reproduced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study's digest leaves out what is at its default, so that it does not see a default that has moved."""
+    recipe = reproduced.recipes.get("fedpac/table1")
+    where = {"dataset": "fashion_mnist", "clients": 20, "method": "fedpac"}
+    [cell] = [c for c in recipe.cells if c.where == where]
+    found = reproduced.kept(recipe, cell)
+    path = tmp_path / recipe.name / f"{cell.slug}.json"
+    path.parent.mkdir(parents=True)
+    monkeypatch.setattr(reproduced, "RESULTS", tmp_path)
+    path.write_text(json.dumps(found))
+    assert reproduced.kept(recipe, cell) == found
+    found["study"]["methods"][0]["options"]["threshold"] = 0.5
+    path.write_text(json.dumps(found))
+    assert reproduced.kept(recipe, cell) is None
 
 
 def test_every_method_and_variant_has_a_row_with_its_cost(build: Any) -> None:

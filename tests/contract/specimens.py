@@ -162,6 +162,21 @@ def batch_statistics(task: Task) -> Method:
     return good._replace(predict=predict)
 
 
+def scale_unheld(task: Task) -> Method:
+    """A head computed from a covariance without a floor, which turns rounding into points."""
+    return methods.build("fedlda", methods.settle("fedlda", {"ridge": 0.02}), task)
+
+
+def former_ridge(task: Task) -> Method:
+    """FedLDA with the ridge that it once had: accuracy still holds here, a client's loss does not."""
+    return methods.build("fedlda", methods.settle("fedlda", {"ridge": 0.1}), task)
+
+
+def small_ridge(task: Task) -> Method:
+    """pFedFDA with a ridge far below its default, of which its page says so."""
+    return methods.build("pfedfda", methods.settle("pfedfda", {"ridge": 0.03}), task)
+
+
 SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "engines_agree": [global_generator],
     "resumes_exactly": [hidden_state],
@@ -173,4 +188,5 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "one_participant": [unbiased_variance],
     "newcomers_join": [looks_ids_up, joins_untrained],
     "predicts_probabilities": [raw_logits, batch_statistics],
+    "rounding_stays_small": [scale_unheld, former_ridge, small_ridge],
 }

@@ -8,8 +8,9 @@ from functools import cache, partial
 import torch
 
 from idiolect import keys, methods, models
-from idiolect.data import FederatedData
+from idiolect.data import FederatedData, build, load
 from idiolect.method import SGD, Data, Method, Task, Training
+from idiolect.spec import Spec
 
 CLASSES, BATCH = 3, 8
 # client 2 lacks class 2, client 3 has one sample, client 4 is smaller than a batch, client 1 ends in a short batch
@@ -47,6 +48,19 @@ def task() -> Task:
     """Two local epochs in batches of eight."""
     network = models.build("mlp", (1, 4, 4), CLASSES)
     return Task(network, CLASSES, len(SIZES), Training(2, BATCH, SGD(lr=0.05)), (0.5,), (0.3,))
+
+
+@cache
+def digits() -> FederatedData:
+    """Two clients with thirty of scikit-learn's digits each to train on, of unlike labels, and 360 to test on."""
+    return build(load("digits"), Spec.parse("dirichlet:alpha=0.3"), clients=2, keep=30)
+
+
+def digits_task() -> Task:
+    """Five local epochs in batches of ten, at a high rate."""
+    whole = digits()
+    network = models.build("mlp:hidden=16", whole.shape, whole.classes)
+    return Task(network, whole.classes, len(whole.train), Training(5, 10, SGD(lr=0.09)), whole.mean, whole.std)
 
 
 def builder(name: str, **options: object) -> Build:

@@ -149,7 +149,10 @@ def test_conditions_matter_and_the_plain_rows_come_first() -> None:
     with Sequential() as loop:
         _, records = run(job("fedavg", whole), loop)
         _, plain = run(job("fedavg", federation(conditions=False)), loop)
-    assert joined(plain) == [r for r in joined(records) if r.client < 6]
+    with_others = [r for r in joined(records) if r.client < 6]
+    assert [r[:4] for r in joined(plain)] == [r[:4] for r in with_others]
+    # measured in other company, in one pass of another size: within rounding (docs/engines.md), not to the bit
+    assert [r.value for r in joined(plain)] == pytest.approx([r.value for r in with_others], rel=1e-5, abs=1e-6)
     loss = {r.client: r.value for r in joined(records) if r.metric == "loss"}
     assert loss[6] > 2 * loss[4], "inverted rows are no harder"
     assert loss[7] > 1.5 * loss[5]

@@ -33,7 +33,7 @@ _NETWORK = (
     "ResNet-18 begins with a 3x3 convolution and no pooling, and both networks have group normalisation: the paper "
     "does not say."
 )
-_RIDGE = "FedLDA has a ridge of 0.1 on the local covariance; as printed, without one, it diverges."
+_RIDGE = "FedLDA has a ridge of 1 on the local covariance; as printed, without one, it diverges."
 _TUNED = (
     "FedRep trains its head for 5 epochs before 5 of the body; FedBABU tunes its head for 5 at the end; Ditto pulls by "
     "1 and FedPAC aligns by 1: the paper tunes all methods and gives the values of FedLDA alone."
