@@ -132,6 +132,16 @@ def test_a_resume_that_finds_a_broken_cell_changes_nothing(folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["records.parquet", "timings.parquet"])
+def test_a_table_of_another_cell(folder: Path, resumed: Callable[[Path], list[Any]], name: str) -> None:
+    """Whole and sealed, but not this method's."""
+    shutil.copyfile(folder / "cells/01-fedavg-seed0" / name, folder / CELL / name)
+    before = content(folder)
+    with pytest.raises(InputError, match=rf"local-seed0/{name} is of another cell \(method fedavg\): restore it"):
+        resumed(folder)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("name", ["records.parquet", "timings.parquet"])
 def test_one_bit_of_what_a_report_reads(folder: Path, name: str) -> None:
     path = folder / name
     harmed = bytearray(path.read_bytes())

@@ -73,6 +73,21 @@ class Cell:
         about = {k: [v] * count for k, v in self._about.items() if k in old.schema.names}
         return pa.concat_tables([old, pa.table({**about, **columns}, schema=old.schema)])
 
+    def read(self, name: str, schema: pa.Schema) -> pa.Table:
+        """One of its tables.
+
+        Raises:
+            InputError: it cannot be read, or is another cell's.
+        """
+        table = _read(self.folder / name, schema)
+        for column in ("method", "seed"):
+            if strange := [v for v in pc.unique(table[column]).to_pylist() if v != self._about[column]]:
+                raise InputError(
+                    f"{self.folder / name} is of another cell ({column} {strange[0]}): restore it, or delete its "
+                    "folder to run this part again"
+                )
+        return table
+
     def load(self, start: State) -> State:
         """The state last saved, or ``start``; records and times ahead of it are forgotten."""
         path = self.folder / _CHECKPOINT
@@ -80,8 +95,8 @@ class Cell:
             return start
         state = load(path, start)
         done = pc.field("round") <= state.round
-        self._records = _read(self.folder / "records.parquet", RECORDS).filter(done)
-        self._timings = _read(self.folder / "timings.parquet", TIMINGS).filter(done)
+        self._records = self.read("records.parquet", RECORDS).filter(done)
+        self._timings = self.read("timings.parquet", TIMINGS).filter(done)
         return state
 
 
@@ -215,11 +230,11 @@ class Store:
 
     def _whole(self) -> dict[str, pa.Table]:
         """The cells' tables, joined, by the names of their files."""
-        cells = [self.cell(u.label, seed).folder for u in self.study.methods for seed in self.study.seeds]
+        cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
         found: dict[str, pa.Table] = {}
         for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
-            begun = [c for c in cells if (c / name).exists() or (c / _CHECKPOINT).exists()]
-            found[name] = pa.concat_tables([schema.empty_table(), *(_read(c / name, schema) for c in begun)])
+            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / _CHECKPOINT).exists()]
+            found[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in begun)])
         return found
 
 
