@@ -134,6 +134,10 @@ def test_no_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         (PermissionError(13, "Permission denied", "/x/y"), "cannot use /x/y (Permission denied): allow it, or give"),
         (OSError(28, "No space left on device"), "cannot read or write (No space left on device): make room"),
         (MemoryError("Unable to allocate 2 GiB"), "there is not enough memory (Unable to allocate 2 GiB): take"),
+        (
+            RuntimeError("[enforce fail at a.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried"),
+            "there is not enough memory (DefaultCPUAllocator: can't allocate memory: you tried): take",
+        ),
         (MemoryError(), "there is not enough memory (none is left): take"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "a name or a text is not UTF-8 ("),
         (RecursionError("too\ndeep"), "something that was read is nested too deeply (too deep): "),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_MEMORY = re.compile("can't allocate memory|out of memory")  # torch has no exception of its own for it on the CPU
 _STOPPED = 128 + signal.SIGINT
 _UNREAD = 128 + 13  # as SIGPIPE ends other programs
 _PLAIN = {"±": "+-", "…": ".", "·": "-", "█": "#", "▓": "*", "▒": "+", "░": "."}
@@ -878,6 +880,10 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
         _end("", _UNREAD)
     except (OSError, MemoryError, UnicodeError, RecursionError) as error:
         _end(_last_words(error), 2)
+    except RuntimeError as error:
+        if not _MEMORY.search(str(error)):
+            raise
+        _end(_last_words(MemoryError(str(error).partition("] . ")[2] or error)), 2)
     if code == _STOPPED:
         _end("stopped", code)
     _end("", code if isinstance(code, int) else 0)

@@ -201,3 +201,9 @@ def test_duplicates_of_many_images_take_no_time():
     start = time.process_time()
     assert duplicates(x, np.arange(20_000) % 10) == (2, (0, 9))
     assert time.process_time() - start < 2
+
+
+def test_records_are_no_column() -> None:
+    records = np.zeros(4, [("a", int), ("b", float)])
+    with pytest.raises(InputError, match=r"clients holds records \(a, b\): give one of these, as clients\[name\]"):
+        from_arrays(np.eye(4, dtype=np.float32), [0, 1, 0, 1], clients=records)

@@ -187,11 +187,15 @@ def test_the_merged_records_outlive_those_of_a_cell(folder: Path) -> None:
     assert (folder / "records.parquet").read_bytes() == before
 
 
-@pytest.mark.parametrize("content", ["{}", '{"a": 1}', "[1]", "3", "[" * 50_000, '[{"versions": []}]', "null"])
-def test_a_note_of_another_shape(folder: Path, content: str) -> None:
-    (folder / "engine.json").write_text(content)
+@pytest.mark.parametrize("note", ["{}", '{"a": 1}', "[1]", "3", "[" * 50_000, '[{"versions": []}]', "null"])
+def test_a_note_of_another_shape(folder: Path, note: str) -> None:
+    (folder / "engine.json").write_text(note)
     with pytest.raises(InputError, match=r"engine.json cannot be read \(.*\): restore it, or delete it"):
         sittings(folder)
+    before = content(folder)
+    with pytest.raises(InputError, match=r"engine.json cannot be read"):
+        run(STUDY, folder, engine="sequential", resume=True)
+    assert content(folder) == before
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ class Store:
         self.study = self.study.model_copy(update={"name": self._same(manifest)})
         self.diverged = report.divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell is readable, before one of them goes on
+        sittings(self.folder)  # and so is the note of what ran them
         for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second as older versions wrote them
             for draft in self.folder.rglob(pattern):
                 with suppress(OSError):

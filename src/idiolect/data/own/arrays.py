@@ -178,6 +178,10 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
     columns = []
     for values, count in zip(parts, counts, strict=True):
         array = _array(values, what)
+        if array.dtype.names:
+            raise InputError(
+                f"{what} holds records ({listed(array.dtype.names, 5)}): give one of these, as {what}[name]"
+            )
         if array.ndim != 1:
             mend = ", for example y.argmax(axis=1)" if what == "y" and array.ndim == 2 else ""
             raise InputError(f"{what} has the shape {array.shape}: give one value per row{mend}")
