@@ -95,6 +95,16 @@ def test_links_lead_somewhere() -> None:
     assert [(p.name, link) for p, link in links if not (p.parent / link).exists()] == []
 
 
+def test_the_tests_that_reliability_names_exist() -> None:
+    found, file = 0, ""
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", (ROOT / "docs" / "reliability.md").read_text()):
+        file = path or file
+        if name:
+            found += 1
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
+    assert found > 30
+
+
 def example(task: Any, *, rate: float = 1.0) -> None:
     """Example: an equation over two lines (Nobody, 1900).
 
