@@ -127,7 +127,7 @@ def test_manifest_counts_what_is_there():
     d = build("dirichlet:alpha=0.3,min_rows=5", "invert:clients=half")
     about = data.manifest(d)
     assert json.loads(json.dumps(about)) == about
-    assert set(about) == {"dataset", "classes", "class_names", "clients", "hash"}
+    assert set(about) == {"dataset", "classes", "class_names", "clients", "normalisation", "hash"}
     assert about["dataset"] == "numbered"
     source = numbered()
     for k, client in enumerate(about["clients"]):

@@ -249,7 +249,7 @@ def test_worker_dies(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert re.fullmatch(
         r"a worker process died (between two rounds|in round \d \(\w+\)), perhaps for want of memory: "
         r"try fewer workers; what was done is kept, continue with: "
-        rf"idiolect run --resume --out {tmp_path / 'r'} --engine processes --workers 2",
+        rf"study\.run\(out='{tmp_path / 'r'}', resume=True, engine='processes', workers=2\)",
         str(caught.value),
     )
     assert not _workers(str(tmp_path))

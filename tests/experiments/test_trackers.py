@@ -187,7 +187,7 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError) as caught:
         STUDY.run(tmp_path / "r", track=[f"{name}:x"])
-    assert str(caught.value) == f"--track {name} needs a package: pip install 'idiolect[{name}]'"
+    assert str(caught.value) == f"track={name!r} needs a package: pip install 'idiolect[{name}]'"
     assert not (tmp_path / "r").exists()
 
 

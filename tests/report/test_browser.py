@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from idiolect import report
+from idiolect.report.tables import columns_of
 
 pytestmark = pytest.mark.browser
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -207,14 +208,15 @@ def test_copying_a_table(make, tmp_path, browser, clipboard):
     run = make(seeds=(0,)).save(tmp_path / "run")
     file = report.write([run], tmp_path / "report.html")
     opened = Opened(browser, file)
-    page, rows = opened.page, report.summary(report.read(run))
+    page, whole = opened.page, report.read(run)
+    rows = report.summary(whole)
     if clipboard == "granted":
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     else:
         page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     if clipboard == "nothing":
         page.evaluate("document.execCommand = () => false")
-    for name, text in (("Copy LaTeX", report.as_latex(rows)), ("Copy CSV", report.as_csv(rows))):
+    for name, text in (("Copy LaTeX", report.as_latex(rows, columns_of(whole))), ("Copy CSV", report.as_csv(rows))):
         page.get_by_role("button", name=name).click()
         if clipboard == "nothing":
             area = page.locator(".copy textarea")

@@ -247,7 +247,8 @@ def _normalisation(data: FederatedData) -> dict[str, Any]:
 def _scaled(source: Source) -> tuple[str, ...]:
     """Names of columns that are scaled; of those that are not, the name may hold a value: ``sex=f``."""
     names = source.feature_names
-    return tuple(name if yes else "" for name, yes in zip(names, source.scaled or (True,) * len(names), strict=True))
+    scaled = source.scaled or (True,) * len(names)
+    return tuple(name if yes else "" for name, yes in zip(names, scaled, strict=True)) if names else ()
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, memory.File | None]:

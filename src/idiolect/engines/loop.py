@@ -97,8 +97,15 @@ def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -
 
 def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
     """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one."""
-    count = max(1, int(participation * clients + 0.5))
-    return sorted(keys.generator(seed, round, "participation").choice(clients, count, replace=False).tolist())
+    drawn = keys.generator(seed, round, "participation").choice(
+        clients, share_of(clients, participation), replace=False
+    )
+    return sorted(drawn.tolist())
+
+
+def share_of(clients: int, participation: float) -> int:
+    """How many clients take part in a round: a share of them, rounded half up, at least one."""
+    return max(1, int(participation * clients + 0.5))
 
 
 def fit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from idiolect import anatomy, methods
-from idiolect.engines.loop import participants
+from idiolect.engines.loop import participants, share_of
 from idiolect.errors import option
 from idiolect.experiments.study import Study
 
@@ -48,15 +48,18 @@ def trainings(study: Study, clients: int, done: Mapping[tuple[str, int], int]) -
 
 def _counts(study: Study, clients: int, seed: int, done: int) -> tuple[int, int, int]:
     """Over the rounds left: participants; clients that are measured before they ever took part; clients measured."""
+    left = range(done + 1, study.rounds + 1)
+    few = share_of(clients, study.participation)
+    trained = few * len(left)
+    if left and study.protocol.full_last_round:
+        trained += clients - few
+    evaluations = [n for n in left if n % study.evaluation == 0 or n == study.rounds]
     seen: set[int] = set()
-    trained = fresh = measured = 0
+    fresh = 0
     for number in range(1, study.rounds + 1):
         everybody = study.protocol.full_last_round and number == study.rounds
-        ids = participants(seed, number, clients, 1.0 if everybody else study.participation)
-        seen.update(ids)
-        if number <= done:
-            continue
-        trained += len(ids)
-        if number % study.evaluation == 0 or number == study.rounds:
-            fresh, measured = fresh + clients - len(seen), measured + clients
-    return trained, fresh, measured
+        seen.update(participants(seed, number, clients, 1.0 if everybody else study.participation))
+        if len(seen) == clients:  # and in all later rounds, of which there may be many
+            break
+        fresh += (clients - len(seen)) * (number in evaluations)
+    return trained, fresh, clients * len(evaluations)

@@ -14,7 +14,7 @@ from idiolect import files
 from idiolect.errors import InputError, option
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.reader import Run, read
-from idiolect.report.tables import as_csv, as_latex, summary
+from idiolect.report.tables import as_csv, as_latex, columns_of, summary
 
 Form = Literal["latex", "csv", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
@@ -49,7 +49,7 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
         return pictures([found], out)
     rows = summary(found)
     path = out / TABLES[form]
-    files.write(path, {"latex": as_latex, "csv": as_csv}[form](rows))
+    files.write(path, as_latex(rows, columns_of(found)) if form == "latex" else as_csv(rows))
     return [path]
 
 
