@@ -619,7 +619,7 @@ def test_a_speed_is_measured_once_and_only_while_there_is_patience(
     cells = [made("local"), made("fedper"), made("fedper", rounds=40)]
     unknown = forecast.forecast(cells, tmp_path / "r", workers=2, patience=0)
     assert (measured, [p.seconds for p in unknown]) == ([], [None, None, None])
-    assert forecast.sentence(unknown) == "3 runs are left; --dry-run measures how long they take on this machine"
+    assert forecast.sentence(unknown) == "3 runs are left; a dry run measures how long they take on this machine"
     known = forecast.forecast(cells[:1], tmp_path / "r", workers=2)
     assert known[0].seconds is not None
     partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)

@@ -16,11 +16,18 @@ ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--n
 
 
 @pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
+def launched(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser(launched: Browser) -> Iterator[Browser]:
+    yield launched
+    for context in launched.contexts:
+        context.close()  # a page goes on drawing as long as it is open
 
 
 class Opened:

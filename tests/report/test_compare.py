@@ -13,6 +13,7 @@ from scipy.stats import bootstrap, wilcoxon
 from idiolect import cli, report
 from idiolect.errors import InputError
 from idiolect.report.compare import combined, interval, signed_rank, smallest_p
+from idiolect.report.tables import columns_of
 
 
 def table(made, label):
@@ -183,9 +184,10 @@ def test_nothing_in_common(make, tmp_path):
 
 def test_export(make, tmp_path):
     folder = make(seeds=(0,)).save(tmp_path / "run")
-    rows = report.summary(report.read(folder))
+    run = report.read(folder)
+    rows = report.summary(run)
     assert report.export(folder, "latex") == [folder / "table.tex"]
-    assert (folder / "table.tex").read_text() == report.as_latex(rows)
+    assert (folder / "table.tex").read_text() == report.as_latex(rows, columns_of(run))
     assert report.export(folder, "csv", tmp_path / "new" / "place") == [tmp_path / "new" / "place" / "table.csv"]
     assert (tmp_path / "new" / "place" / "table.csv").read_text() == report.as_csv(rows)
     with pytest.raises(InputError, match="is a file, and an export is written into a folder"):

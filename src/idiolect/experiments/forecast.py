@@ -25,7 +25,7 @@ from idiolect.engines import Job, begin
 from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.engines.threads import OneThread
-from idiolect.errors import IdiolectError, InputError, RunError, option
+from idiolect.errors import IdiolectError, InputError, RunError
 from idiolect.experiments import environment
 from idiolect.experiments.recipes import Cell, Recipe
 from idiolect.experiments.reproduce import Part, diverged, parts
@@ -243,9 +243,9 @@ def sentence(rows: Sequence[Planned]) -> str:
         return ""
     many = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
     if not known:
-        return f"{many} left; {option('dry_run', True)} measures how long they take on this machine"
+        return f"{many} left; a dry run measures how long they take on this machine"
     said = f"{many} left, about {duration(sum(known) * len(left) / len(known))} on this machine"
-    few = f", by {len(known)} of them; {option('dry_run', True)} measures all" if len(known) < len(left) else ""
+    few = f", by {len(known)} of them; a dry run measures all" if len(known) < len(left) else ""
     return said + few
 
 
