@@ -53,7 +53,7 @@ def _counts(study: Study, clients: int, seed: int, done: int) -> tuple[int, int,
     trained = few * len(left)
     if left and study.protocol.full_last_round:
         trained += clients - few
-    evaluations = [n for n in left if n % study.evaluation == 0 or n == study.rounds]
+    evaluations = {n for n in left if n % study.evaluation == 0 or n == study.rounds}
     seen: set[int] = set()
     fresh = 0
     for number in range(1, study.rounds + 1):

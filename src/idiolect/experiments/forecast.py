@@ -22,6 +22,7 @@ from rich.table import Table
 from idiolect import data, files, methods
 from idiolect.data import FederatedData, cache
 from idiolect.engines import Job, begin
+from idiolect.engines.loop import share_of
 from idiolect.engines.processes import cores
 from idiolect.engines.site import Site
 from idiolect.engines.threads import OneThread
@@ -163,7 +164,7 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
     trained = clients - joining
     rows = _training_rows(study, about, clients) * (1 - protocol.validation)
     used = _used(study, rows)
-    taking_part = max(1, round(study.participation * trained))
+    taking_part = share_of(trained, study.participation)
     turns = study.rounds * taking_part + (trained - taking_part) * protocol.full_last_round
     evaluations = study.rounds // study.evaluation + bool(study.rounds % study.evaluation)
     measured = taking_part if protocol.clients == "participants" else trained

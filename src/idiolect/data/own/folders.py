@@ -178,8 +178,6 @@ def _parquet(path: Path, drop: list[str], within: Within | None) -> Part:
         groups = [about.row_group(i).total_byte_size for i in range(about.num_row_groups)]
         memory.check(max(sum(groups), 8 * about.num_rows * about.num_columns), f"the table {path}", "read a part of it")
         table = pq.read_table(path)
-    except InputError:
-        raise
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
