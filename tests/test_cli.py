@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -472,10 +473,20 @@ def test_bad_data_file(idiolect: Command, tmp_path: Path, case: str, words: list
 # --- folders
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "r"
+    line = f"{SMALL} --methods fedavg,fedavg_ft --rounds 1 --quiet --out {shlex.quote(str(folder))}"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(shlex.split(line))
+    assert ended.value.code == 0
+    return folder
+
+
 @pytest.fixture
-def finished(idiolect: Command) -> Path:
-    assert idiolect(f"{SMALL} --methods fedavg,fedavg_ft --rounds 1 --out r --quiet").code == 0
-    return Path("r")
+def finished(idiolect: Command, trained: Path) -> Path:
+    """A run of its own for each test, in ``r``."""
+    return Path(shutil.copytree(trained, "r"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+
+import workers
+
 from idiolect.engines import clients, loop
 from idiolect.errors import InputError, Interrupted, RunError
 from idiolect.experiments import Study, use
@@ -129,12 +133,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def _workers(marker: str) -> list[int]:
-    """The worker processes that carry the mark."""
+    """The worker processes that carry the mark, and the one that starts them."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             marked = f"IDIOLECT_TEST={marker}".encode() in (entry / "environ").read_bytes().split(b"\0")
-            if marked and b"idiolect.engines.worker" in (entry / "cmdline").read_bytes():
+            if marked and b"idiolect.engines.fork_server" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -164,7 +168,8 @@ def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: by
     while kills < 20:
         number += 1
         out = tmp_path / str(number)
-        line = f"run {tmp_path / 'study.yaml'} --resume --out {out} --engine processes --workers {1 + number % 2}"
+        engine = "processes --workers 2" if number % 2 else "sequential"
+        line = f"run {tmp_path / 'study.yaml'} --resume --out {out} --engine {engine}"
         for said, seconds in MOMENTS:
             before = _checkpoints(out)
             run = start(line)
@@ -241,9 +246,8 @@ class Disturbs(Silent):
             self._do()
 
 
-def test_worker_dies(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IDIOLECT_TEST", str(tmp_path))
-    kill = Disturbs("fedpac", 3, lambda: os.kill(_workers(str(tmp_path))[0], signal.SIGKILL))
+def test_worker_dies(whole: bytes, tmp_path: Path) -> None:
+    kill = Disturbs("fedpac", 3, lambda: os.kill(min(workers.alive()), signal.SIGKILL))
     with pytest.raises(RunError) as caught:
         STUDY.run(tmp_path / "r", engine="processes", workers=2, watcher=kill)
     assert re.fullmatch(
@@ -252,7 +256,7 @@ def test_worker_dies(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         rf"study\.run\(out='{tmp_path / 'r'}', resume=True, engine='processes', workers=2\)",
         str(caught.value),
     )
-    assert not _workers(str(tmp_path))
+    assert not workers.alive()
     assert _checkpoints(tmp_path / "r")["02-fedpac-seed0"] == 3
     STUDY.run(tmp_path / "r", resume=True, engine="processes", workers=1)
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole

@@ -11,6 +11,7 @@ import pytest
 
 from idiolect import report
 from idiolect.errors import InputError, RunError
+from idiolect.report import page as writer
 
 NASTY = "</script><script>alert(1)</script>&<b>\"'"
 
@@ -155,6 +156,30 @@ def test_bad_places(make, tmp_path):
         report.write([run], run / "study.yaml" / "report.html")
     with pytest.raises(InputError, match="at least one run folder"):
         report.write([], tmp_path / "report.html")
+
+
+def test_the_script_is_kept_on_disk_and_made_again_where_that_is_broken(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    writer._bundle.cache_clear()
+    made = writer._bundle()
+    (file,) = (tmp_path / "idiolect").iterdir()
+    content = file.read_bytes()
+
+    def never(_: str) -> str:
+        raise AssertionError("it was kept")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.vl_convert, "javascript_bundle", never)
+        writer._bundle.cache_clear()
+        assert writer._bundle() == made
+    for broken in (b"", content[:-1], content.replace(b"vegaEmbed", b"vegaEmbex", 1)):
+        file.write_bytes(broken)
+        writer._bundle.cache_clear()
+        assert writer._bundle() == made
+        assert file.read_bytes() == content
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    writer._bundle.cache_clear()
+    assert writer._bundle() == made
 
 
 def test_the_same_records_give_the_same_page(make, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import subprocess
 import sys
 from collections import deque
@@ -20,6 +21,7 @@ import torch
 from idiolect import tree
 from idiolect.data import FederatedData, memory
 from idiolect.engines import wire
+from idiolect.engines.fork_server import Forked, ForkServer
 from idiolect.engines.site import Job, Measured, Stage, Stop, Trained, groups
 from idiolect.engines.threads import OneThread
 from idiolect.errors import InputError, Interrupted, RunError
@@ -27,6 +29,9 @@ from idiolect.method import Down
 from idiolect.tree import Tree
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
+_LINUX = platform.system() == "Linux"
+_SERVER: ForkServer | None = None
+_SERVER_LOCK = Lock()
 _NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
 _PAUSE = 0.2  # seconds between two questions whether to stop
 # A step asks for the same buffers as the one before it. glibc would hand some back to the system in between, to be
@@ -42,9 +47,10 @@ def cores() -> int:
 class Processes:
     """Clients over worker processes; the bits of a result are those of ``Sequential``, whatever the number of workers.
 
-    Workers are fresh interpreters that import this package, not copies of the calling program, so a script or a
-    notebook needs no ``if __name__ == "__main__"``. They share one copy of the rows through a memory-mapped file, and
-    end with the calling program, however that ends. Jobs that are open together share the workers.
+    Workers are no copies of the calling program, so a script or a notebook needs no ``if __name__ == "__main__"``: on
+    Linux they are copies of one process that has imported this package and is kept for later runs of the program, else
+    fresh interpreters. They share one copy of the rows through a memory-mapped file, and end with the calling program,
+    however that ends. Jobs that are open together share the workers.
 
     Args:
         workers: how many, at most; None takes the number of cores. There are never more than clients.
@@ -199,21 +205,37 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
 
 
+def _started(descriptors: list[int]) -> Forked | subprocess.Popen[bytes]:
+    """A worker process with these descriptors: its connection and the rows."""
+    if _LINUX:
+        return _server().start(descriptors)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", f"{__package__}.worker", *map(str, descriptors)],
+        pass_fds=descriptors,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the engine alone
+    )
+
+
+def _server() -> ForkServer:
+    """The program's one server; a new one where the last has ended."""
+    global _SERVER
+    with _SERVER_LOCK:
+        if _SERVER is None or not _SERVER.usable:
+            _SERVER = ForkServer(_environment())
+        return _SERVER
+
+
 class _Worker:
     """One worker process, what it holds and what it has been asked."""
 
     def __init__(self, rows: int) -> None:
         self.connection, theirs = Pipe()
-        descriptors = [theirs.fileno(), rows]
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.worker", *map(str, descriptors)],
-                pass_fds=descriptors,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the engine alone
-            )
+            self.process = _started([theirs.fileno(), rows])
         except OSError as error:
+            self.connection.close()
             raise RunError(f"cannot start a worker process ({error.strerror}): try fewer workers") from error
         finally:
             theirs.close()

@@ -81,12 +81,12 @@ class Worker:
         return found, time.perf_counter() - start
 
 
-def main() -> None:
+def main(pipe: int, rows: int) -> None:
     """Answer until the engine is gone, on one thread: two threads on small batches wait for each other."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    connection = Connection(int(sys.argv[1]))
+    connection = Connection(pipe)
     inbox: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
         os._exit(0)
 
     Thread(target=read, daemon=True).start()
-    worker = Worker(int(sys.argv[2]))
+    worker = Worker(rows)
     with suppress(OSError):
         while True:
             answer = worker.answer(inbox.get())
@@ -106,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -9,14 +9,17 @@ import json
 from collections import Counter
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import torch
 import vl_convert
 from markupsafe import Markup
 
 from idiolect import files
+from idiolect.data import cache as kept
 from idiolect.errors import InputError
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
@@ -107,20 +110,17 @@ def _title(runs: list[Run]) -> str:
 
 def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
     """A page with everything inside: style, scripts, and the figures' specifications by the id of their place."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_file),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     scripts = [_bundle(), _file("page.js")]
-    return environment.get_template(template).render(
-        css=Markup(_file("page.css")),
-        specs=Markup(_json({name: spec if "facet" in spec else spec | FIT for name, spec in specs.items()})),
-        scripts=[Markup(s) for s in scripts],
-        hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
-        **content,
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            css=Markup(_file("page.css")),
+            specs=Markup(_json({name: spec if "facet" in spec else spec | FIT for name, spec in specs.items()})),
+            scripts=[Markup(s) for s in scripts],
+            hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
+            **content,
+        )
     )
 
 
@@ -248,9 +248,25 @@ def _file(name: str) -> str:
 
 
 @cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
+    """Vega, Vega-Lite and Vega-Embed as one script; putting it together takes seconds, so it is kept on disk."""
+    at = kept.place(f"vega-{version('vl-convert-python')}")
+    if at and (found := kept.load(at)) and set(found.tensors) == {"code"}:
+        return found.tensors["code"].numpy().tobytes().decode()
     code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in code.lower() or "<!--" in code:
         raise RuntimeError("the Vega bundle cannot stand inside a script element")
+    if at:
+        kept.save(at, {"code": torch.frombuffer(bytearray(code.encode()), dtype=torch.uint8)}, {})
     return code
