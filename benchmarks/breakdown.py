@@ -73,7 +73,7 @@ def shares(name: str, model: str, rows: int, turns: int) -> dict[str, float]:
         def put(where: Any, function: str, part: str) -> None:
             stack.enter_context(patch.object(where, function, clock.times(part, getattr(where, function))))
 
-        for module in (sys.modules[f"idiolect.methods.{name}"], sys.modules["idiolect.training.whole"]):
+        for module in (sys.modules[f"idiolect.methods.{name}"], sys.modules["idiolect.training.supervised"]):
             for part, functions in PARTS.items():
                 for function in functions:
                     if hasattr(module, function):

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from idiolect import models
-from idiolect.data import FederatedData, memory
-from idiolect.method import SGD, Task, Training
+from idiolect.core.method import SGD, Task, Training
+from idiolect.data import FederatedData, shared_memory
 
 CLASSES = 10
 SHAPES = {"fmnist_cnn": (1, 28, 28)} | dict.fromkeys(("cifar_cnn", "resnet18_cifar", "wrn16_2"), (3, 32, 32))
@@ -20,7 +20,7 @@ def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int =
     """Random images with labels in turn: neither speed nor memory sees what is on them."""
     numbers = torch.arange(clients * (rows + test_rows)).view(clients, rows + test_rows)
     draw = torch.Generator().manual_seed(0)
-    x_R, file = memory.shared((numbers.numel(), *shape), torch.uint8)
+    x_R, file = shared_memory.shared((numbers.numel(), *shape), torch.uint8)
     torch.randint(256, x_R.shape, dtype=torch.uint8, generator=draw, out=x_R)
     return FederatedData(
         name="random", x_R=x_R, file=file, y_R=torch.arange(numbers.numel()) % CLASSES, classes=CLASSES,

@@ -25,10 +25,10 @@ import torch
 
 from common import Peak, task
 from idiolect import data, methods
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
 from idiolect.data import Column, Source
 from idiolect.engines import Job, Processes, fit
-from idiolect.errors import InputError
-from idiolect.spec import Spec
 
 ROWS, CLASSES, CLIENTS = 60_000, 10, 1_000
 

@@ -15,10 +15,11 @@ from functools import partial
 import torch
 
 from common import SHAPES, federation, task
-from idiolect import methods, tree
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Down
 from idiolect.engines import Job, begin
-from idiolect.engines.site import Site, groups
-from idiolect.method import Down
+from idiolect.simulation.client_runner import Site, groups
 
 
 def measure(name: str, clients: int, rows: int, turns: int) -> str:

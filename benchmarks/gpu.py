@@ -29,13 +29,14 @@ import torch
 from torch.nn.functional import conv2d
 
 import idiolect.data
-from idiolect import methods, models, tree
+from idiolect import methods, models
+from idiolect.core import tree
+from idiolect.core.errors import IdiolectError
+from idiolect.core.method import SGD, Task, Training
+from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData
 from idiolect.engines import Engine, Job, Record, Sequential, State, fit, vectorised
 from idiolect.engines.vectorised import Unfolded, Vectorised
-from idiolect.errors import IdiolectError
-from idiolect.method import SGD, Task, Training
-from idiolect.spec import Spec
 
 AGREED, SEVERAL = 1e-4, 200  # relative difference; rounds of a paper's table
 OPTIONS: list[dict[str, Any]] = [

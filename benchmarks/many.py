@@ -21,9 +21,9 @@ from pathlib import Path
 
 from common import SHAPES, Peak, federation, task
 from idiolect import methods
+from idiolect.core.errors import Interrupted
 from idiolect.engines import Job, Processes, Record, State, begin, fit
-from idiolect.engines.checkpoint import save
-from idiolect.errors import Interrupted
+from idiolect.runs.checkpoint import save
 
 PARTICIPANTS = 100
 

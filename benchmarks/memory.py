@@ -19,9 +19,10 @@ from multiprocessing import get_context
 import torch
 
 from common import SHAPES, Peak, federation, task
-from idiolect import methods, tree
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.option_spec import Spec
 from idiolect.engines import Job, Processes, Record, State, fit
-from idiolect.spec import Spec
 
 ROUNDS = 2
 

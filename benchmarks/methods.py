@@ -22,10 +22,11 @@ from typing import Any
 import torch
 
 from common import SHAPES, federation, task
-from idiolect import methods, tree
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Method
 from idiolect.data import FederatedData
 from idiolect.engines import Job, Sequential, begin
-from idiolect.method import Method
 
 CLIENTS, ROWS, MODEL = 5, 200, "fmnist_cnn"
 PAPER = {  # minutes over FedAvg's 61.41: pFedFDA, Table 6 (CIFAR-10, 200 rounds of 30 clients, one GPU)

@@ -26,13 +26,14 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from common import SHAPES, federation, task
-from idiolect import methods, tree
-from idiolect.engines import Job, Processes, Record, State, begin, fit, wire
-from idiolect.engines.checkpoint import save
-from idiolect.engines.clients import InMemory, OnDisk
-from idiolect.engines.loop import _from_server, participants
-from idiolect.method import Up
-from idiolect.statistics.simplex import combination_weights
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Up
+from idiolect.engines import Job, Processes, Record, State, begin, fit, serialization
+from idiolect.runs.checkpoint import save
+from idiolect.simulation.client_store import InMemory, OnDisk
+from idiolect.simulation.rounds import _from_server, participants
+from idiolect.statistics.head_combination import combination_weights
 
 MANY, DRAWN = 10**6, 10**4
 STORED = 10**5  # clients on disk
@@ -66,8 +67,11 @@ def rows() -> str:
     before = resident()
     held = [torch.arange(n) for _ in range(clients) for n in (50, 10)]
     each = (resident() - before) / clients
-    message = wire.pack(held)
-    pack, load = spent(lambda: wire.pack(held), 3) / clients, spent(lambda: wire.load(bytes(message)), 3) / clients
+    message = serialization.pack(held)
+    pack, load = (
+        spent(lambda: serialization.pack(held), 3) / clients,
+        spent(lambda: serialization.load(bytes(message)), 3) / clients,
+    )
     return (
         f"row numbers: {each:,.0f} B a client (480 B are numbers); told to workers {len(message) / clients:,.0f} B, "
         f"packed in {pack * 1e6:.0f} us, read in {load * 1e6:.0f} us by each worker"
@@ -171,10 +175,10 @@ def checkpoint() -> str:
 
 def digest() -> str:
     """How a state's version is made, in the ray engine."""
-    from idiolect.engines import ray
+    from idiolect.engines.ray import engine
 
     state = torch.zeros(107_690)
-    return f"version of a state: {spent(lambda: ray._version(state), 50) * 1e3 / 0.43076:.2f} ms a MB"
+    return f"version of a state: {spent(lambda: engine._version(state), 50) * 1e3 / 0.43076:.2f} ms a MB"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from idiolect.statistics.simplex import combination_weights, simplex_qp
+from idiolect.statistics.head_combination import combination_weights, simplex_qp
 
 Array = npt.NDArray[np.float64]
 CLASSES, WIDTH = 10, 128

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from idiolect.engines import Processes
-from idiolect.experiments import Study
+from idiolect.studies import Study
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 PROGRAM = """
 import sys, time
-from idiolect.experiments import runner
+from idiolect.studies import runner
 
 def sitting(self, *given, run=runner._Sitting.run):
     start = time.process_time()

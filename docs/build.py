@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect import anatomy, methods, models
-from idiolect.anatomy import Anatomy, Message
-from idiolect.spec import plain
+from idiolect import methods, models
+from idiolect.core.option_spec import plain
+from idiolect.methods import profile
+from idiolect.methods.profile import Anatomy, Message
 
 HERE = Path(__file__).parent
 PAGES, COST = HERE / "methods", HERE / "results" / "cost.json"
@@ -255,9 +256,9 @@ C classes, d features, K clients, N rows of the client."""
 def pages() -> dict[Path, str]:
     """Every page by its path."""
     network = models.build(NETWORK, SHAPE, CLASSES)
-    known = {n: anatomy.of(n, {}, network, CLASSES, CLIENTS) for n in sorted(methods.ours())}
+    known = {n: profile.of(n, {}, network, CLASSES, CLIENTS) for n in sorted(methods.ours())}
     variants = {
-        n: {t: anatomy.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
+        n: {t: profile.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }
     out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
     return out | {PAGES / "index.md": overview(known, variants)}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from idiolect import methods
-from idiolect.experiments import recipes, reproduce
-from idiolect.experiments.recipes import Cell, Recipe
-from idiolect.experiments.reproduce import digest
-from idiolect.experiments.verdicts import decimals, meant, number, ours, theirs
+from idiolect.reproduction import recipes, reproduce
+from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.reproduce import digest
+from idiolect.reproduction.verdicts import decimals, meant, number, ours, theirs
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"

@@ -24,9 +24,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from idiolect import cli, data, files
+from idiolect import cli, data
+from idiolect.core import files
 from idiolect.data.partitions import Split
-from idiolect.experiments import Study
+from idiolect.studies import Study
 
 SMALL = "run --clients 4 --rounds 2 --local-epochs 1 --model mlp --engine sequential"
 
@@ -708,20 +709,21 @@ def test_what_diverges_ends_alone(
     idiolect: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: int
 ) -> None:
     """FedAvg's training becomes NaN in round 3; what runs beside it and after it comes to the end."""
-    from idiolect.engines import loop, sequential
+    from idiolect.engines import sequential
+    from idiolect.simulation import rounds
 
-    real, rounds, broken = loop._Run.map, [], True
+    real, rounds, broken = rounds._Run.map, [], True
     monkeypatch.setattr(sequential.Sequential, "lanes", lanes)
 
-    def run(self: loop._Run, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
+    def run(self: rounds._Run, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
         rounds.append((self.job.name, round))
         found = real(self, stage, round, ids, down, clients)
         if broken and (self.job.name, stage, round) == ("fedavg", "local", 3):
-            found[1] = found[1]._replace(up=loop.tree.map(lambda a: a * float("nan"), found[1].up))
+            found[1] = found[1]._replace(up=rounds.tree.map(lambda a: a * float("nan"), found[1].up))
         return found
 
     line = f"{SMALL} --methods local,fedavg,fedper --rounds 4 --quiet"
-    monkeypatch.setattr(loop._Run, "map", run)
+    monkeypatch.setattr(rounds._Run, "map", run)
     said = idiolect(f"{line} --out r")
     assert said.code == 1
     row = next(text for text in said.out.splitlines() if text.startswith("FedAvg"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from idiolect import anatomy, methods, models
-from idiolect.methods import Entry
+from idiolect import methods, models
+from idiolect.methods import Entry, profile
 
 ROOT = Path(__file__).parents[1]
 
@@ -145,7 +145,7 @@ def test_a_marked_statement_is_the_innermost(build: Any) -> None:
 
 def test_an_equation_without_code_is_an_error(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry("example", "Example", "none", example, {}, {}, {})  # type: ignore[arg-type]
-    known = anatomy.of("fedavg", {}, models.build("mlp", (1, 8, 8), 10), 10, 20)
+    known = profile.of("fedavg", {}, models.build("mlp", (1, 8, 8), 10), 10, 20)
     monkeypatch.setattr(build.methods, "get", lambda name: entry)
     with pytest.raises(ValueError, match="in the docstring"):
         build.page("example", known)

@@ -21,7 +21,7 @@ import yaml
 
 import idiolect as idl
 from idiolect import cli
-from idiolect.experiments import diff, forecast, reproduce
+from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,7 +97,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
         raise Built
 
     for where, name in [
-        ("idiolect.experiments", "run"), ("idiolect.report", "read"), ("idiolect.report", "write"),
+        ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "write"),
         ("idiolect.report", "export"),
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from idiolect import cli, files
-from idiolect.errors import InputError, as_options
-from idiolect.experiments import Study
-from idiolect.terminal import Formatter
+from idiolect import cli
+from idiolect.core import files
+from idiolect.core.errors import InputError, as_options
+from idiolect.core.terminal import Formatter
+from idiolect.studies import Study
 
 CODE = """
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_a_path_typed_by_oneself_is_ones_word(idiolect: Command) -> None:
 
 def test_the_way_on_repeats_the_word() -> None:
     """What a stopped run says goes on without asking again: its user has given that word."""
-    from idiolect.experiments.runner import _command
+    from idiolect.studies.runner import _command
 
     with as_options():
         assert _command(Path("r"), "auto", None, imports=True).endswith("--out r --allow-import")

@@ -16,7 +16,7 @@ import yaml
 
 from idiolect import cli, data, models
 from idiolect.data import Source
-from idiolect.experiments import Study
+from idiolect.studies import Study
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")

@@ -11,14 +11,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from idiolect.errors import IdiolectError, InputError, Interrupted, RunError
+from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunError
+from idiolect.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from idiolect import data
-    from idiolect.experiments import Result, Study, Use, use
+    from idiolect.studies import Result, Study, Use, use
 
 __all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "data", "use"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
@@ -26,5 +26,5 @@ def __getattr__(name: str) -> Any:
     if name == "data":
         return import_module("idiolect.data")
     if name in __all__:
-        return getattr(import_module("idiolect.experiments"), name)
+        return getattr(import_module("idiolect.studies"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect import methods, tree
-from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 
 
 def _fedavg(task: Task) -> Method:

@@ -7,10 +7,11 @@ from functools import cache, partial
 
 import torch
 
-from idiolect import keys, methods, models
+from idiolect import methods, models
+from idiolect.core import keys
+from idiolect.core.method import SGD, Data, Method, Task, Training
+from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, build, load
-from idiolect.method import SGD, Data, Method, Task, Training
-from idiolect.spec import Spec
 
 CLASSES, BATCH = 3, 8
 # client 2 lacks class 2, client 3 has one sample, client 4 is smaller than a batch, client 1 ends in a short batch

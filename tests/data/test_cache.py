@@ -9,17 +9,18 @@ import pytest
 import torch
 
 from idiolect import data
-from idiolect.data import Source, cache, pack, shifts
+from idiolect.core.option_spec import Spec
+from idiolect.data import Source, federated, shifts
+from idiolect.data.datasets import cache
 from idiolect.data.shifts import Shifted
-from idiolect.spec import Spec
 
 NOISE = "noise:std=0.2,clients=0-2"
 
 
 @pytest.fixture(autouse=True)
 def all_are_worth_it(monkeypatch):
-    monkeypatch.setattr(pack, "_WORTH_KEEPING", 0)
-    pack._code.cache_clear()
+    monkeypatch.setattr(federated, "_WORTH_KEEPING", 0)
+    federated._code.cache_clear()
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_anything_else_is_something_else(worked, other, monkeypatch):
     if other == "labels":
         changed = dataclasses.replace(changed, y_R=(changed.y_R + 1) % 4)
     if other == "code":
-        monkeypatch.setattr(pack, "_code", lambda: b"other code")
+        monkeypatch.setattr(federated, "_code", lambda: b"other code")
     listed = [NOISE, "invert:clients=3"]
     if other == "option":
         listed[0] = "noise:std=0.3,clients=0-2"
@@ -97,7 +98,7 @@ def test_anything_else_is_something_else(worked, other, monkeypatch):
 def test_the_seed_tells_the_same_rows_apart(worked, monkeypatch):
     def blocks(source, clients, rng):
         hands = np.arange(80).reshape(clients, -1)
-        return pack.Split(list(hands[:, :-5]), list(hands[:, -5:]))
+        return federated.Split(list(hands[:, :-5]), list(hands[:, -5:]))
 
     monkeypatch.setitem(data.PARTITIONS, "blocks", blocks)
     x = [data.build(toy(), Spec(name="blocks"), [Spec.parse(NOISE)], 4, seed).x_R for seed in (0, 1, 0)]
@@ -123,7 +124,7 @@ def test_a_broken_file_is_built_again(worked, own_cache, damage):
 
 def test_quick_shifts_and_none_leave_nothing(monkeypatch, own_cache):
     build()
-    monkeypatch.setattr(pack, "_WORTH_KEEPING", 60)
+    monkeypatch.setattr(federated, "_WORTH_KEEPING", 60)
     build(NOISE)
     assert not own_cache.exists()
 

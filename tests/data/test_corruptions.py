@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from scipy import ndimage, stats
 
-from idiolect.data import corruptions
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
+from idiolect.data.shifts import corruptions
 
 KINDS = [
     *("motion_blur", "defocus_blur", "gaussian_noise", "shot_noise", "impulse_noise"),

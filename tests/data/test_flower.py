@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.data.flower import from_flower
-from idiolect.data.source import Column, Source
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
+from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.partitions.flower import from_flower
 
 WRITERS = ("ann", "bob", "cy")
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect import data, keys
+from idiolect import data
+from idiolect.core import keys
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
 from idiolect.data import Column, Source, shifts
 from idiolect.data.shifts import KINDS, Who
-from idiolect.errors import InputError
-from idiolect.spec import Spec
 
 NAMES = ("City", "Mercy", "North", "South", "West")
 

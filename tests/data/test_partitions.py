@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import check
 from idiolect.data import PARTITIONS, partitions
-from idiolect.data.dealing import allocate, fill, suffices
-from idiolect.data.partitions import classes, dirichlet, dirichlet_fixed, domains, dominant, iid, natural, pathological
-from idiolect.data.source import Column, Source
-from idiolect.errors import InputError
-from idiolect.spec import check
+from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.partitions.allocation import allocate, fill, suffices
+from idiolect.data.partitions.families import (
+    classes,
+    dirichlet,
+    dirichlet_fixed,
+    domains,
+    dominant,
+    iid,
+    natural,
+    pathological,
+)
 
 quick = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 2**32)

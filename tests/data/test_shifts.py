@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from idiolect import keys
+from idiolect.core import keys
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec, check
 from idiolect.data import shifts
 from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate
-from idiolect.errors import InputError
-from idiolect.spec import Spec, check
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8)

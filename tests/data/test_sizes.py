@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from idiolect.data.dealing import Split
-from idiolect.data.sizes import draw_sizes, scarce
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
+from idiolect.data.partitions.allocation import Split
+from idiolect.data.partitions.sizes import draw_sizes, scarce
 
 
 def rng(seed=0):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from idiolect.method import Data, Down, Method, Up
+from idiolect.core.method import Data, Down, Method, Up
 
 Where = tuple[str, int, int]  # stage, round, client
 NEVER = ("", 0, 0)

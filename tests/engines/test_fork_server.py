@@ -18,7 +18,7 @@ import counting
 import toy
 import workers
 
-from idiolect.engines import Job, Processes, Sequential, fit, processes
+from idiolect.engines import Job, Processes, Sequential, fit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every worker is an interpreter of its own")
 
@@ -32,22 +32,22 @@ def _rounds(count: int = 1, *, workers: int = 2) -> list[float]:
 
 def test_one_process_serves_several_engines() -> None:
     first = _rounds()
-    server = processes._SERVER
+    server = pool._SERVER
     assert server is not None
     assert _rounds() == first
-    assert processes._SERVER is server
+    assert pool._SERVER is server
     assert not workers.alive(), "they end with their engine"
 
 
 def test_another_takes_its_place_when_it_has_died() -> None:
     first = _rounds()
-    server = processes._SERVER
+    server = pool._SERVER
     assert server is not None
     os.kill(server._process.pid, signal.SIGKILL)
     while server.usable:
         time.sleep(0.01)
     assert _rounds() == first
-    assert processes._SERVER is not server
+    assert pool._SERVER is not server
 
 
 def test_it_may_die_while_its_workers_work() -> None:
@@ -55,8 +55,8 @@ def test_it_may_die_while_its_workers_work() -> None:
         want = fit(Job("counting", partial(counting.build), toy.data(), 3), engine, rounds=4)
 
     def kill(*_: object) -> None:
-        assert processes._SERVER is not None
-        os.kill(processes._SERVER._process.pid, signal.SIGKILL)
+        assert pool._SERVER is not None
+        os.kill(pool._SERVER._process.pid, signal.SIGKILL)
 
     with Processes(2) as engine:
         end = fit(Job("counting", partial(counting.build), toy.data(), 3), engine, rounds=4, on_round=kill)
@@ -89,7 +89,7 @@ def test_a_worker_has_what_the_program_has_now(
 
 def test_a_program_that_was_forked_has_a_server_of_its_own() -> None:
     _rounds()
-    server = processes._SERVER
+    server = pool._SERVER
     assert server is not None
     child = os.fork()
     if child == 0:

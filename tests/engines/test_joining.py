@@ -19,12 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # counting travels to workers by
 import counting
 import toy
 
-from idiolect import data, keys, methods, models, tree
+from idiolect import data, methods, models
+from idiolect.core import keys, tree
+from idiolect.core.errors import Interrupted, RunError
+from idiolect.core.method import SGD, Data, Method, Task, Training
+from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, Source
 from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, fit
-from idiolect.errors import Interrupted, RunError
-from idiolect.method import SGD, Data, Method, Task, Training
-from idiolect.spec import Spec
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 ROUNDS = 2

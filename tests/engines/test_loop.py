@@ -27,13 +27,13 @@ import toy
 import workers
 
 from idiolect import methods, models
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit, processes
-from idiolect.engines.clients import InMemory
-from idiolect.engines.loop import participants
-from idiolect.engines.processes import cores
-from idiolect.engines.site import Site
-from idiolect.errors import InputError, Interrupted, RunError
-from idiolect.method import SGD, Task, Training
+from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.core.method import SGD, Task, Training
+from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit
+from idiolect.engines.processes import cores, pool
+from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_store import InMemory
+from idiolect.simulation.rounds import participants
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 
@@ -363,7 +363,7 @@ def test_engine_that_cannot_be(name: str, workers: int | None, words: str) -> No
 
 
 def test_worker_imports_no_more_than_it_needs() -> None:
-    code = "import sys, idiolect.engines.worker; print(*{m.partition('.')[0] for m in sys.modules})"
+    code = "import sys, idiolect.engines.processes.worker; print(*{m.partition('.')[0] for m in sys.modules})"
     found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert "torch" in found
     assert not found & {"pandas", "datasets", "sklearn", "rich", "typer", "jinja2", "vl_convert"}
@@ -398,9 +398,9 @@ def test_workers_keep_their_memory() -> None:
 
 def test_the_callers_tunables_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    ours = processes._environment()["GLIBC_TUNABLES"]
+    ours = pool._environment()["GLIBC_TUNABLES"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert processes._environment()["GLIBC_TUNABLES"] == f"{ours}:glibc.malloc.hugetlb=0", "the last one holds"
+    assert pool._environment()["GLIBC_TUNABLES"] == f"{ours}:glibc.malloc.hugetlb=0", "the last one holds"
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:

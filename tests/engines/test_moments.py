@@ -17,14 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 
 import toy
 
-from idiolect import keys, methods, tree
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.method import Data, Down, Method
 from idiolect.data import FederatedData
 from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, fit
-from idiolect.engines.loop import participants
-from idiolect.engines.site import calibration_error
 from idiolect.engines.vectorised import Vectorised
-from idiolect.method import Data, Down, Method
-from idiolect.protocol import Protocol
+from idiolect.simulation.client_runner import calibration_error
+from idiolect.simulation.rounds import participants
 
 ROUNDS, SEED = 3, 5
 NAMES = ("fedavg_ft", "fedper", "fedpac", "pfedfda", "ditto")

@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # counting travels to nodes by n
 import counting
 import toy
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.core.method import Down
 from idiolect.engines import Job, Record, Sequential, State, fit
-from idiolect.engines import ray as nodes
-from idiolect.engines.ray import Host, Lost, Ray
-from idiolect.engines.site import groups
-from idiolect.errors import InputError, Interrupted, RunError
-from idiolect.method import Down
+from idiolect.engines.ray import engine as nodes
+from idiolect.engines.ray.engine import Host, Lost, Ray
+from idiolect.simulation.client_runner import groups
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -457,18 +457,18 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
         "from functools import partial\n"
         "import counting, listening, toy\n"
         "from idiolect.engines import Job, fit\n"
-        "from idiolect.engines import ray\n"
-        "from idiolect.errors import InputError\n"
+        "from idiolect.engines.ray import engine as ray\n"
+        "from idiolect.core.errors import InputError\n"
         "mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "ray._REACHED = 1\n"
         "try:\n"
         "    with ray.Ray(address='127.0.0.1:9'): pass\n"
         "except InputError as error: print(error)\n"
-        "with ray.Ray(1) as engine:\n"
+        "with ray.Ray(1) as cluster:\n"
         "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN\n"
-        "    end = fit(Job('counting', counting.build, toy.data(), 3), engine, rounds=2)\n"
+        "    end = fit(Job('counting', counting.build, toy.data(), 3), cluster, rounds=2)\n"
         "    print(json.dumps(listening.addresses(os.environ['IDIOLECT_TEST'])))\n"
-        "print(end.server.tolist(), engine.workers)\n"
+        "print(end.server.tolist(), cluster.workers)\n"
     )
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:

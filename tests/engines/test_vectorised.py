@@ -30,12 +30,13 @@ import counting
 import tiny_bn
 import toy
 
-from idiolect import keys, methods, models, tree
+from idiolect import methods, models
+from idiolect.core import keys, tree
+from idiolect.core.errors import Diverged, InputError, Interrupted, RunError
+from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 from idiolect.engines import Engine, Job, Record, Sequential, State, begin, fit, vectorised
-from idiolect.engines.checkpoint import load, save
 from idiolect.engines.vectorised import Unfolded, Vectorised, mapped, plan
-from idiolect.errors import Diverged, InputError, Interrupted, RunError
-from idiolect.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.runs.checkpoint import load, save
 from idiolect.training import joins_by_training, log_softmax_of, train_model, trained, untrained
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory.")

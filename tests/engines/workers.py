@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from idiolect.engines import processes
+from idiolect.engines.processes import pool
 
 
 def alive() -> set[int]:
     """Children of the process that starts workers; those that have ended, and were not asked after yet, count."""
-    server = processes._SERVER
+    server = pool._SERVER
     found = set()
     for entry in Path("/proc").glob("[0-9]*") if server else ():
         try:

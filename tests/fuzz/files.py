@@ -505,9 +505,9 @@ def _python(rng: random.Random) -> Case:
         more["test"] = rng.choice(((x, y), (x, y, more.get("clients")), x, [], (1, 2), "ab"))
 
     def entry(arguments: Sequence[str]) -> None:
+        from idiolect.core.errors import InputError
         from idiolect.data import from_arrays
-        from idiolect.errors import InputError
-        from idiolect.experiments import Study
+        from idiolect.studies import Study
 
         try:
             source = from_arrays(x, y, **more)

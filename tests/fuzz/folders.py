@@ -64,8 +64,8 @@ def _quietly(entry: Callable[[list[str]], object], arguments: list[str], code: i
 
 def _halve(place: Path) -> None:
     """The same run as a signal leaves it: one method done, the other after its first round."""
-    import idiolect.experiments as experiments
-    from idiolect.errors import Interrupted
+    import idiolect.studies as experiments
+    from idiolect.core.errors import Interrupted
 
     study = experiments.Study.read("whole/study.yaml")
     half = place / "half"

@@ -155,7 +155,7 @@ def _hostile(rng: random.Random, depth: int = 0) -> Any:
 
 def _study(rng: random.Random) -> dict[str, Any]:
     """A study with a few settings that are valid or not."""
-    from idiolect.experiments import Study
+    from idiolect.studies import Study
 
     study: dict[str, Any] = dict(BASE)
     for name in rng.sample(list(Study.model_fields), rng.choice((0, 1, 1, 1, 2))):
@@ -221,8 +221,8 @@ def _python(rng: random.Random, here: Path, known: dict[str, list[str]]) -> Case
     study = _study(rng)
 
     def entry(arguments: Sequence[str]) -> None:
-        from idiolect.errors import InputError
-        from idiolect.experiments import Study
+        from idiolect.core.errors import InputError
+        from idiolect.studies import Study
 
         try:
             made = Study(**study)

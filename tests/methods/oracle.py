@@ -14,9 +14,9 @@ import torch
 from scipy.special import log_softmax
 from torch import nn
 
-from idiolect import keys, tree
-from idiolect.method import SGD, Data, Down, Method, Task, Training
-from idiolect.network import Model, Network
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Data, Down, Method, Task, Training
+from idiolect.core.network import Model, Network
 
 INPUTS, WIDTH, CLASSES, BATCH, EPOCHS = 5, 6, 4, 6, 2
 RULE = SGD(lr=0.07, momentum=0.6, weight_decay=2e-2)  # a decay that shows within one round

@@ -12,9 +12,9 @@ import torch
 from oracle import close, data, key, one
 from torch import Tensor, nn
 
-from idiolect import tree
-from idiolect.method import SGD, Data, Method, Task, Training
-from idiolect.network import Model, Network
+from idiolect.core import tree
+from idiolect.core.method import SGD, Data, Method, Task, Training
+from idiolect.core.network import Model, Network
 from idiolect.training import untrained
 
 CLIENTS = 5

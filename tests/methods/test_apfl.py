@@ -18,10 +18,11 @@ import torch
 from oracle import close
 from torch import nn
 
-from idiolect import methods, tree
-from idiolect.method import SGD, Data, Down, Method, Task, Training
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import SGD, Data, Down, Method, Task, Training
+from idiolect.core.network import Model, Network
 from idiolect.methods import apfl
-from idiolect.network import Model, Network
 from idiolect.training import Personal, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}

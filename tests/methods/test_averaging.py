@@ -10,7 +10,8 @@ import pytest
 import torch
 from oracle import close
 
-from idiolect import keys, methods, tree
+from idiolect import methods
+from idiolect.core import keys, tree
 from idiolect.training import untrained
 
 ROWS = o.federation()

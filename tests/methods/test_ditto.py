@@ -15,10 +15,11 @@ import recorded as rec
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.method import SGD, Method
-from idiolect.network import Model
-from idiolect.training import Batch, Personal, trained, untrained, whole
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import SGD, Method
+from idiolect.core.network import Model
+from idiolect.training import Batch, Personal, supervised, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 ROWS = o.federation()
@@ -46,7 +47,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             at = [np.arange(7) + 7 * ((cursor[k] + s) % full) for s in range(4)]
             cursor[k] += 4
             plan = [Batch(torch.tensor(a), torch.ones(7), s) for s, a in enumerate(at)]
-            monkeypatch.setattr(whole, "batches", lambda *a, plan=plan, steps, **k: plan[:steps])
+            monkeypatch.setattr(supervised, "batches", lambda *a, plan=plan, steps, **k: plan[:steps])
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], o.data(*rows[k]), o.key(r, k))
             ups.append(up)
         server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))

@@ -20,7 +20,7 @@ import toy
 from specimens import SPECIMENS
 
 from idiolect import cli, methods
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 
 SKELETON = (Path(methods.__file__).parent / "_skeleton.py").read_text()
 MINE = SKELETON.replace("def skeleton(task: Task)", "def mine(task: Task)").replace("Title: what", "Mine: what")

@@ -16,9 +16,10 @@ import recorded as r
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.method import SGD, Method
-from idiolect.network import Model
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import SGD, Method
+from idiolect.core.network import Model
 from idiolect.training import batches, cross_entropy_mean, rows, sgd
 
 ROWS = o.federation()

@@ -11,8 +11,9 @@ import torch
 from oracle import close
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
-from idiolect import keys, methods, models, tree
-from idiolect.method import Task, Up
+from idiolect import methods, models
+from idiolect.core import keys, tree
+from idiolect.core.method import Task, Up
 from idiolect.methods.fedcr import Client, Encoder, Report, Server
 from idiolect.statistics.experts import Experts
 

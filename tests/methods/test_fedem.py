@@ -20,10 +20,11 @@ from oracle import close, data, key, one
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
-from idiolect import methods, tree
-from idiolect.method import SGD, Method, Task, Training, Up
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import SGD, Method, Task, Training, Up
+from idiolect.core.network import Model, Network
 from idiolect.methods import fedem as module
-from idiolect.network import Model, Network
 from idiolect.training import Personal
 
 EXACT = {"rtol": 0, "atol": 1e-5}

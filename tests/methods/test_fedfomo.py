@@ -21,11 +21,12 @@ import torch
 from oracle import close, data, key
 from torch import Tensor, nn
 
-from idiolect import keys, methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Down, Task, Training, Up
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Down, Task, Training, Up
+from idiolect.core.network import Model, Network
 from idiolect.methods import fedfomo as module
-from idiolect.network import Model, Network
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 ROWS = o.federation()

@@ -11,7 +11,8 @@ import torch
 from oracle import close
 from scipy.special import log_softmax
 
-from idiolect import methods, tree
+from idiolect import methods
+from idiolect.core import tree
 from idiolect.methods.fedlda import Shared
 from idiolect.statistics import covariance
 

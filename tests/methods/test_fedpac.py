@@ -11,8 +11,9 @@ import pytest
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.method import Up
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Up
 from idiolect.methods.fedpac import Counts, Report, Server
 
 ROWS = o.federation()

@@ -18,8 +18,9 @@ import torch
 from oracle import close
 from scipy.special import log_softmax
 
-from idiolect import methods, tree
-from idiolect.method import SGD, Up
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import SGD, Up
 from idiolect.methods.fedproto import VARIANTS, Client, Prototypes
 from idiolect.training import trained, untrained
 

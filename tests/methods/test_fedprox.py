@@ -17,9 +17,10 @@ import recorded as r
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Up
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Up
 from idiolect.training import train_model
 
 ROWS = o.federation()

@@ -20,9 +20,10 @@ import torch
 from oracle import close
 from torch.nn.functional import cross_entropy
 
-from idiolect import keys, methods, tree
-from idiolect.method import SGD, Method
-from idiolect.network import Model
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Method
+from idiolect.core.network import Model
 from idiolect.training import batches, rows, sgd_from, trained, untrained
 
 ROWS = o.federation()

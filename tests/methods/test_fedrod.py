@@ -17,9 +17,10 @@ import torch
 from oracle import close
 from scipy.special import log_softmax
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Data, Down
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Data, Down
 from idiolect.methods.fedrod import Hypernetwork, Shared
 from idiolect.training import Personal, trained, untrained
 

@@ -18,11 +18,12 @@ from oracle import close
 from scipy.special import expit, log_softmax, logsumexp, softmax
 from torch import nn
 
-from idiolect import keys, methods, tree
-from idiolect.method import SGD, Task, Training
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Task, Training
+from idiolect.core.network import Network
 from idiolect.methods import fedsr
 from idiolect.methods.fedsr import Client, Reference, Server, Shared
-from idiolect.network import Network
 from idiolect.training import Batch
 
 EXACT = {"rtol": 0, "atol": 1e-5}

@@ -18,11 +18,12 @@ import torch
 from oracle import close, data, key, one
 from torch import nn
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Task, Training
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Task, Training
+from idiolect.core.network import Model, Network
 from idiolect.methods import hypcluster as module
-from idiolect.network import Model, Network
 from idiolect.training import row_losses
 
 EXACT = {"rtol": 0, "atol": 1e-5}

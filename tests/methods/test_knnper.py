@@ -17,10 +17,11 @@ import torch
 from oracle import close
 from scipy.special import log_softmax, softmax
 
-from idiolect import keys, methods, tree
-from idiolect.method import SGD, Data, Down, Method
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Data, Down, Method
+from idiolect.core.network import Model
 from idiolect.methods import knnper
-from idiolect.network import Model
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 ROWS = o.federation()

@@ -17,10 +17,11 @@ import recorded as r
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD
-from idiolect.network import Model
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD
+from idiolect.core.network import Model
 from idiolect.training import trained, untrained
 
 ROWS = o.federation()

@@ -31,10 +31,11 @@ from scipy.optimize import minimize_scalar
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
-from idiolect import keys, methods, tree
-from idiolect.method import SGD, Method, Task, Training
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Method, Task, Training
+from idiolect.core.network import Network
 from idiolect.methods import fedcr, fedpac, pfedfda
-from idiolect.network import Network
 from idiolect.statistics import covariance
 
 EXACT = {"rtol": 0, "atol": 1e-5}

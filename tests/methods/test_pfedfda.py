@@ -13,7 +13,8 @@ from oracle import close
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 
-from idiolect import methods, tree
+from idiolect import methods
+from idiolect.core import tree
 from idiolect.methods import pfedfda
 from idiolect.methods.pfedfda import Shared
 from idiolect.statistics import covariance

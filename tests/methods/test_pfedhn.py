@@ -17,11 +17,12 @@ import torch
 from oracle import close
 from torch import nn
 
-from idiolect import methods, tree
-from idiolect.method import Task, Training
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Task, Training
+from idiolect.core.network import Model, Network
 from idiolect.methods import pfedhn
 from idiolect.methods.pfedhn import Head, Hyper, Linear, Server
-from idiolect.network import Model, Network
 from idiolect.training import Batch, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}

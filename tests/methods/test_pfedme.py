@@ -16,11 +16,12 @@ import recorded as rec
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Data, Down, Method
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Data, Down, Method
+from idiolect.core.network import Model
 from idiolect.methods import pfedme
-from idiolect.network import Model
 from idiolect.training import Batch, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}

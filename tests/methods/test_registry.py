@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from idiolect import methods, spec
-from idiolect.errors import InputError
+from idiolect import methods
+from idiolect.core import option_spec
+from idiolect.core.errors import InputError
 
 
 def test_every_file_is_a_method() -> None:
@@ -31,11 +32,11 @@ def test_options_of_the_wrong_kind_are_one_sentence(options: Any) -> None:
 def test_presets_and_defaults_are_valid_options(name: str) -> None:
     entry = methods.get(name)
     assert methods.settle(name, {}) == entry.options
-    assert spec.check(entry.build, entry.options, name) == entry.options
+    assert option_spec.check(entry.build, entry.options, name) == entry.options
     for title, values in entry.variants.items():
         assert methods.settle(name, values) == entry.options | values, title
     for preset, values in entry.presets.items():
-        assert spec.check(entry.build, values, name) == values
+        assert option_spec.check(entry.build, values, name) == values
         assert methods.settle(name, {"preset": preset}) == entry.options | values
         for option in values:  # what is asked for by name outdoes the preset
             given = {option: entry.options[option]}

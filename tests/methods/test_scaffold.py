@@ -15,9 +15,10 @@ import recorded as r
 import torch
 from oracle import close
 
-from idiolect import methods, tree
-from idiolect.errors import InputError
-from idiolect.method import SGD, Data
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Data
 from idiolect.methods.scaffold import Server
 
 ROWS = o.federation()

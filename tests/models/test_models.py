@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, leaky_relu, linear, max_pool2d, relu
 
-from idiolect import keys, models, tree
-from idiolect.errors import InputError
-from idiolect.network import Model
-from idiolect.spec import Spec
+from idiolect import models
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
+from idiolect.core.network import Model
+from idiolect.core.option_spec import Spec
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 PUBLISHED = [  # body and whole network, from layer sizes in the papers and the released code

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from idiolect import keys, methods, models
+from idiolect import methods, models
+from idiolect.core import keys
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Task, Training
 from idiolect.data import FederatedData
 from idiolect.engines import Job, Processes, Sequential, fit
-from idiolect.errors import InputError
-from idiolect.method import SGD, Task, Training
 
 NETS = """
 from __future__ import annotations

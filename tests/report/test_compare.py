@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy.stats import bootstrap, wilcoxon
 
 from idiolect import cli, report
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 from idiolect.report.compare import combined, interval, signed_rank, smallest_p
 from idiolect.report.tables import columns_of
 

@@ -16,11 +16,11 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
 from idiolect import data
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
 from idiolect.data import Column, Source
-from idiolect.data.description import describe_clients
-from idiolect.errors import InputError
+from idiolect.data.heterogeneity import describe_clients
 from idiolect.report import description as drawing
-from idiolect.spec import Spec
 
 STUDY = {"partition": "iid", "data_seed": 3}
 

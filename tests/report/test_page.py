@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from idiolect import report
-from idiolect.errors import InputError, RunError
+from idiolect.core.errors import InputError, RunError
 from idiolect.report import page as writer
 
 NASTY = "</script><script>alert(1)</script>&<b>\"'"

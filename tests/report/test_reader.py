@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from idiolect import report
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 
 
 def test_reads_what_was_written(make, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import clip_correlation, pack, ridge, shrink, unpack
 
 D = 6

@@ -9,8 +9,8 @@ from scipy.stats import norm
 from torch.distributions import Normal, kl_divergence
 from torch.func import vmap
 
-from idiolect import tree
-from idiolect.errors import InputError
+from idiolect.core import tree
+from idiolect.core.errors import InputError
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
 
 N, C, V = 24, 4, 3

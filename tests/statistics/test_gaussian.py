@@ -7,7 +7,7 @@ from scipy.special import log_softmax
 from scipy.stats import multivariate_normal
 from torch.func import vmap
 
-from idiolect import tree
+from idiolect.core import tree
 from idiolect.statistics.gaussian import Gaussian, interpolate, lda_head
 
 C, D = 4, 6

@@ -7,8 +7,8 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import logsumexp
 from torch.func import vmap
 
-from idiolect import keys, tree
-from idiolect.errors import InputError
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import ridge
 from idiolect.statistics.gaussian import Gaussian, log_prior
 from idiolect.statistics.interpolation import _minimise, search, stratified_folds

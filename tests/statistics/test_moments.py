@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.func import vmap
 
-from idiolect import tree
-from idiolect.errors import InputError
+from idiolect.core import tree
+from idiolect.core.errors import InputError
 from idiolect.statistics.gaussian import estimate, log_prior
 from idiolect.statistics.moments import moments
 

@@ -19,13 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 
 import toy
 
-from idiolect import cli, keys, methods, tree
+from idiolect import cli, methods
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Data, Down, Method, Task, Training
+from idiolect.core.network import Network
 from idiolect.engines import Engine, Job, Sequential, fit
 from idiolect.engines.vectorised import Vectorised
-from idiolect.errors import InputError
-from idiolect.experiments import Study
-from idiolect.method import SGD, Data, Down, Method, Task, Training
-from idiolect.network import Network
+from idiolect.studies import Study
 from idiolect.training import batch_features, batches, features, rows, train_model
 from idiolect.training.augment import crop_flip
 

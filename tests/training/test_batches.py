@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 
 import toy
 
-from idiolect import keys
-from idiolect.method import Data, Training
+from idiolect.core import keys
+from idiolect.core.method import Data, Training
 from idiolect.training import Batch, batches, rows
 
 few = settings(deadline=None, max_examples=25)

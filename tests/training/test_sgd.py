@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from idiolect import keys, tree
-from idiolect.method import SGD, Data, Training
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Data, Training
 from idiolect.training import Batch, batches, cross_entropy_mean, mean, sgd, sgd_from
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from idiolect import methods
-from idiolect.method import Method, Task
-from idiolect.network import Network
+from idiolect.core.method import Method, Task
+from idiolect.core.network import Network
 
 
 def make(inputs: int = 16, width: int = 5, classes: int = 3) -> tuple[nn.Module, nn.Module]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from idiolect.data.dealing import Split
-from idiolect.data.pack import (
-    PARTITIONS,
-    SHIFTS,
+from idiolect.data.datasets.dataset import Column, Source, digest
+from idiolect.data.datasets.loading import at_hand, describe, load, names
+from idiolect.data.federated import (
     FederatedData,
     Normalise,
     build,
@@ -20,11 +19,11 @@ from idiolect.data.pack import (
     partition_of,
     shift_of,
 )
-from idiolect.data.source import Column, Source, digest
-from idiolect.data.sources import at_hand, describe, load, names
+from idiolect.data.partitions import PARTITIONS, Split
+from idiolect.data.shifts import SHIFTS
 
 if TYPE_CHECKING:
-    from idiolect.data.own import from_arrays, from_dataset, from_frame, is_program, open_data
+    from idiolect.data.custom import from_arrays, from_dataset, from_frame, is_program, open_data
 
 _OWN = ("from_arrays", "from_dataset", "from_frame", "is_program", "open_data")
 __all__ = [
@@ -59,5 +58,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import on first use what reads the user's own data: a worker process needs none of it."""
     if name in _OWN:
-        return getattr(import_module("idiolect.data.own"), name)
+        return getattr(import_module("idiolect.data.custom"), name)
     raise AttributeError(f"module 'idiolect.data' has no attribute {name!r}")

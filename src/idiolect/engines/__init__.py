@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from idiolect.engines.loop import Engine, Record, Session, State, begin, fit
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.option_spec import Spec, check
 from idiolect.engines.processes import Processes, cores
 from idiolect.engines.ray import Ray
 from idiolect.engines.sequential import Sequential
-from idiolect.engines.site import Job
 from idiolect.engines.vectorised import Vectorised
-from idiolect.errors import InputError, nearest
-from idiolect.spec import Spec, check
+from idiolect.simulation.client_runner import Job
+from idiolect.simulation.rounds import Engine, Record, Session, State, begin, fit
 
 ENGINES: dict[str, Callable[..., Engine]] = {
     "sequential": Sequential,

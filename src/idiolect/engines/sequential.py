@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from idiolect import tree
-from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, groups
+from idiolect.core import tree
+from idiolect.core.errors import InputError, Interrupted
+from idiolect.core.method import Down
+from idiolect.core.tree import Tree
 from idiolect.engines.threads import OneThread
-from idiolect.errors import InputError, Interrupted
-from idiolect.method import Down
-from idiolect.tree import Tree
+from idiolect.simulation.client_runner import Job, Measured, Site, Stage, Stop, Trained, groups
 
 
 class Sequential:

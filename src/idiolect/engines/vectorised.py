@@ -18,13 +18,13 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from idiolect import keys, spec, tree
+from idiolect.core import keys, option_spec, tree
+from idiolect.core.errors import InputError, Interrupted, RunError, blame, option
+from idiolect.core.method import Data, Down
+from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.engines.site import Job, Measured, Site, Stage, Stop, Trained, check
-from idiolect.errors import InputError, Interrupted, RunError, blame, option
-from idiolect.method import Data, Down
+from idiolect.simulation.client_runner import Job, Measured, Site, Stage, Stop, Trained, check
 from idiolect.training import Personal
-from idiolect.tree import Tree
 
 # R rows of everybody, K clients of a chunk, N rows of the longest of them, C classes, U lengths
 
@@ -80,7 +80,7 @@ class Vectorised:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the vectorised engine: leave it out")
         options = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution}
-        checked = spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
+        checked = option_spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
         self.device = _device(checked["device"])
         for asked, wanted in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
             if wanted and self.device.type != "cuda":

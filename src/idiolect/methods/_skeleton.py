@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model, Weights
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 

@@ -9,9 +9,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
+from idiolect.core.tree import Tree
 from idiolect.training import (
     Batch,
     Personal,
@@ -24,7 +25,6 @@ from idiolect.training import (
     trained_loss,
     untrained,
 )
-from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"alpha": 0.5, "mix": "outputs", "alpha_gradient": "released", "evaluate_with": "own"}

@@ -8,9 +8,9 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import Personal, joins_by_training, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import PositiveInt
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import log_softmax_of, train_model
 
 

@@ -9,9 +9,9 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import log_softmax_of, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {

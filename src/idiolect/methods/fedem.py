@@ -9,9 +9,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
+from idiolect.core.tree import Tree
 from idiolect.training import (
     Batch,
     Personal,
@@ -25,7 +26,6 @@ from idiolect.training import (
     trained_loss,
     untrained,
 )  # fmt: skip
-from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"keep_momentum": True, "joining_steps": 1}}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -11,11 +11,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Weights
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Weights
+from idiolect.statistics.head_combination import combination_weights
 from idiolect.statistics.moments import weights_by_class
-from idiolect.statistics.simplex import combination_weights
 from idiolect.training import (
     Batch,
     batch_features,

@@ -10,8 +10,9 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
+from idiolect.core.tree import Tree
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
@@ -27,7 +28,6 @@ from idiolect.training import (
     trained_loss,
     untrained,
 )
-from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"drop_last": True},

@@ -8,9 +8,9 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model, Weights
 from idiolect.training import Personal, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,10 @@ from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, relu
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights, new_linear
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model, Weights, new_linear
+from idiolect.core.tree import Tree
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
@@ -25,7 +26,6 @@ from idiolect.training import (
     trained_loss,
     untrained,
 )
-from idiolect.tree import Tree
 
 
 class Hypernetwork(NamedTuple):

@@ -11,9 +11,10 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, softplus
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Weights, new_linear, watch
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Weights, new_linear, watch
+from idiolect.core.tree import Tree
 from idiolect.statistics.experts import kl_diagonal
 from idiolect.training import (
     Batch,
@@ -26,7 +27,6 @@ from idiolect.training import (
     sgd_from,
     trained_loss,
 )
-from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"latent": 512, "conditional": 5e-4, "steps": 5, "keep_momentum": True},

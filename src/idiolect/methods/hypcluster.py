@@ -8,9 +8,9 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
 VARIANTS: dict[str, dict[str, Any]] = {"HypCluster (k=3)": {"clusters": 3}, "HypCluster (k=5)": {"clusters": 5}}

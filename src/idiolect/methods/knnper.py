@@ -9,9 +9,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect import keys, tree
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import features, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from idiolect.method import Data, Down, Method, Task, Up
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.tree import Tree
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
-from idiolect.tree import Tree
 
 
 def local(task: Task) -> Method:

@@ -9,9 +9,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from idiolect import keys, tree
-from idiolect.method import SGD, Data, Down, Method, Task, Up
-from idiolect.network import Model, Weights, new_linear
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Data, Down, Method, Task, Up
+from idiolect.core.network import Model, Weights, new_linear
+from idiolect.core.tree import Tree
 from idiolect.training import (
     Batch,
     Personal,
@@ -24,7 +25,6 @@ from idiolect.training import (
     trained_loss,
     untrained,
 )
-from idiolect.tree import Tree
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"lr": 5e-3, "tuning": "nobody"},

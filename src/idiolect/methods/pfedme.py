@@ -9,10 +9,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.errors import InputError
-from idiolect.method import Data, Down, Method, Task, Up
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.network import Model
 from idiolect.training import (
     Batch,
     Personal,

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.method import Data, Down, Method, Task, Up, unchanged
-from idiolect.network import Model
+from idiolect.core import tree
+from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.core.network import Model
 from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, rows, sgd, trained_loss
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from idiolect import spec
-from idiolect.errors import InputError, nearest
+from idiolect.core import option_spec
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.network import Buffers, Network
+from idiolect.core.option_spec import Spec
 from idiolect.models import own
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
 from idiolect.models.mobilenet import mobilenetv3_small
 from idiolect.models.parts import Parts, Shape
 from idiolect.models.resnet import resnet18, resnet18_cifar, wrn16_2
-from idiolect.network import Buffers, Network
-from idiolect.spec import Spec
 
 NETWORKS: dict[str, Callable[..., Parts]] = {
     f.__name__: f
@@ -46,7 +46,7 @@ def choose(model: Spec | str, shape: Shape) -> str:
 def build(model: Spec | str, shape: Shape, classes: int) -> Network:
     """A network by name and options; ``auto`` takes the papers' network for the shape.
 
-    Every model has the option ``buffers``, which ``idiolect.network.Network`` explains.
+    Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains.
 
     Args:
         model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path, of which ``idiolect.models.own`` says
@@ -59,12 +59,16 @@ def build(model: Spec | str, shape: Shape, classes: int) -> Network:
     """
     chosen = _chosen(model, shape)
     name, what = chosen.name, f"model {chosen.name}"
-    policy = spec.check(_for_all, {k: v for k, v in chosen.options.items() if k == "buffers"}, what).get("buffers")
+    policy = option_spec.check(_for_all, {k: v for k, v in chosen.options.items() if k == "buffers"}, what).get(
+        "buffers"
+    )
     options = {k: v for k, v in chosen.options.items() if k != "buffers"}
     if name not in NETWORKS:
         return own.network(name, options, policy, shape, classes)
     make = NETWORKS[name]
-    return Network(partial(make, shape, classes, **spec.check(make, options, what, beside=["buffers"])), shape, policy)
+    return Network(
+        partial(make, shape, classes, **option_spec.check(make, options, what, beside=["buffers"])), shape, policy
+    )
 
 
 def _for_all(*, buffers: Buffers | None = None) -> None:

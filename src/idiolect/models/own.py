@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from idiolect import keys, spec
-from idiolect.errors import InputError
+from idiolect.core import keys, option_spec
+from idiolect.core.errors import InputError
+from idiolect.core.import_path import by_path
+from idiolect.core.network import Buffers, Network, seeded
 from idiolect.models.parts import Parts, Shape
-from idiolect.network import Buffers, Network, seeded
-from idiolect.paths import by_path
 
 
 def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int) -> Network:
@@ -95,7 +95,7 @@ def _checked(make: Callable[..., Any], options: Mapping[str, Any], what: str) ->
     schema.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [p.replace(kind=p.KEYWORD_ONLY, annotation=Any if p.annotation is p.empty else p.annotation) for p in own]
     )
-    return spec.check(schema, options, what, beside=["buffers"])
+    return option_spec.check(schema, options, what, beside=["buffers"])
 
 
 def _are_modules(found: object) -> bool:

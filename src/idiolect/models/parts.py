@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm
 
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 
 Shape = tuple[int, ...]
 Parts = tuple[nn.Module, nn.Module]

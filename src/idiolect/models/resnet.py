@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 from idiolect.models.parts import Norm, Parts, Shape, SharedAffineGroupNorm, he, image, new_norm
 
 Normalise = Callable[[int], nn.Module]

@@ -4,7 +4,6 @@ from idiolect.report import description
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
 from idiolect.report.page import Head, draw, write
-from idiolect.report.reader import DIVERGED, Divergence, Run, divergences, edited, read, settings
 from idiolect.report.tables import (
     Joined,
     Row,
@@ -20,6 +19,7 @@ from idiolect.report.tables import (
     render_joined,
     summary,
 )
+from idiolect.runs.reader import DIVERGED, Divergence, Run, divergences, edited, read, settings
 
 __all__ = [
     "DIVERGED",

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from idiolect.errors import InputError, nearest
-from idiolect.report.reader import Run
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.option_spec import split_list
+from idiolect.core.terminal import Text
 from idiolect.report.tables import finished, is_best, summary, worst
-from idiolect.spec import split_list
-from idiolect.terminal import Text
+from idiolect.runs.reader import Run
 
 # S seeds, K clients, B resamples
 

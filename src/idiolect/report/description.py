@@ -16,16 +16,16 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from idiolect import files, keys
+from idiolect.core import files, keys
+from idiolect.core.errors import InputError
+from idiolect.core.terminal import Text
 from idiolect.data import FederatedData, holdings
-from idiolect.data.description import COMPARED, Description
-from idiolect.errors import InputError
+from idiolect.data.heterogeneity import COMPARED, Description
 from idiolect.report.figures import partition_figures
+from idiolect.report.formatting import divided, short
 from idiolect.report.page import render_page
-from idiolect.report.reader import Run
 from idiolect.report.tables import size
-from idiolect.report.words import divided, short
-from idiolect.terminal import Text
+from idiolect.runs.reader import Run
 
 LEGEND = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "

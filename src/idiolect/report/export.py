@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import vl_convert
 
-from idiolect import files
-from idiolect.errors import InputError, option
+from idiolect.core import files
+from idiolect.core.errors import InputError, option
 from idiolect.report.figures import figures, palette, sensitivity
-from idiolect.report.reader import Run, read
 from idiolect.report.tables import as_csv, as_latex, columns_of, summary
+from idiolect.runs.reader import Run, read
 
 Form = Literal["latex", "csv", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from idiolect.data.description import Description
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+from idiolect.data.heterogeneity import Description
 from idiolect.report.compare import p_value, smallest_p
-from idiolect.report.reader import Run, last
+from idiolect.report.formatting import short
 from idiolect.report.tables import Row, finished, size, summary, worst
-from idiolect.report.words import short
-from idiolect.spec import Spec
+from idiolect.runs.reader import Run, last
 
 Json = dict[str, Any]
 

@@ -18,14 +18,24 @@ import torch
 import vl_convert
 from markupsafe import Markup
 
-from idiolect import files
-from idiolect.data import cache as kept
-from idiolect.errors import InputError
+from idiolect.core import files
+from idiolect.core.errors import InputError
+from idiolect.data.datasets import cache as kept
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
-from idiolect.report.reader import Run, read
-from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, is_best, joined, summary, worst
-from idiolect.report.words import divided, plain
+from idiolect.report.formatting import divided, plain
+from idiolect.report.tables import (
+    LEGEND,
+    accuracy_text,
+    as_csv,
+    as_latex,
+    columns_of,
+    is_best,
+    joined,
+    summary,
+    worst,
+)
+from idiolect.runs.reader import Run, read
 
 _SAID = 20  # shifts
 FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}

@@ -13,10 +13,10 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from idiolect.protocol import Protocol
-from idiolect.report.reader import Run
-from idiolect.report.words import short
-from idiolect.terminal import Text
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.terminal import Text
+from idiolect.report.formatting import short
+from idiolect.runs.reader import Run
 
 _USUAL = Protocol()
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.errors import InputError
+from idiolect.core import tree
+from idiolect.core.errors import InputError
 
 
 def shrink(cov_dd: Tensor, weight: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.errors import InputError
+from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import shrink as shrink_covariance
 from idiolect.statistics.moments import Moments
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from idiolect import keys, tree
-from idiolect.errors import InputError
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import shrink as shrink_covariance
 from idiolect.statistics.gaussian import Gaussian, estimate
 from idiolect.statistics.moments import Moments, moments, weights_by_class

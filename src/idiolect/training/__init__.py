@@ -1,9 +1,9 @@
 """Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
 
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.personal import Personal, joins_by_training, own_or, trained, untrained
+from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
-from idiolect.training.whole import (
+from idiolect.training.supervised import (
     Part,
     batch_features,
     features,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from idiolect import keys
+from idiolect.core import keys
 
 _PAD = 4  # pixels
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import keys, tree
-from idiolect.method import Data, Task, Training
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Task, Training
 from idiolect.training.augment import crop_flip
 
 _EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding renumbers none

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from idiolect import tree
-from idiolect.method import SGD
+from idiolect.core import tree
+from idiolect.core.method import SGD
+from idiolect.core.tree import Tree
 from idiolect.training.batches import Batch
-from idiolect.tree import Tree
 
 P = TypeVar("P")
 Loss = Callable[[P, Batch], tuple[Tensor, Tree]]

@@ -1,0 +1,258 @@
+"""A network in two parts, body and head, as pure functions of their weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from threading import RLock, local
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+
+# B batch, C channels, M calls of a layer in one prediction
+
+Weights = dict[str, Tensor]
+Buffers = Literal["aggregate", "local", "frozen"]
+_SEEDING = RLock()
+_WATCHED = local()
+
+
+class Model(NamedTuple):
+    """The weights of a whole network."""
+
+    body: Weights
+    head: Weights
+
+
+class Moments(NamedTuple):
+    """What a batch normalisation takes in, per channel; row m is its m-th call in one prediction."""
+
+    mean_MC: Tensor
+    square_MC: Tensor
+    """The mean of the squares."""
+
+
+Statistics = dict[str, Moments]  # by the layer's name
+
+
+@dataclass(frozen=True)
+class Network:
+    """Body and head from a factory of two modules: x -> z (B, d) -> logits (B, C).
+
+    Attributes:
+        make: builds (body, head) with the modules' own initialisation; importable, so that a worker can build it too.
+        shape: of one input row, for example (1, 28, 28).
+        buffers: what becomes of what a network holds beside its weights. "frozen": they stay as the factory makes
+            them, in training as in prediction. "local" and "aggregate": batch normalisations normalise by the batch,
+            and predictions by statistics that ``idiolect.training.batchnorm`` measures; other buffers stay. None: there
+            are none.
+
+    Raises:
+        InputError: the policy does not fit the buffers that there are.
+    """
+
+    make: Callable[[], tuple[nn.Module, nn.Module]]
+    shape: tuple[int, ...]
+    buffers: Buffers | None = None
+    _parts: tuple[_Pure, _Pure] = field(init=False, repr=False, compare=False)
+    _norms: _Norms = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        body, head = self._build(0)
+        modules = [(f"{part}.{path}".rstrip("."), m) for part, root in (("body", body), ("head", head))
+                   for path, m in root.named_modules()]  # fmt: skip
+        layers = {path: m for path, m in modules if isinstance(m, _BatchNorm)}
+        _check(self.buffers, layers, [f"{path}.{n}" for path, m in modules for n, _ in m.named_buffers(recurse=False)])
+        if self.buffers == "frozen":
+            body.eval()
+            head.eval()
+        object.__setattr__(self, "_norms", _Norms({} if self.buffers == "frozen" else layers))
+        object.__setattr__(self, "_parts", (_Pure(body), _Pure(head)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Network, (self.make, self.shape, self.buffers)
+
+    def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
+        with seeded(seed):
+            return self.make()
+
+    @cached_property
+    def width(self) -> int:
+        """d, the number of features."""
+        with torch.no_grad():
+            return int(self.features(_weights(self._build(0)[0]), torch.zeros(1, *self.shape)).shape[-1])
+
+    def init(self, key: Tensor) -> Model:
+        """Fresh weights, a function of the key alone."""
+        body, head = self._build(int(key))
+        return Model(_weights(body), _weights(head))
+
+    def features(self, body: Weights, x_B: Tensor) -> Tensor:
+        """z (B, d)."""
+        return watch(self._parts[0](body, x_B))
+
+    def logits(self, head: Weights, z_Bd: Tensor) -> Tensor:
+        """Logits (B, C) of features (B, d)."""
+        return self._parts[1](head, z_Bd)
+
+    def __call__(self, model: Model, x_B: Tensor) -> Tensor:
+        """Logits (B, C) of inputs."""
+        return self.logits(model.head, self.features(model.body, x_B))
+
+    @contextmanager
+    def recording(self) -> Iterator[Statistics]:
+        """Inside, batch normalisations note what they take in; it stands in what this gives."""
+        before, self._norms.seen = self._norms.seen, {}
+        try:
+            yield self._norms.seen
+        finally:
+            self._norms.seen = before
+
+    @contextmanager
+    def normalising(self, by: Statistics) -> Iterator[None]:
+        """Inside, passes without gradients normalise by these statistics, a layer's calls in turn by its rows."""
+        before = self._norms.given, self._norms.calls
+        self._norms.given, self._norms.calls = by, Counter()
+        try:
+            yield
+        finally:
+            self._norms.given, self._norms.calls = before
+
+
+@contextmanager
+def watching() -> Iterator[list[Tensor]]:
+    """Inside, in this thread, what this gives holds the representation (B, V) that a pass noted last."""
+    before, _WATCHED.seen = getattr(_WATCHED, "seen", None), list[Tensor]()
+    try:
+        yield _WATCHED.seen
+    finally:
+        _WATCHED.seen = before
+
+
+def watch(z_BV: Tensor) -> Tensor:
+    """Note a representation, where somebody watches, and give it back.
+
+    ``Network.features`` does so by itself; a method whose representation is another one notes that after it.
+    """
+    if (seen := getattr(_WATCHED, "seen", None)) is not None:
+        seen[:] = [z_BV]
+    return z_BV
+
+
+def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
+    """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch starts one; the key alone decides."""
+    with seeded(int(key)):
+        return _weights(nn.Linear(inputs, outputs))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's own generator draws by a seed; it is as before afterwards, and no other thread is in here."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _weights(module: nn.Module) -> Weights:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def _check(policy: Buffers | None, layers: Mapping[str, _BatchNorm], buffers: list[str]) -> None:
+    """Raise unless a policy fits the batch normalisations and the names of the buffers."""
+    first = next(iter([*buffers, *layers]), None)
+    if policy is None and first:
+        raise InputError(
+            f"the network has buffers ({first}): say what becomes of them with the model's option buffers=aggregate, "
+            "local or frozen, or normalise without running statistics, as GroupNorm does"
+        )
+    if policy and not first:
+        raise InputError(f"buffers={policy} is not possible, for the network has no buffers: leave it out")
+    if policy in ("aggregate", "local") and not layers:
+        raise InputError(
+            f"buffers={policy} is for batch normalisation, and the network's buffers are others ({first}): "
+            "choose buffers=frozen"
+        )
+    bare = next((path for path, m in layers.items() if m.running_mean is None), None)
+    if policy == "frozen" and bare:
+        raise InputError(f"buffers=frozen is not possible, for {bare} keeps no statistics: choose buffers=local")
+
+
+class _Norms:
+    """The batch normalisations of a network: by the batch, unless told by what; their own buffers never change."""
+
+    def __init__(self, layers: Mapping[str, _BatchNorm]) -> None:
+        self.seen: Statistics | None = None
+        self.given: Statistics | None = None
+        self.calls: Counter[str] = Counter()
+        for name, layer in layers.items():
+            layer.forward = partial(self._normalise, name, layer)  # type: ignore[method-assign]
+
+    def _normalise(self, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+        if self.given is not None and not torch.is_grad_enabled():
+            mean_MC, square_MC = self.given[name]
+            call = self.calls[name] % len(mean_MC)
+            self.calls[name] += 1
+            mean_C, square_C = mean_MC[call], square_MC[call]
+            var_C = (square_C - mean_C.square()).clamp(min=0)
+            return batch_norm(x, mean_C.to(x.dtype), var_C.to(x.dtype), layer.weight, layer.bias, eps=layer.eps)
+        if self.seen is not None:
+            row = _moments(x)
+            self.seen[name] = (
+                tree.map(lambda a, b: torch.cat([a, b]), self.seen[name], row) if name in self.seen else row
+            )
+        if _single(x):
+            x = x - x  # a single value per channel is its own mean: the bias comes out, without rounding
+        # not torch's public form, which refuses a single value
+        return torch.batch_norm(x, layer.weight, layer.bias, None, None, True, 0.0, layer.eps, False)
+
+
+def _single(x: Tensor) -> bool:
+    return x.numel() == x.shape[1]
+
+
+def _moments(x: Tensor) -> Moments:
+    """Of one call, in float64; a single value per channel says nothing of its spread and counts as variance 1."""
+    var_C, mean_C = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
+    if _single(x):
+        var_C = torch.ones_like(var_C)
+    return Moments(mean_C.double()[None], (var_C.double() + mean_C.double().square())[None])
+
+
+class _Pure:
+    """A module as a function of its weights.
+
+    torch.func.functional_call without its bookkeeping, which takes a sixth of a small network's step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        first: dict[int, str] = {}  # a tensor that stands in two places has one name
+        self._slots = [
+            (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
+            for path, m in module.named_modules() for n, p in m._parameters.items() if p is not None
+        ]  # fmt: skip
+        self._buffers = [(m, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+        self._at = torch.device("cpu")
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        if x.device != self._at:
+            self._move(x.device)
+        for module, name, key in self._slots:
+            module._parameters[name] = weights[key]
+        return self._module(x)  # type: ignore[no-any-return]
+
+    def _move(self, device: torch.device) -> None:
+        """Bring the buffers to where the rows are."""
+        with tree.unmapped():
+            for module, name, buffer in self._buffers:
+                module._buffers[name] = buffer.to(device)
+        self._at = device

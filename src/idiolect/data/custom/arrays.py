@@ -1,0 +1,207 @@
+"""Arrays as a data set, and rows that several clients hold."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom.columns import codes, labels, listed, narrow
+from idiolect.data.datasets.dataset import Column, Source
+
+log = logging.getLogger(__name__)
+
+# R rows, C channels, H height, W width, F features
+
+_CHANNELS = (1, 3)
+
+
+class Duplicates(NamedTuple):
+    """How many rows stand at more than one client, and two such clients."""
+
+    rows: int
+    pair: tuple[int, int] | None
+
+
+def from_arrays(
+    x: ArrayLike | Tensor,
+    y: ArrayLike | Tensor,
+    *,
+    clients: ArrayLike | Tensor | None = None,
+    name: str = "arrays",
+    class_names: Sequence[str] | None = None,
+    test: Sequence[Any] | None = None,
+) -> Source:
+    """Rows from NumPy arrays, torch tensors or lists.
+
+    Args:
+        x: images, uint8, (R, H, W), (R, H, W, C) or (R, C, H, W) with 1 or 3 channels; or numbers, (R, F) with NaN
+            where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W). A column of
+            (R, F) whose numbers float32 would not keep apart is less its median.
+        y: one label per row, whole numbers or texts, (R,).
+        clients: whose each row is, numbers or texts, (R,); else a partition divides the rows.
+        name: what to call the data set.
+        class_names: what y's numbers 0, 1, ... mean, or y's texts in the order wanted; else y's own values, sorted.
+        test: an official test split (x, y) or (x, y, clients).
+
+    Raises:
+        InputError: lengths or shapes do not fit, a label is missing or infinite, an array is masked, or a number is
+            not finite.
+    """
+    if test is not None and (not isinstance(test, tuple | list) or len(test) != (2 if clients is None else 3)):
+        found = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
+        raise InputError(f"test {found}: give (x, y), and its clients where the training rows have theirs")
+    splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
+    rows = [_rows(_array(part[0], what), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
+    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
+        shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
+        raise InputError(f"x and x of test differ in kind ({shapes}): give both in one shape and type")
+    counts = [len(x_R) for x_R in rows]
+    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names)
+    columns = {}
+    if clients is not None:
+        columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
+    x_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R)
+    return Source(
+        name=name,
+        x_R=torch.from_numpy(x_R),
+        y_R=torch.from_numpy(y_R),
+        classes=len(names),
+        class_names=names,
+        mean=None,
+        std=None,
+        train_rows=counts[0],
+        columns=columns,
+        client_column="client" if columns else None,
+    )
+
+
+def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
+    """The rows whose exact content stands at more than one client; ``code_R`` says whose each row is."""
+    x_RB = np.ascontiguousarray(x_R.numpy()).reshape(len(x_R), -1)
+    digest_R = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB], dtype="V16")
+    _, content_R = np.unique(digest_R, return_inverse=True)
+    held = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
+    shared = np.bincount(held[:, 0]) > 1
+    rows = int(shared[content_R].sum())
+    if not rows:
+        return Duplicates(0, None)
+    first = held[held[:, 0] == np.flatnonzero(shared)[0], 1]
+    return Duplicates(rows, (int(first[0]), int(first[1])))
+
+
+def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
+    if np.ma.is_masked(values):
+        raise InputError(
+            f"{what} is a masked array, of which NumPy would take the values under the mask: fill them in, as "
+            f"x.astype(float).filled(np.nan) for missing numbers of x, or remove those rows"
+        )
+    try:
+        if not isinstance(values, Tensor):
+            return np.asarray(values)
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{what} cannot be read as an array ({type(error).__name__}): give a NumPy array, a dense "
+            "tensor, or a list whose rows are all of one length"
+        ) from error
+
+
+def _is_images(x_R: NDArray[Any]) -> bool:
+    return x_R.dtype == np.uint8 and x_R.ndim > 2
+
+
+def _rows(x_R: NDArray[Any], what: str) -> NDArray[Any]:
+    """Images (R, C, H, W), or numbers (R, ...) that float32 can hold."""
+    if x_R.ndim < 2 or not x_R.size:
+        raise InputError(f"{what} has the shape {x_R.shape}: give one row of numbers, or one image, per label")
+    if _is_images(x_R):
+        return _channels_first(x_R, what)
+    if x_R.dtype.kind not in "fiub":
+        raise InputError(f"{what} holds {x_R.dtype}, not numbers: give images as uint8, or numbers as float32")
+    if x_R.dtype.kind != "f" and x_R.ndim > 2:
+        raise InputError(
+            f"{what} holds {x_R.dtype} of shape {x_R.shape}: give images as uint8 of 0 to 255, else float32"
+        )
+    with np.errstate(over="ignore"):
+        numbers_R = x_R.astype(np.float32, copy=False)
+    wrong = ~np.isfinite(numbers_R) if x_R.ndim > 2 else np.isinf(numbers_R)
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0, 0])
+        kind = "a number that is not finite" if x_R.ndim > 2 else "an infinite number"
+        raise InputError(f"{what} holds {kind} (row {row}, counting from 0): correct it or remove the row")
+    last = x_R.ndim == 4 and x_R.shape[3] in _CHANNELS and x_R.shape[1] not in _CHANNELS
+    return x_R.transpose(0, 3, 1, 2) if last else x_R
+
+
+def _float32(x_R: NDArray[Any]) -> NDArray[np.float32]:
+    if x_R.ndim > 2 or np.can_cast(x_R.dtype, np.float32):
+        return x_R.astype(np.float32, order="C")
+    columns = [narrow(x_N) for x_N in x_R.T.astype(np.float64)]
+    shifted = [str(i) for i, (_, less) in enumerate(columns) if less]
+    if shifted:
+        log.info("columns of x are less their median, to keep their numbers apart in 32 bits: %s", listed(shifted))
+    return np.stack([x_N for x_N, _ in columns], axis=1)
+
+
+def _channels_first(x_R: NDArray[Any], what: str) -> NDArray[Any]:
+    if x_R.ndim == 3:
+        return x_R[:, None]
+    ends = [x_R.ndim == 4 and x_R.shape[axis] in _CHANNELS for axis in (1, 3)]
+    if ends == [True, False]:
+        return x_R
+    if ends == [False, True]:
+        return x_R.transpose(0, 3, 1, 2)
+    why = "has 1 or 3 at both ends" if all(ends) else "has no axis of 1 or 3 channels"
+    raise InputError(
+        f"{what} of shape {x_R.shape} {why}: give grey images as (R, H, W), colour ones as (R, H, W, 3) or (R, 3, H, W)"
+    )
+
+
+def _writable(x_R: NDArray[Any]) -> NDArray[Any]:
+    x_R = np.ascontiguousarray(x_R)
+    return x_R if x_R.flags.writeable else x_R.copy()
+
+
+def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series[Any]:
+    """One value per row of all splits, joined."""
+    columns = []
+    for values, count in zip(parts, counts, strict=True):
+        array = _array(values, what)
+        if array.dtype.names:
+            raise InputError(
+                f"{what} holds records ({listed(array.dtype.names, 5)}): give one of these, as {what}[name]"
+            )
+        if array.ndim != 1:
+            mend = ", for example y.argmax(axis=1)" if what == "y" and array.ndim == 2 else ""
+            raise InputError(f"{what} has the shape {array.shape}: give one value per row{mend}")
+        if len(array) != count:
+            raise InputError(f"{what} has {len(array)} values for {count} rows of x: give one value per row")
+        columns.append(pd.Series(array))
+    return pd.concat(columns, ignore_index=True)
+
+
+def _classes(y: pd.Series[Any], class_names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    y_R, found = labels(y, "y")
+    if class_names is None:
+        return y_R, found
+    names = tuple(map(str, class_names))
+    numbers = {str(i): i for i in range(len(names))}
+    place = numbers if set(found) <= set(numbers) else {name: i for i, name in enumerate(names)}
+    strange = [name for name in found if name not in place]
+    if strange or len(set(names)) < len(names):
+        raise InputError(
+            f"y holds {listed(strange or found, 5)}, which {len(names)} class_names ({listed(names, 5)}) do not cover: "
+            f"give each class one name, and y as 0 to {len(names) - 1} or as these names"
+        )
+    return np.array([place[name] for name in found], np.int64)[y_R], names

@@ -1,0 +1,389 @@
+"""Files and folders as a data set, and names on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from idiolect.core.errors import InputError
+from idiolect.core.import_path import is_dotted, optional
+from idiolect.data import shared_memory
+from idiolect.data.custom.columns import find_target, listed
+from idiolect.data.custom.images import SUFFIXES, Encoded
+from idiolect.data.custom.inside import Within
+from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
+from idiolect.data.custom.programs import from_program
+from idiolect.data.custom.tables import looks_like_data, no_header, read_csv
+from idiolect.data.datasets.dataset import Source
+
+log = logging.getLogger(__name__)
+
+_TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
+_BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
+_ON_HUB = "hf:"  # begins a name on the hub, so that no mistyped path is asked for there
+_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+_DEEPEST = 8
+_LEVELS = 64
+_QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
+_LAYOUTS = (
+    "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
+    "or beside a metadata.csv with the column file_name"
+)
+
+
+def open_data(
+    where: str | Path,
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    drop: Sequence[str] = (),
+    resize: str | int | None = None,
+    outside: bool = False,
+) -> Source:
+    """Read a file, a folder or a name on the Hugging Face hub.
+
+    Args:
+        where: a table (.csv, .tsv, .parquet, .jsonl), of images too; a folder of train and test tables, or of images,
+            ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside a
+            metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
+            ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
+            arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
+            ``datasets``.
+        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y. Folders
+            of classes need none.
+        client_column: the column that says whose each row is; of client folders what to call that level, "client" if
+            None. Without one, a partition divides the rows.
+        drop: columns to leave out, such as identifiers.
+        resize: of images, 32 or "32x24" for width x height in pixels.
+        outside: whether files that lie elsewhere are read, to which a link in the folder leads, or a name in a table
+            (``file_name``), absolute or with ``..``: only for data whose maker you trust.
+
+    Raises:
+        InputError: there is nothing of the kind, it may not be read, or a file, a column or an image is not fit.
+    """
+    drop = [drop] if isinstance(drop, str) else list(drop)
+    options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
+    try:
+        return _open(where, options, outside)
+    except OSError as error:
+        what = error.filename or where
+        raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
+    except UnicodeError as error:
+        raise InputError(f"{where} has names or texts that are not UTF-8 ({error}): rename them") from error
+
+
+def is_program(where: str | Path) -> bool:
+    """Whether this is the import path of a function, and not that of a file."""
+    path = Path(os.path.expanduser(where))
+    return is_dotted(str(where)) and path.suffix.lower() not in _TABLES and not os.path.exists(path)
+
+
+def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
+    path = Path(os.path.expanduser(where))
+    if str(where).startswith(_ON_HUB):
+        name = str(where).removeprefix(_ON_HUB)
+        return read_dataset(_from_hub(name), name=name, within=None if outside else Within.hub(), **options)
+    if is_program(where):
+        return from_program(str(where), **options)
+    if not path.exists():
+        raise _nothing(path)
+    name = path.stem if path.is_file() else path.resolve().name
+    within = None if outside else Within(path.parent if path.is_file() else path)
+    if path.is_file():
+        parts = [_table(path, options, within)]
+    elif not path.is_dir():
+        raise InputError(f"{path} is neither a file nor a folder, but a pipe or a device: write a file, and name that")
+    elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return read_dataset(_from_disk(path), name=name, within=within, **options)
+    elif (tables := _split_tables(path)) and not _metadata(path):
+        parts = [_tables(files, options, within) for files in tables]
+    else:
+        places = [path] if _metadata(path) else _split_folders(path)
+        if any(map(_metadata, places)):
+            parts = [_metadata_part(place, options, within) for place in places]
+        else:
+            options["target"] = options["target"] or "class"
+            parts = [_levels(place, options, within) for place in places]
+            if "client" in parts[0].frame and options["client_column"] is None:
+                options["client_column"] = "client"
+    return assemble(name, parts, **options)
+
+
+# --- tables
+
+
+def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
+    """One table, with an image per row where it holds them or names their files."""
+    if within:
+        within.check([path])
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        part = _parquet(path, options["drop"], within)
+    elif kind == ".jsonl":
+        part = Part(_jsonl(path))
+    elif kind in _TABLES:
+        frame = read_csv(path, as_text=options["client_column"])
+        columns = [str(c) for c in frame]
+        try:
+            find_target(columns, options["target"], str(path))
+        except InputError:
+            if looks_like_data(columns):
+                raise no_header(path, columns) from None
+            raise
+        part = Part(frame)
+    else:
+        raise InputError(
+            f"{path} is no table that idiolect reads: give one of {listed(_TABLES)}, or a folder of images"
+        )
+    if "file_name" in part.frame and part.pictures is None:
+        names = part.frame["file_name"]
+        paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
+        lost = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
+        if lost:
+            raise InputError(
+                f"{path} names {len(lost)} images that are not there (the first is {names.iloc[lost[0]]}): write "
+                f"file_name as it is seen from {path.parent}, or remove these rows"
+            )
+        if within:
+            within.check([file for file in paths if file])
+        return Part(part.frame.drop(columns="file_name"), [Encoded(str(file), file) for file in paths])
+    return part
+
+
+def _tables(files: list[Path], options: dict[str, Any], within: Within | None) -> Part:
+    """The shards of one split."""
+    parts = [_table(file, options, within) for file in files]
+    if len({(*part.frame, part.pictures is None) for part in parts}) > 1:
+        raise InputError(f"{listed(files)} differ in their columns: give all the same")
+    pictures = None if parts[0].pictures is None else [one for part in parts for one in part.pictures or ()]
+    return Part(pd.concat([part.frame for part in parts], ignore_index=True), pictures)
+
+
+def _parquet(path: Path, drop: list[str], within: Within | None) -> Part:
+    try:
+        about = pq.read_metadata(path)
+        groups = [about.row_group(i).total_byte_size for i in range(about.num_row_groups)]
+        shared_memory.check(
+            max(sum(groups), 8 * about.num_rows * about.num_columns), f"the table {path}", "read a part of it"
+        )
+        table = pq.read_table(path)
+    except PermissionError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from error
+    return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop, within=within)
+
+
+def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
+    """The names of classes that ``datasets`` wrote into a parquet file, by column."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    if written is None:
+        return {}
+    try:
+        kinds = (json.loads(written).get("info") or {}).get("features") or {}
+        return {
+            column: [str(name) for name in kind["names"]]
+            for column, kind in kinds.items()
+            if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" and kind.get("names")
+            if column in schema.names and pa.types.is_integer(schema.field(column).type)
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: its metadata 'huggingface' cannot be read ({_said(error)}): write the file again without it"
+        ) from error
+
+
+def _jsonl(path: Path) -> pd.DataFrame:
+    _shallow(path)
+    try:
+        frame: pd.DataFrame = pa.json.read_json(path).to_pandas()
+    except PermissionError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is no table ({_said(error)}): write one JSON object per line") from error
+    return frame
+
+
+def _shallow(path: Path) -> None:
+    """Refuse lines on which Arrow's parser would go too deep and take the process with it.
+
+    Raises:
+        InputError: a line is no whole JSON object, or is nested too deeply.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            opened, closed = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
+            if opened == closed and opened <= _LEVELS:
+                continue
+            depth = 0
+            for bracket in re.finditer(rb"[\[\]{}]", _QUOTED.sub(b"", line)):
+                depth += 1 if bracket[0] in b"[{" else -1
+                if depth > _LEVELS:
+                    break
+            if depth:
+                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not whole"
+                raise InputError(f"{path} is no table (line {number} {what}): write one JSON object per line")
+
+
+def _split_tables(folder: Path) -> list[list[Path]]:
+    """The folder's only table, or the tables of the training split and of the test split; none where there are none."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix.lower() in _TABLES and not path.name.startswith("."):
+            found.setdefault(path.stem.partition("-")[0], []).append(path)
+    named = {name: files for name, files in found.items() if is_split(name)}
+    if are_splits(list(named)):
+        return [named[split] for split in choose_splits(list(named), str(folder)) if split]
+    alone = len(found) == 1 and not any(path.is_dir() for path in folder.iterdir())
+    return [files[:1] for files in found.values() if len(files) == 1] if alone else []
+
+
+# --- folders of images
+
+
+def _metadata(folder: Path) -> Path | None:
+    return next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
+
+
+def _split_folders(folder: Path) -> list[Path]:
+    """The folders of the training split and of the test split, or the folder itself."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return [folder / split for split in choose_splits(names, str(folder)) if split] if are_splits(names) else [folder]
+
+
+def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
+    """Images beside the table that says what they are."""
+    path = _metadata(folder)
+    if path is None:
+        raise InputError(f"{folder} has no metadata.csv, which the other split has: add it")
+    part = _table(path, options, within)
+    if part.pictures is None:
+        raise InputError(
+            f"{path} has no column file_name ({listed(part.frame)}): call the column of the images' files file_name"
+        )
+    beside = len(_images(folder, None)) - len({picture.data for picture in part.pictures})
+    if beside > 0:
+        log.warning("%s: %d images are not in %s and are left out", folder, beside, path.name)
+    return part
+
+
+def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
+    """Images whose folders say their class, and their client where there are two levels."""
+    found = _images(folder, within)
+    levels = [path.relative_to(folder).parts[:-1] for path in found]
+    depths = Counter(map(len, levels))
+    if len(depths) > 1:
+        shown = " and ".join(str(found[[len(level) for level in levels].index(depth)]) for depth in sorted(depths))
+        raise InputError(f"{folder} has images at different depths ({shown}): {_LAYOUTS}")
+    depth = len(levels[0])
+    if depth not in (1, 2):
+        raise InputError(f"{folder} has images {depth} folders deep (for example {found[0]}): {_LAYOUTS}")
+    label, client = options["target"], options["client_column"]
+    if client is not None and depth == 1:
+        raise InputError(
+            f"client_column: {folder} has folders of classes and none of clients: give images as "
+            "<folder>/<client>/<class>/<image>, or leave client_column out"
+        )
+    full = {path.parent for path in found}
+    folders = (path for path in sorted(folder.glob("/".join("*" * depth))) if path.is_dir())
+    empty = [path for path in folders if path not in full and not path.name.startswith(".")]
+    if empty:
+        log.warning("%s: %d folders hold no image and are left out (%s)", folder, len(empty), listed(empty, 3))
+    columns = {label: [level[-1] for level in levels]}
+    if depth == 2:
+        columns = {client or "client": [level[0] for level in levels]} | columns
+    if len(columns) < depth:
+        raise InputError(f"target and client_column are both {label!r}: give the two levels of folders two names")
+    return Part(pd.DataFrame(columns), [Encoded(str(path), path) for path in found])
+
+
+def _images(folder: Path, within: Within | None) -> list[Path]:
+    """Every image in the folder and below, in order of name."""
+    found = list(_files(folder, within))
+    special = {path for path in found if not path.is_file() and path.exists()}
+    images = [path for path in found if path.suffix.lower() in SUFFIXES and path not in special]
+    others = (path for path in found if path.suffix.lower() not in SUFFIXES and path.name not in _BESIDE)
+    kinds = Counter(path.suffix.lower() or path.name for path in others if path not in special)
+    kinds.update({"pipe, socket or device": len(special)} if special else {})
+    counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
+    if not images:
+        mend = _LAYOUTS
+        if set(_TABLES) & set(kinds):
+            mend = "name one of its tables, or call them train and test, for example train.csv and test.csv"
+        if ".dcm" in kinds:
+            mend = "convert DICOM files to PNG or TIFF"
+        raise InputError(f"{folder} has no images (files: {counted}): {mend}")
+    if kinds:
+        log.warning("%s: files that are no images are left out (%s)", folder, counted)
+    return images
+
+
+def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterator[Path]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if within and entry.is_symlink():
+            within.check([Path(entry.path)])
+        if not entry.is_dir():
+            yield Path(entry.path)
+        elif depth < _DEEPEST:  # a link to a folder above would never end
+            yield from _files(entry.path, within, depth + 1)
+
+
+# --- Hugging Face
+
+
+def _from_disk(path: Path) -> Any:
+    datasets = optional("datasets", "datasets", f"the saved data set {path}")
+    try:
+        return datasets.load_from_disk(str(path))
+    except PermissionError:
+        raise
+    except (OSError, *_ODD) as error:
+        raise InputError(f"{path} cannot be read as a saved data set ({_said(error)}): save it again") from error
+
+
+def _from_hub(where: str) -> Any:
+    match = _HUB.fullmatch(where)
+    if not match:
+        raise InputError(
+            f"{_ON_HUB}{where} is no name on the Hugging Face hub: write {_ON_HUB}owner/name, or "
+            f"{_ON_HUB}owner/name:config"
+        )
+
+    datasets = optional("datasets", "datasets", f"fetching {where} from the Hugging Face hub")
+    try:
+        return datasets.load_dataset(match[1], match[2])
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise InputError(
+            f"{where} cannot be fetched from the Hugging Face hub ({_said(error)}): check the name (hf:owner/name or "
+            "hf:owner/name:config), or fetch it elsewhere, save it with save_to_disk, and give that folder"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def _nothing(path: Path) -> InputError:
+    above = path.parent
+    hub = f"; a data set of the Hugging Face hub is named {_ON_HUB}{path}" if _HUB.fullmatch(str(path)) else ""
+    if not above.is_dir():
+        return InputError(f"there is no folder {above}: give the path of a file or a folder{hub}")
+    entries = sorted(p.name for p in above.iterdir() if not p.name.startswith("."))
+    close = difflib.get_close_matches(path.name, entries, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"{above} has {listed(entries, 8)}"
+    return InputError(f"there is no file or folder {path}; {hint}{hub}")

@@ -1,0 +1,274 @@
+"""Stretches of rows, training before test, made into one ``Source``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom import images, tables
+from idiolect.data.custom.columns import codes, find, find_target, labels, listed, suspects
+from idiolect.data.custom.images import Encoded
+from idiolect.data.custom.inside import Within
+from idiolect.data.datasets.dataset import Column, Source
+
+log = logging.getLogger(__name__)
+
+_TRAIN = ("train", "training")
+_TEST = ("test", "testing", "validation", "valid", "val", "dev")
+
+
+class Part(NamedTuple):
+    """The rows of one split: columns, and beside them an image per row or none."""
+
+    frame: pd.DataFrame
+    pictures: list[Encoded] | None = None
+
+
+def from_frame(
+    frame: pd.DataFrame,
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    drop: Sequence[str] = (),
+    name: str = "table",
+    test: pd.DataFrame | None = None,
+) -> Source:
+    """Rows from a pandas data frame; every column but target, client and ``drop`` is a feature, the index is none.
+
+    Numbers stay numbers, NaN where missing, and a column with gaps adds a 0/1 feature; texts and categories become one
+    0/1 feature per value.
+
+    Args:
+        frame: one row per example.
+        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
+        client_column: the column that says whose each row is; else a partition divides the rows.
+        drop: columns to leave out, such as identifiers.
+        name: what to call the data set.
+        test: an official test split, with the same columns.
+
+    Raises:
+        InputError: a column is missing or not fit for its role, or no feature is left.
+    """
+    parts = [Part(_named(f)) for f in ((frame,) if test is None else (frame, test))]
+    return assemble(name, parts, target=target, client_column=client_column, drop=drop)
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    image_column: str | None = None,
+    drop: Sequence[str] = (),
+    resize: str | int | None = None,
+    name: str = "dataset",
+) -> Source:
+    """Rows from a Hugging Face ``Dataset``, or a ``DatasetDict`` of train and test, or else of its first two splits.
+
+    Args:
+        dataset: images in one column, or a table.
+        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
+        client_column: the column that says whose each row is; else a partition divides the rows.
+        image_column: the column of images, where there are several.
+        drop: columns to leave out.
+        resize: of images, 32 or "32x24" for width x height in pixels.
+        name: what to call the data set.
+
+    Raises:
+        InputError: a column is missing or not fit for its role, or an image cannot be read.
+    """
+    return read_dataset(
+        dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
+        name=name,
+    )  # fmt: skip
+
+
+def read_dataset(
+    dataset: Any,
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    image_column: str | None = None,
+    drop: Sequence[str] = (),
+    resize: str | int | None = None,
+    name: str = "dataset",
+    within: Within | None = None,
+) -> Source:
+    """As ``from_dataset``, the files of images ``within`` some folders."""
+    if isinstance(dataset, Mapping) and dataset:
+        which = [key for key in choose_splits(list(map(str, dataset)), name) if key]
+        splits = {f"{name} ({key})": dataset[key] for key in which}
+    else:
+        splits = {name: dataset}
+    drop = [drop] if isinstance(drop, str) else list(drop)
+    parts = []
+    for where, split in splits.items():
+        if not hasattr(split, "with_format") or not hasattr(split, "features") or not hasattr(split, "__len__"):
+            mend = (
+                "load it whole, without streaming=True" if hasattr(split, "features") else "give one, or a DatasetDict"
+            )
+            raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {mend}")
+        table = split.with_format("arrow")[:]
+        classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
+        parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
+    return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize)
+
+
+def from_arrow(
+    table: pa.Table,
+    class_names: Mapping[str, Sequence[str]],
+    where: str,
+    *,
+    image_column: str | None = None,
+    drop: Sequence[str] = (),
+    within: Within | None = None,
+) -> Part:
+    """A table in the hub's layout; ``class_names`` are those of the columns that hold numbers of classes."""
+    found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
+    if image_column is not None:
+        found = [c for c in found if c == find(table.column_names, image_column, "image_column", where)]
+        if not found:
+            raise InputError(f"image_column: column {image_column!r} of {where} holds no encoded images: name another")
+    if len(found) > 1:
+        raise InputError(f"{where} has images in {listed(found)}: keep one and drop the others")
+    pictures = None
+    if found:
+        column = table.column(found[0])
+        if pa.types.is_struct(column.type):
+            has_path = column.type.get_field_index("path") >= 0
+            content = pc.struct_field(column, "bytes").to_pylist()
+            paths = pc.struct_field(column, "path").to_pylist() if has_path else [None] * len(content)
+        else:
+            content, paths = column.to_pylist(), [None] * len(column)
+        if within:
+            within.check([Path(path) for data, path in zip(content, paths, strict=True) if path and not data])
+        pictures = [
+            Encoded(f"row {i} of {where}" + (f" ({path})" if path else ""), data or (Path(path) if path else None))
+            for i, (data, path) in enumerate(zip(content, paths, strict=True))
+        ]
+        table = table.drop_columns(found)
+    frame = table.replace_schema_metadata(None).to_pandas()
+    for name in frame:
+        classes = class_names.get(name)
+        if classes and name not in drop:
+            code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
+            if code_R.max() >= len(classes):
+                raise InputError(
+                    f"column {name!r} of {where} holds a larger number than its {len(classes)} class names, which are "
+                    f"for 0 to {len(classes) - 1}: correct the numbers, or name every class"
+                )
+            frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
+    return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
+
+
+def choose_splits(names: Sequence[str], where: str) -> tuple[str, str | None]:
+    """The names of the training split and of the test split: train and test, else the first two."""
+    train = next((n for n in names if n.lower() in _TRAIN), names[0])
+    rest = [n for n in names if n != train]
+    test = next((n for known in _TEST for n in rest if n.lower() == known), rest[0] if rest else None)
+    unused = [n for n in rest if n != test]
+    if unused or (test and test.lower() != "test"):
+        beside = f"; not used: {listed(unused)}" if unused else ""
+        log.warning("%s: %s is the training split and %s the test split%s", where, train, test, beside)
+    return train, test
+
+
+def is_split(name: str) -> bool:
+    """Whether a split goes by this name."""
+    return name.lower() in (*_TRAIN, *_TEST)
+
+
+def are_splits(names: Sequence[str]) -> bool:
+    """Whether the names are those of splits and one is the training split."""
+    return any(name.lower() in _TRAIN for name in names) and all(map(is_split, names))
+
+
+def assemble(
+    name: str,
+    parts: Sequence[Part],
+    *,
+    target: str | None = None,
+    client_column: str | None = None,
+    drop: Sequence[str] = (),
+    resize: str | int | None = None,
+) -> Source:
+    """One or two parts, training before test, as a ``Source``."""
+    size = images.parse_size(resize)
+    frame = _join(name, parts)
+    columns = [str(c) for c in frame]
+    label = find_target(columns, target, name)
+    owner = None if client_column is None else find(columns, client_column, "client_column", name)
+    dropped = [find(columns, c, "drop", name) for c in ([drop] if isinstance(drop, str) else drop)]
+    if owner == label or {label, owner} & set(dropped):
+        raise InputError(f"target {label}, client_column {owner} and drop {listed(dropped)} must be different columns")
+    if parts[0].pictures is None and size:
+        raise InputError(f"resize: {name} is a table, and resize is for images: leave it out")
+
+    y_R, class_names = labels(frame[label], f"target {label!r} of {name}")
+    owners = {}
+    if owner is not None:
+        whose = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
+        owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
+    beside = [c for c in columns if c not in {label, owner, *dropped}]
+    few = suspects(frame, beside, owner, used=parts[0].pictures is None)
+    if parts[0].pictures is None:
+        table = tables.features(frame[beside], name)
+    else:
+        pictures = [picture for part in parts for picture in part.pictures or ()]
+        table = tables.Table(images.read(pictures, size, name), (), ())
+    return Source(
+        name=name,
+        x_R=table.x_R,
+        y_R=torch.from_numpy(y_R),
+        classes=len(class_names),
+        class_names=class_names,
+        mean=None,
+        std=None,
+        train_rows=len(parts[0].frame),
+        columns=owners,
+        client_column=owner,
+        feature_names=table.names,
+        scaled=table.scaled,
+        few=few,
+    )
+
+
+def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
+    for part in parts:
+        tables.check_frame(part.frame, name)
+    first, *rest = parts
+    for part in rest:
+        other = {str(column) for column in first.frame.columns.symmetric_difference(part.frame.columns)}
+        if other or (first.pictures is None) != (part.pictures is None):
+            raise InputError(
+                f"{name}: training and test split differ in the columns {listed(sorted(other) or ['of images'])}: give "
+                "both the same, or drop these"
+            )
+        for column in first.frame:
+            kinds = [pd.api.types.is_numeric_dtype(p.frame[column].dropna().infer_objects()) for p in (first, part)]
+            full = all(p.frame[column].notna().any() for p in (first, part))
+            if full and len(set(kinds)) > 1:
+                raise InputError(
+                    f"{name}: column {column!r} holds numbers in one split and texts in the other: make them alike"
+                )
+    if not rest:
+        return first.frame
+    return pd.concat([first.frame, *(part.frame[list(first.frame)] for part in rest)], ignore_index=True)
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True)
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        kind = kind.field("bytes").type if kind.get_field_index("bytes") >= 0 else kind
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

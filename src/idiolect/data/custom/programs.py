@@ -1,0 +1,50 @@
+"""Data that a function of the user's gives, by its import path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from idiolect.core.errors import InputError
+from idiolect.core.import_path import by_path
+from idiolect.data.custom.arrays import from_arrays
+from idiolect.data.custom.parts import from_dataset, from_frame
+from idiolect.data.datasets.dataset import Source
+
+
+def from_program(path: str, **options: Any) -> Source:
+    """What the function at an import path gives, called without arguments.
+
+    Args:
+        path: such as ``my_package.my_data``.
+        options: of ``open_data``; for a frame or a data set.
+
+    Raises:
+        InputError: the path leads to no function, it fails, or gives nothing that can be read.
+    """
+    found = by_path(path, "data")
+    if not callable(found):
+        raise InputError(f"data {path}: this is no function; name one without arguments that gives the data")
+    try:
+        given = found()
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"data {path} fails ({type(error).__name__}: {error}): mend the function") from error
+    if isinstance(given, pd.DataFrame):
+        asked = {k: v for k, v in options.items() if k != "resize"}
+        return from_frame(given, name=path, **asked)
+    if any(hasattr(one, "features") for one in (given.values() if isinstance(given, dict) else [given])):
+        return from_dataset(given, name=path, **options)
+    if set_ := [k for k, v in options.items() if v]:
+        raise InputError(f"{set_[0]} is for tables and images of files, and {path} gives arrays: leave it out")
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, tuple) and len(given) in (2, 3):
+        x, y, *clients = given
+        return from_arrays(x, y, clients=clients[0] if clients else None, name=path)
+    raise InputError(
+        f"data {path} gives a {type(given).__name__}: let it give arrays (x, y) or (x, y, clients), a Source, a pandas "
+        "DataFrame or a data set of datasets"
+    )

@@ -1,0 +1,257 @@
+"""Text files read into frames, and frames into features."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, codes, listed, missing, narrow
+
+# R rows, F features
+
+log = logging.getLogger(__name__)
+
+_NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
+_TEXTS = ("string", "categorical")
+_TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
+_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
+
+
+class Table(NamedTuple):
+    """Features of rows, what they are called, and which are brought to one scale."""
+
+    x_R: Tensor
+    names: tuple[str, ...]
+    scaled: tuple[bool, ...]
+
+
+class _Feature(NamedTuple):
+    x_R: NDArray[np.float32]
+    name: str
+    scaled: bool
+
+
+# --- features
+
+
+def features(frame: pd.DataFrame, where: str) -> Table:
+    """Numbers as they are, NaN where missing, and one 0/1 feature per text: (R, F), float32.
+
+    A column whose numbers float32 would not keep apart, such as 20230101 and 20230102, is less its median.
+
+    A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
+    feature "<column>=missing". Columns of one value only are left out.
+
+    Raises:
+        InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
+    """
+    made = {str(name): _features(values, str(name)) for name, values in frame.items()}
+    constant = [name for name, found in made.items() if not found]
+    if constant:
+        log.warning("%s: columns of one value only are left out: %s", where, listed(constant))
+    every = [feature for found in made.values() for feature in found]
+    if not every:
+        raise InputError(f"{where} has no feature beside target and client: keep a column whose values differ")
+    x_R = torch.from_numpy(np.stack([feature.x_R for feature in every], axis=1))
+    return Table(x_R, tuple(f.name for f in every), tuple(f.scaled for f in every))
+
+
+def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    if kind in _NUMBERS:
+        return _number(values, name)
+    if kind in _TEXTS:
+        return _text(values, name)
+    if kind == "empty":
+        return []
+    if kind in _TIMES:
+        raise _dates(name)
+    raise InputError(
+        f"column {name!r} holds values of mixed or unknown kind ({kind}): make it numbers or texts, or drop it"
+    )
+
+
+def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
+    x_R = _doubles(values)
+    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
+    if endless.size:
+        raise InputError(
+            f"column {name!r} holds an infinite or too large number in {endless.size} rows (the first is row "
+            f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
+        )
+    gone_R = np.isnan(x_R)
+    different = np.unique(x_R[~gone_R])
+    found = []
+    if len(different) > 1:
+        numbers_R, shifted = narrow(x_R)
+        if shifted:
+            log.info("column %r is less its median, to keep its numbers apart in 32 bits", name)
+        found.append(_Feature(numbers_R, name, not np.isin(different, (0, 1)).all()))
+    if gone_R.any() and len(different):
+        found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
+    whole = pd.api.types.is_integer_dtype(values.dtype)
+    if whole and len(values) > MOST_TEXTS and values.nunique() == len(values):
+        log.warning("column %r has another whole number in every row: drop it if it is an identifier", name)
+    return found
+
+
+def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
+    try:
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    except OverflowError:  # Python's whole numbers know no bound
+        bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
+        return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
+    gone_R = missing(values)
+    if gone_R.all():
+        return []
+    code_N, names = codes(values[~gone_R].astype(object), f"column {name!r}")
+    if all(_DATE.fullmatch(text) for text in names):
+        raise _dates(name)
+    texts = [text for text in names if not NUMBER.fullmatch(text)]
+    if len(names) > MOST_TEXTS:
+        raise InputError(
+            f"column {name!r} has {len(names)} different texts, more than {MOST_TEXTS}{_first(values, texts)}: "
+            "drop it if it is an identifier, correct it if it should be numbers, or join rare texts"
+        )
+    if 0 < len(texts) < len(names) / 2:
+        log.warning("column %r is read as texts, though most are numbers%s", name, _first(values, texts))
+    code_R = np.full(len(values), len(names))
+    code_R[~gone_R] = code_N
+    every = [*names, "missing"] if gone_R.any() else list(names)
+    if len(every) == 1:
+        return []
+    return [_Feature((code_R == i).astype(np.float32), f"{name}={text}", False) for i, text in enumerate(every)]
+
+
+def _first(values: pd.Series[Any], texts: list[str]) -> str:
+    """Where the first of some texts stands; a message shows no value of a feature."""
+    if not texts:
+        return ""
+    row = int(np.flatnonzero(values.astype(object).map(lambda v: str(v).strip()).isin(texts))[0])
+    return f" ({len(texts)} of them no number, the first in row {row}, counting from 0)"
+
+
+def _dates(name: str) -> InputError:
+    return InputError(f"column {name!r} holds dates or times: drop it, or convert it to a number such as days")
+
+
+# --- text files
+
+
+def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
+    """Read separated values with a line of names; columns of numbers become numbers, but not the column ``as_text``.
+
+    The separator is the comma, semicolon, tab or bar that the line of names has most of; where it is no comma, decimal
+    commas are read. Empty cells, the usual NA, NaN, null, None and a question mark are missing values.
+
+    Raises:
+        InputError: it is no text, has no rows or no line of names, or a line has too many cells.
+    """
+    text = _decode(path)
+    excel = re.match(r"sep=(.)\r?\n", text)  # a line that Excel understands
+    text = text[excel.end() :] if excel else text
+    separator = excel[1] if excel else _separator(text)
+    how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
+    try:
+        names = pd.read_csv(io.StringIO(text), nrows=1, keep_default_na=False, **how)
+        raw = pd.read_csv(io.StringIO(text), na_values=["?"], **how)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        reason = str(error).strip().rpartition("error: ")[2].lower()
+        raise InputError(f"{path} is no table ({reason}): give every line one cell per name") from error
+    header = [str(name).strip() for name in names.iloc[0]]
+    named = [i for i, name in enumerate(header) if name]
+    if len(named) < len(header):
+        log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
+    frame = raw.iloc[1:, named].dropna(how="all").reset_index(drop=True)
+    frame.columns = pd.Index([header[i] for i in named])
+    if frame.columns.has_duplicates and looks_like_data(header):
+        raise no_header(path, header)
+    check_frame(frame, str(path))
+    frame = frame.apply(lambda column: column.str.strip())
+    numeric = [name for name in frame if name != as_text]
+    comma = separator != "," and any(
+        column.str.fullmatch(_COMMA).all() and column.str.contains(",").any()
+        for column in (_finite(frame[name]) for name in numeric)
+    )
+    return pd.DataFrame({name: column if name == as_text else _typed(column, comma) for name, column in frame.items()})
+
+
+def check_frame(frame: pd.DataFrame, where: str) -> None:
+    """A table has rows and a name of its own for each column.
+
+    Raises:
+        InputError: it has not.
+    """
+    twice = frame.columns[frame.columns.duplicated()].unique()
+    if len(twice):
+        raise InputError(f"{where} has {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
+    if not len(frame):
+        raise InputError(f"{where} has no rows: add some, under one line of column names")
+
+
+def looks_like_data(names: list[str]) -> bool:
+    """Whether a line of column names is rather a row."""
+    return any(NUMBER.fullmatch(name) for name in names)
+
+
+def no_header(path: Path, names: list[str]) -> InputError:
+    """What to say where a file's line of column names is rather a row."""
+    numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
+    what = f"a line of which {numbers} of {len(names)} cells are numbers"
+    return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in content:
+        raise InputError(f"{path} is not a text file: save it as CSV in UTF-8")
+    else:
+        encoding = "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        log.warning("%s is not in UTF-8 and is read as latin-1: look at its letters, or save it in UTF-8", path)
+        return content.decode("latin-1")
+
+
+def _separator(text: str) -> str:
+    plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
+    first = next(filter(str.strip, plain.splitlines()), "")
+    return max(",;\t|", key=first.count)
+
+
+def _finite(column: pd.Series[Any]) -> pd.Series[Any]:
+    values = column.dropna()
+    return values[~values.str.fullmatch(_INFINITE)]
+
+
+def _typed(column: pd.Series[Any], comma: bool) -> pd.Series[Any]:
+    values = column.dropna()
+    finite = _finite(column)
+    if comma and len(finite) and finite.str.fullmatch(_COMMA).all():
+        column = column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+    elif len(values) and values.str.lower().isin(["true", "false"]).all():
+        return column.str.lower().map({"true": True, "false": False})
+    elif not finite.str.fullmatch(NUMBER).all():
+        return column
+    doubles = column.astype(np.float64)
+    return doubles if np.isinf(doubles).any() else pd.to_numeric(column)

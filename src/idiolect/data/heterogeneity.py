@@ -1,0 +1,134 @@
+"""How the clients of a federation differ, in numbers, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from idiolect.core import keys
+from idiolect.data.federated import FederatedData
+
+# K clients, C classes, D values of a row, B a block of clients, O clients that these are compared with
+
+Counts = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+COMPARED = 2_000
+"""The most clients that each is compared with."""
+MATRIX = 60
+"""The most clients whose comparisons are all kept."""
+_BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """Clients as they are: of those that join under further conditions, each once.
+
+    Means are over all other clients, and over 2,000 drawn at random where there are more.
+
+    Attributes:
+        train_KC: training rows per client and class.
+        test_KC: test rows per client and class.
+        label_K: per client the mean Jensen-Shannon divergence between its training labels and another client's, in
+            bits: 0 for the same mixture of classes, 1 for no class in common.
+        feature_K: per client the mean distance between its mean training row and another client's: root mean square
+            over a row's values, each in units of the data set's standard deviation.
+        label_chance: the mean over pairs that clients of these sizes would have if rows were dealt at random.
+        feature_chance: the same for the distance of mean rows.
+        label_KK: the divergence of each pair, of up to 60 clients; None for more.
+    """
+
+    train_KC: Counts
+    test_KC: Counts
+    label_K: Numbers
+    feature_K: Numbers
+    label_chance: float
+    feature_chance: float
+    label_KK: Numbers | None
+
+    @property
+    def label_mean(self) -> float:
+        """Mean Jensen-Shannon divergence over pairs of clients, bits."""
+        return float(self.label_K.mean())
+
+    @property
+    def feature_mean(self) -> float:
+        """Mean distance of mean rows over pairs of clients."""
+        return float(self.feature_K.mean())
+
+
+def describe_clients(data: FederatedData) -> Description:
+    """Count and compare the clients of a federation; takes one pass over the training rows, and one more for chance."""
+    clients = data.trained + sum(not condition for condition in data.conditions)
+    train, test = data.train[:clients], data.test[:clients]
+
+    def counts(parts: tuple[torch.Tensor, ...]) -> Counts:
+        return np.stack([np.bincount(data.y_R[rows].numpy(), minlength=data.classes) for rows in parts])
+
+    every = torch.cat(train).numpy()
+    dealt = keys.generator(0, "describe").permutation(every)
+    ends = np.cumsum([len(rows) for rows in train])[:-1]
+    chance = tuple(torch.from_numpy(rows) for rows in np.split(dealt, ends))
+    train_KC = counts(train)
+    return Description(
+        train_KC, counts(test),
+        to_others(jensen_shannon, train_KC), to_others(_distances, _means(data, train)),
+        float(to_others(jensen_shannon, counts(chance)).mean()),
+        float(to_others(_distances, _means(data, chance)).mean()),
+        jensen_shannon(train_KC, train_KC) if clients <= MATRIX else None,
+    )  # fmt: skip
+
+
+def to_others(compare: Callable[[Any, Any], Numbers], about_K: NDArray[Any]) -> Numbers:
+    """Per client the mean of ``compare`` over the others, of more than 2,000 clients over 2,000; 0 for a single one.
+
+    Args:
+        compare: of what is known of some clients (B, ...) and of others (O, ...), a value for each pair (B, O).
+        about_K: what is known of each client (K, ...).
+    """
+    clients = len(about_K)
+    others = np.arange(clients)
+    if clients > COMPARED:
+        others = keys.generator(0, "describe", "others").choice(clients, COMPARED, replace=False)
+    mean_K = np.zeros(clients)
+    for block in np.split(np.arange(clients), range(_BLOCK, clients, _BLOCK)):
+        is_other_BO = block[:, None] != others
+        sum_B = compare(about_K[block], about_K[others]).sum(1, where=is_other_BO)
+        mean_K[block] = sum_B / np.maximum(1, is_other_BO.sum(1))
+    return mean_K
+
+
+def jensen_shannon(count_BC: Counts, count_OC: Counts) -> Numbers:
+    """JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2 in bits of each pair (B, O) of rows of counts."""
+    p_CB, q_CO = (np.ascontiguousarray((count / count.sum(1, keepdims=True)).T) for count in (count_BC, count_OC))
+    h_B, h_O = _entropy(p_CB), _entropy(q_CO)
+    rows = [_entropy((p_C[:, None] + q_CO) / 2) - (h + h_O) / 2 for p_C, h in zip(p_CB.T, h_B, strict=True)]
+    return np.asarray(np.clip(np.stack(rows), 0, 1))
+
+
+def _entropy(p_CK: Numbers) -> Numbers:
+    return np.asarray(-(p_CK * np.log2(np.where(p_CK > 0, p_CK, 1))).sum(0))
+
+
+def _means(data: FederatedData, parts: tuple[torch.Tensor, ...]) -> Numbers:
+    """Mean normalised row (K, D) of each client; a missing value counts as the data set's mean."""
+    means = []
+    shape = (1, -1, *(1,) * (data.x_R.ndim - 2))
+    scale = 255.0 if data.x_R.dtype == torch.uint8 else 1.0
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (data.mean, data.std))
+    for rows in parts:
+        total = torch.zeros(data.shape, dtype=torch.float64)
+        for chunk in torch.split(rows, 2048):
+            total += data.x_R[chunk].double().div_(scale).sub_(mean).nan_to_num_(0.0).sum(0)
+        means.append((total / std[0] / len(rows)).flatten().numpy())
+    return np.stack(means)
+
+
+def _distances(mean_BD: Numbers, mean_OD: Numbers) -> Numbers:
+    square_BO = (mean_BD**2).sum(1)[:, None] + (mean_OD**2).sum(1) - 2 * mean_BD @ mean_OD.T
+    return np.asarray(np.sqrt(np.maximum(square_BO, 0) / mean_BD.shape[1]))

@@ -1,0 +1,115 @@
+"""Partitioners of Flower Datasets, as splits."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.import_path import optional
+from idiolect.data.datasets.dataset import Source
+from idiolect.data.partitions.allocation import Split, cut, held_out
+
+_OURS = ("test_fraction", "stratified")
+
+
+class Partitioner(Protocol):
+    """What is needed of a ``flwr_datasets.partitioner.Partitioner``."""
+
+    dataset: Any
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+
+    def load_partition(self, partition_id: int) -> Any:
+        """One partition, a ``datasets.Dataset``."""
+
+
+def is_kind(thing: object) -> TypeGuard[type[Partitioner]]:
+    """Whether something is a class of partitioners."""
+    return inspect.isclass(thing) and hasattr(thing, "load_partition")
+
+
+def made(kind: type[Partitioner], options: Mapping[str, Any], clients: int) -> tuple[Partitioner, dict[str, Any]]:
+    """A partitioner of a class, and the options that are ``from_flower``'s.
+
+    ``num_partitions`` is ``clients`` and ``partition_by`` is ``label`` where the class has them and they are not given.
+
+    Raises:
+        InputError: an option is unknown or refused.
+    """
+    check(kind, options, f"partition {kind.__name__}")
+    own = {k: v for k, v in options.items() if k not in _OURS}
+    known = inspect.signature(kind).parameters
+    usual = {k: v for k, v in (("num_partitions", clients), ("partition_by", "label")) if k in known}
+    try:
+        return kind(**usual | own), {k: v for k, v in options.items() if k in _OURS}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"partition {kind.__name__} cannot be made ({error}): mend its options") from error
+
+
+def check(kind: type[Partitioner], options: Mapping[str, Any], what: str) -> None:
+    """Check the names of a partitioner's options.
+
+    Raises:
+        InputError: an option is unknown.
+    """
+    known = [*inspect.signature(kind).parameters, *_OURS]
+    for key in options:
+        if key not in known:
+            raise InputError(f"{what} has no option {key!r}; {nearest(key, known)}")
+
+
+def from_flower(
+    partitioner: Partitioner,
+    source: Source,
+    clients: int | None,
+    rng: np.random.Generator,
+    test_fraction: float = 0.2,
+    stratified: bool = False,
+) -> Split:
+    """Let a partitioner of Flower Datasets divide a source, official splits merged; each partition is a client.
+
+    The partitioner, of which a copy is used, sees the columns ``label`` (a number), ``row`` (its number in the source)
+    and those of the source, whose values are strings. What it draws depends on its own seed.
+
+    Args:
+        partitioner: a ``flwr_datasets.partitioner.Partitioner`` that has no data yet.
+        source: the data.
+        clients: the number of partitions that is expected; None for any.
+        rng: draws which of a client's rows are for testing, and their order.
+        test_fraction: the share of a client's rows that it tests on, in (0, 1).
+        stratified: whether a client's test rows have its training rows' class proportions.
+
+    Raises:
+        InputError: the partitioner has data, fails, makes another number of partitions, gives a row twice, or gives a
+            client fewer than two.
+    """
+    kind = type(partitioner).__name__
+    datasets = optional("datasets", "datasets", f"partition {kind}")  # slow to import, and every worker would
+    columns = {name: np.array(column.names)[column.code_R] for name, column in source.columns.items()}
+    y_R = source.y_R.numpy()
+    own = copy.deepcopy(partitioner)
+    try:
+        own.dataset = datasets.Dataset.from_dict({**columns, "label": y_R, "row": np.arange(len(y_R))})
+        parts = [own.load_partition(k) for k in range(own.num_partitions)]
+        rows_K = [np.asarray(part["row"][:], np.int64) for part in parts]
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise InputError(
+            f"{kind} cannot divide {source.name} ({error}): give a new one that fits these data"
+        ) from error
+    if clients not in (None, len(rows_K)):
+        raise InputError(f"{kind} makes {len(rows_K)} partitions and clients={clients}: take clients={len(rows_K)}")
+    for k, rows in enumerate(rows_K):
+        if len(rows) < 2:
+            raise InputError(f"{kind}: partition {k} has {len(rows)} rows of {source.name}; ask for fewer partitions")
+    every = np.concatenate(rows_K)
+    if len(np.unique(every)) < len(every):
+        raise InputError(f"{kind} gives a row of {source.name} twice; take a partitioner whose partitions are disjoint")
+    test_K = held_out(np.array([len(rows) for rows in rows_K]), test_fraction)
+    return cut([rng.permutation(rows) for rows in rows_K], test_K, y_R if stratified else None, rng)

@@ -1,0 +1,59 @@
+"""How many rows clients have: sizes that differ from client to client, and data made scarce."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from idiolect.core.errors import InputError
+from idiolect.data.partitions.allocation import Rows, Split
+
+# K clients
+
+
+def draw_sizes(sizes: Sequence[int], clients: int, rng: np.random.Generator) -> Rows:
+    """Training rows per client, int64 (K,): the one size that is given, or each client's drawn uniformly from several.
+
+    Raises:
+        InputError: no size, or one below 1.
+
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.6: 300, 600 or 1200.
+    """
+    if not sizes or min(sizes) < 1 or max(sizes) > 2**40:
+        raise InputError(f"training sizes {list(sizes)} are not possible: give one or more numbers from 1 on")
+    return rng.choice(np.asarray(sizes, np.int64), clients)
+
+
+def scarce(split: Split, keep: float, rng: np.random.Generator) -> Split:
+    """Keep some of each client's training rows, drawn at random; test rows stay.
+
+    For the same state of ``rng`` the rows of a smaller ``keep`` are among those of a larger one.
+
+    Args:
+        split: the clients' rows.
+        keep: a float in (0, 1] keeps floor(keep n) of a client's n training rows, at least one; an int exactly that
+            many.
+        rng: draws the rows.
+
+    Raises:
+        InputError: ``keep`` is out of range, or a client has fewer rows than that.
+
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5: 25, 50 and 75 percent.
+    """
+    if not keep > 0 or (isinstance(keep, float) and keep > 1):
+        raise InputError(f"keep={keep} is not possible: give a fraction above 0 and up to 1.0, or a number of rows")
+    least = min(len(rows) for rows in split.train)
+    if isinstance(keep, int) and keep > least:
+        who = next(k for k, rows in enumerate(split.train) if len(rows) < keep)
+        client = split.names[who] if split.names else who
+        raise InputError(
+            f"keep={keep} is more than the {len(split.train[who])} training rows of client {client}; "
+            f"keep={least} is the most that every client has"
+        )
+
+    def kept(rows: int) -> int:
+        return keep if isinstance(keep, int) else max(1, math.floor(round(keep * rows, 9)))
+
+    return split._replace(train=[rng.permutation(rows)[: kept(len(rows))] for rows in split.train])

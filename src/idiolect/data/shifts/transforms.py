@@ -1,0 +1,241 @@
+"""What makes one client's rows different: one public function each, found by ``idiolect.data.SHIFTS``.
+
+To add one, write a public function here with this signature, its options keyword-only, annotated with their range:
+``def name(x_N, y_N, who, rng, *, option: Type = default) -> Shifted``, for the 8-bit images (N, C, H, W) and labels of
+one client, which it does not change in place; ``rng`` is this client's own. The option ``clients``, which says who is
+shifted, is common to all and handled by ``idiolect.data.build``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+from idiolect.data.shifts import corruptions
+from idiolect.data.shifts.corruptions import Images
+
+# N rows of one client, C classes
+
+Labels = NDArray[np.int64]
+Degrees = Annotated[float, Field(allow_inf_nan=False)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+Groups = Annotated[int, Field(ge=2)]
+Severity = Annotated[int, Field(ge=1, le=5)]
+Kind = Literal[
+    "assigned",
+    "motion_blur",
+    "defocus_blur",
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "frost",
+    "fog",
+    "jpeg",
+    "brightness",
+    "contrast",
+]
+
+KINDS = get_args(Kind)[1:]
+_SEVERITIES = 5
+_LEAST = 8  # pixels that the corruptions need each way
+
+
+class Who(NamedTuple):
+    """A shifted client and its place.
+
+    Attributes:
+        client: its number.
+        place: its place among the shifted clients, from 0.
+        classes: of the data set.
+        common: ``common(*path)`` is a generator whose draws are the same for all clients of this shift.
+    """
+
+    client: int
+    place: int
+    classes: int
+    common: Callable[..., np.random.Generator]
+
+
+class Shifted(NamedTuple):
+    """A client's rows after a shift.
+
+    Attributes:
+        x_N: images (N, C, H, W), uint8.
+        y_N: labels, int64.
+        says: the shift as a spec that would do the same to this client alone; "" where nothing was done.
+    """
+
+    x_N: NDArray[Any]
+    y_N: Labels
+    says: str
+
+
+def rotate(
+    x_N: Images,
+    y_N: Labels,
+    who: Who,
+    rng: np.random.Generator,
+    *,
+    degrees: Degrees | None = None,
+    groups: Groups | None = None,
+) -> Shifted:
+    """Rotate counter-clockwise about the centre, everyone alike or each group by its own angle.
+
+    Exact by multiples of 90 degrees where the image is square, else bilinear with black outside.
+
+    Args:
+        degrees: the angle; by default 90, and with ``groups`` a full circle divided by their number.
+        groups: how many; client k is in group g = k mod groups and turns by g times the angle, so group 0 stays.
+
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), which leaves the angles open.
+    """
+    if groups is None:
+        angle = 90.0 if degrees is None else degrees
+    else:
+        group = who.client % groups
+        angle = 360 * group / groups if degrees is None else group * degrees
+    if angle % 360 == 0:
+        return Shifted(x_N, y_N, "")
+    return Shifted(_rotated(x_N, angle), y_N, _says("rotate", degrees=angle))
+
+
+def _rotated(x_N: Images, angle: float) -> Images:
+    square = x_N.shape[2] == x_N.shape[3]
+    if angle % (90 if square else 180) == 0:
+        return np.rot90(x_N, int(angle // 90) % 4, axes=(2, 3))
+    from scipy import ndimage  # slow to import, and every worker would
+
+    return np.asarray(ndimage.rotate(x_N, angle, axes=(2, 3), reshape=False, order=1, mode="constant", cval=0))
+
+
+def permute_labels(
+    x_N: NDArray[Any], y_N: Labels, who: Who, rng: np.random.Generator, *, groups: Groups = 5, to: str | None = None
+) -> Shifted:
+    """Concept shift: each group of clients calls the classes by its own, fixed permutation of their labels.
+
+    Counts, class names and captions follow the labels that a client uses.
+
+    Args:
+        groups: how many; client k is in group k mod groups. Each, the first too, has a random permutation, all
+            different as far as there are enough.
+        to: the permutation instead, for everyone: the new label of class 0, of class 1 and so on, as "2+0+1".
+
+    Raises:
+        InputError: ``to`` does not name every class once.
+
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), table 3, which leaves the permutations open.
+    """
+    to_C = _permutation(who, who.client % groups) if to is None else _read_permutation(to, who.classes)
+    if to_C == tuple(range(who.classes)):
+        return Shifted(x_N, y_N, "")
+    return Shifted(x_N, np.array(to_C, np.int64)[y_N], _says("permute_labels", to="+".join(map(str, to_C))))
+
+
+def _permutation(who: Who, group: int) -> tuple[int, ...]:
+    """The group's permutation, drawn again where an earlier group has the same and there are others left."""
+    drawn, different = _drawn(int(who.common("labels").integers(2**63)), who.classes)
+    while len(drawn) <= group:
+        rng = who.common("labels", len(drawn))
+        to_C = tuple(rng.permutation(who.classes).tolist())
+        while to_C in different and len(different) < math.factorial(who.classes):
+            to_C = tuple(rng.permutation(who.classes).tolist())
+        drawn.append(to_C)
+        different.add(to_C)
+    return drawn[group]
+
+
+@lru_cache(maxsize=8)
+def _drawn(shift: int, classes: int) -> tuple[list[tuple[int, ...]], set[tuple[int, ...]]]:
+    """Room for the permutations that one shift's groups have drawn, in order and as a set, so that each draws once."""
+    return [], set()
+
+
+def _read_permutation(text: str, classes: int) -> tuple[int, ...]:
+    pieces = [piece.strip() for piece in text.split("+")]
+    if all(piece.isdecimal() for piece in pieces):
+        to_C = tuple(map(int, pieces))
+        if sorted(to_C) == list(range(classes)):
+            return to_C
+    example = "+".join(map(str, [*range(1, classes), 0]))
+    raise InputError(f"shift permute_labels: to={text!r} is not a permutation: write every class once, as {example}")
+
+
+def invert(x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator) -> Shifted:
+    """Swap dark and bright: 255 - x."""
+    return Shifted(255 - x_N, y_N, "invert")
+
+
+def noise(x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator, *, std: UnitInterval = 0.1) -> Shifted:
+    """Add independent Gaussian noise to every value, rounded and clipped to 0..255.
+
+    Args:
+        std: of the noise, as a fraction of the intensity range.
+    """
+    return Shifted(corruptions.add_noise(x_N, std, rng), y_N, _says("noise", std=std))
+
+
+def corrupt(
+    x_N: Images,
+    y_N: Labels,
+    who: Who,
+    rng: np.random.Generator,
+    *,
+    kind: Kind = "assigned",
+    severity: Severity | None = None,
+    official_assignment: bool = False,
+) -> Shifted:
+    """Corrupt all images in one way: CIFAR-S, where every shifted client has a way of its own.
+
+    Assigned, the client in place i of the shifted ones takes the kind i mod 10, in the order in which they are listed,
+    at severity i // 10 + 1: 50 different pairs, after which they come round again.
+
+    Args:
+        kind: the corruption, or "assigned" for the client's own.
+        severity: 1 to 5; by default 3, or the assigned one.
+        official_assignment: assign severity i mod 5 + 1 as the released code does, which makes 10 pairs.
+
+    Raises:
+        InputError: ``official_assignment`` beside a kind or a severity, images of fewer than 8 x 8 pixels, or frost
+            without its photographs.
+
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1; CIFAR-10-C (Hendrycks & Dietterich, ICLR 2019).
+    Differs from source: the paper speaks of unique pairs, the released code has each of its 10 on five clients.
+    """
+    if official_assignment and (kind != "assigned" or severity is not None):
+        raise InputError("shift corrupt: official_assignment=true chooses kind and severity: leave those two out")
+    height, width = x_N.shape[2:]
+    if min(height, width) < _LEAST:
+        raise InputError(
+            f"shift corrupt needs images of at least {_LEAST}x{_LEAST} pixels, and these have {width}x{height}: leave "
+            f"it out, or enlarge your own images with resize={_LEAST}"
+        )
+    place = who.place % (len(KINDS) * _SEVERITIES)
+    if kind == "assigned":
+        kind = KINDS[place % len(KINDS)]
+        turn = place % _SEVERITIES if official_assignment else place // len(KINDS)
+        severity = severity or turn + 1
+    severity = severity or 3
+    out_N = getattr(corruptions, kind)(x_N, severity, rng)
+    return Shifted(out_N, y_N, _says("corrupt", kind=kind, severity=severity))
+
+
+def _says(name: str, **options: object) -> str:
+    """A spec, with whole numbers written as such."""
+    whole = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in options.items()}
+    return str(Spec(name=name, options=whole))
+
+
+SHIFTS: dict[str, Callable[..., Shifted]] = {
+    name: value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("_")
+}

@@ -1,0 +1,382 @@
+"""Persistent worker processes, one thread each, on the rows of one shared file."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Pipe, wait
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.core.method import Down
+from idiolect.core.tree import Tree
+from idiolect.data import FederatedData, shared_memory
+from idiolect.engines import serialization
+from idiolect.engines.processes.fork_server import Forked, ForkServer
+from idiolect.engines.threads import OneThread
+from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, groups
+
+_AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
+_LINUX = platform.system() == "Linux"
+_SERVER: ForkServer | None = None
+_SERVER_LOCK = Lock()
+_NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
+_PAUSE = 0.2  # seconds between two questions whether to stop
+# A step asks for the same buffers as the one before it. glibc would hand some back to the system in between, to be
+# cleared and mapped again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
+_MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
+
+
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Processes:
+    """Clients over worker processes; the bits of a result are those of ``Sequential``, whatever the number of workers.
+
+    Workers are no copies of the calling program, so a script or a notebook needs no ``if __name__ == "__main__"``: on
+    Linux they are copies of one process that has imported this package and is kept for later runs of the program, else
+    fresh interpreters. They share one copy of the rows through a memory-mapped file, and end with the calling program,
+    however that ends. Jobs that are open together share the workers.
+
+    Args:
+        workers: how many, at most; None takes the number of cores. There are never more than clients.
+
+    Raises:
+        InputError: fewer than one worker, or a system without POSIX pipes.
+    """
+
+    name = "processes"
+    lanes = 2  # while one job is at its server, the other's clients are trained
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise InputError(f"workers={workers} is not possible: ask for at least 1")
+        if os.name != "posix":
+            raise InputError("the processes engine needs Linux or macOS: use the sequential engine here")
+        self.workers = self._asked = workers or cores()
+        self.seconds = 0.0
+        self._pool: _Pool | None = None
+        self._data: FederatedData | None = None
+        self._one = OneThread()
+        self._opened, self.lock = 0, Lock()
+
+    def __enter__(self) -> Processes:
+        self._one.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._one.__exit__()
+
+    def open(self, job: Job) -> Pooled:
+        """Take up a job.
+
+        Raises:
+            RunError: workers cannot start, or die.
+            InputError: a job on other data is open.
+        """
+        with self.lock:
+            if self._pool is None or self._pool.dead or self._data is not job.data:
+                if self._pool is not None and self._pool.jobs and not self._pool.dead:
+                    raise InputError(f"{job.name} is on other data than the job that is open: close that first")
+                self._stop()
+                self.workers = min(self._asked, job.data.clients)
+                self._pool, self._data = _Pool(self.workers, job.data), job.data
+            self._opened += 1
+            return Pooled(self, self._pool, self._opened, job)
+
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+        self._pool = self._data = None
+
+
+class Pooled:
+    """A job on worker processes."""
+
+    def __init__(self, engine: Processes, pool: _Pool, number: int, job: Job) -> None:
+        self.seconds = 0.0
+        self.number = number
+        self._engine, self._pool, self._data = engine, pool, job.data
+        try:
+            told = serialization.pack(job._replace(data=None))  # type: ignore[arg-type]
+        except Exception as error:
+            what = f"{job.name} cannot be told to a worker ({' '.join(str(error).split())})"
+            raise RunError(
+                f"{what}: put the method in a module that can be imported, or use the sequential engine"
+            ) from error
+        self.message = serialization.pack(("job", number, bytes(told)))
+        pool.jobs.add(number)
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained] | list[Measured]:
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        The largest clients go first and each worker takes the next when it has answered, so that all end together.
+
+        Raises:
+            RunError: a client failed, or a worker died.
+            Interrupted: ``stop`` said so.
+        """
+        batch = _Batch(self, stage, round, ids, down, clients, groups(stage, self._data, ids))
+        self._pool.add(batch)
+        try:
+            while not batch.over.is_set():
+                if stop():
+                    raise Interrupted
+                batch.over.wait(_PAUSE)
+        finally:
+            self._pool.drop(batch)
+        if batch.error is not None:
+            raise batch.error
+        self.seconds += batch.seconds
+        with self._engine.lock:
+            self._engine.seconds += batch.seconds
+        return batch.results
+
+    def close(self) -> None:
+        """Let the workers forget the job."""
+        self._pool.close(self.number)
+
+
+class _Batch:
+    """The clients of one ``map``."""
+
+    def __init__(
+        self, job: Pooled, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
+        groups: list[list[int]],
+    ) -> None:  # fmt: skip
+        self.number = next(_NUMBERS)
+        self.job, self.shared = job, serialization.pack(("down", job.number, bytes(serialization.pack(down.shared))))
+        self.when = f"in round {round} ({stage})"
+        self._about = stage, round, ids, down.own, clients
+        self.todo, self._left = groups[::-1], len(groups)
+        self.results: list[Any] = [None] * len(ids)
+        self.seconds, self.over = 0.0, Event()
+        self.error: BaseException | None = None
+        if not groups:
+            self.over.set()
+
+    def message(self, group: list[int]) -> memoryview:
+        """What a worker is told of a group of clients."""
+        stage, round, ids, own, clients = self._about
+        mine = tree.rows(own, torch.tensor(group))
+        return serialization.pack(
+            ("run", self.job.number, stage, round, [ids[k] for k in group], mine, [clients[k] for k in group])
+        )
+
+    def take(self, group: list[int], found: Sequence[Any], seconds: float) -> None:
+        """A group's results."""
+        for k, result in zip(group, found, strict=True):
+            self.results[k] = result
+        self.seconds += seconds
+        self._left -= 1
+        if not self._left:
+            self.over.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it, unless it has ended."""
+        if not self.over.is_set():
+            self.todo, self.error = [], error
+            self.over.set()
+
+
+def _environment() -> dict[str, str]:
+    """A worker's: the caller's packages, and memory that stays; the caller's own tunables of glibc count more."""
+    packages = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    tunables = ":".join(filter(None, (_MALLOC, os.environ.get("GLIBC_TUNABLES"))))
+    return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
+
+
+def _started(descriptors: list[int]) -> Forked | subprocess.Popen[bytes]:
+    """A worker process with these descriptors: its connection and the rows."""
+    if _LINUX:
+        return _server().start(descriptors)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", f"{__package__}.worker", *map(str, descriptors)],
+        pass_fds=descriptors,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the engine alone
+    )
+
+
+def _server() -> ForkServer:
+    """The program's one server; a new one where the last has ended."""
+    global _SERVER
+    with _SERVER_LOCK:
+        if _SERVER is None or not _SERVER.usable:
+            _SERVER = ForkServer(_environment())
+        return _SERVER
+
+
+class _Worker:
+    """One worker process, what it holds and what it has been asked."""
+
+    def __init__(self, rows: int) -> None:
+        self.connection, theirs = Pipe()
+        try:
+            self.process = _started([theirs.fileno(), rows])
+        except OSError as error:
+            self.connection.close()
+            raise RunError(f"cannot start a worker process ({error.strerror}): try fewer workers") from error
+        finally:
+            theirs.close()
+        self.holds: dict[int, int] = {}
+        self.asked: deque[tuple[_Batch, list[int]]] = deque()
+
+    def send(self, when: str, message: memoryview) -> None:
+        try:
+            serialization.send(self.connection, message)
+        except OSError:
+            raise _died(when) from None
+
+    def receive(self, when: str) -> Any:
+        try:
+            return serialization.receive(self.connection)
+        except (EOFError, OSError):
+            raise _died(when) from None
+
+    def ask(self, batch: _Batch, group: list[int]) -> None:
+        """Send a group of clients, after what the worker has to know of their job and their stage."""
+        number = batch.job.number
+        if number not in self.holds:
+            self.send(batch.when, batch.job.message)
+            self.holds[number] = -1
+        if self.holds[number] != batch.number:
+            self.send(batch.when, batch.shared)
+            self.holds[number] = batch.number
+        self.send(batch.when, batch.message(group))
+        self.asked.append((batch, group))
+
+
+class _Pool:
+    """Worker processes on one federation, and the thread that hands them clients of all open jobs."""
+
+    def __init__(self, workers: int, data: FederatedData) -> None:
+        self.dead = False
+        self._lock = Lock()
+        self.jobs: set[int] = set()
+        self._batches: list[_Batch] = []
+        self._workers: list[_Worker] = []
+        self._bell, self._ear = Pipe()
+        self._thread = Thread(target=self._serve, daemon=True)
+        file = data.file
+        if file is None or file.address != data.x_R.data_ptr():  # rows of the caller's own making
+            rows, file = shared_memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
+            rows.copy_(data.x_R)
+        try:
+            for _ in range(workers):
+                self._workers.append(_Worker(file.fileno()))
+            start = serialization.pack(("start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R)))
+            for worker in self._workers:
+                worker.send("at the start", start)
+            for worker in self._workers:
+                error, _ = worker.receive("at the start")
+                if error is not None:
+                    raise error
+        except BaseException:
+            self.stop()
+            raise
+        self._thread.start()
+
+    def add(self, batch: _Batch) -> None:
+        """Take clients to hand out."""
+        with self._lock:
+            if self.dead:
+                raise _died(batch.when)
+            self._batches.append(batch)
+            self._bell.send_bytes(b"!")
+
+    def drop(self, batch: _Batch) -> None:
+        """Forget what is left of a batch."""
+        with self._lock:
+            batch.todo = []
+            if batch in self._batches:
+                self._batches.remove(batch)
+
+    def close(self, number: int) -> None:
+        """Let the workers forget a job."""
+        with self._lock:
+            self.jobs.discard(number)
+            for worker in self._workers:
+                if number in worker.holds and not self.dead:
+                    del worker.holds[number]
+                    with suppress(RunError):  # who asks it next hears that it is gone
+                        worker.send("at the end", serialization.pack(("close", number)))
+
+    def stop(self) -> None:
+        """End the workers; what is under way fails."""
+        with self._lock:
+            self._end(_died("at the end"))
+        if self._thread.is_alive():
+            self._bell.send_bytes(b"!")
+            self._thread.join()
+        for worker in self._workers:
+            worker.process.wait()
+            worker.connection.close()
+        self._bell.close()
+        self._ear.close()
+
+    def _end(self, error: Exception) -> None:
+        self.dead = True
+        for worker in self._workers:
+            worker.process.kill()
+        for batch in self._batches:
+            batch.fail(error)
+
+    def _serve(self) -> None:
+        """Hand out clients and take results, until a worker dies or the pool is stopped."""
+        connections: dict[Any, _Worker] = {w.connection: w for w in self._workers}
+        while not self.dead:
+            ready = wait([self._ear, *connections])
+            with self._lock:
+                try:
+                    for one in ready if not self.dead else ():
+                        if one is self._ear:
+                            self._ear.recv_bytes()
+                        else:
+                            self._answered(connections[one])
+                    self._hand_out()
+                except Exception as error:  # noqa: BLE001  whoever waits for this thread must hear of it
+                    self._end(error)
+
+    def _answered(self, worker: _Worker) -> None:
+        batch, group = worker.asked[0] if worker.asked else (None, [])
+        error, answer = worker.receive(batch.when if batch else "between two rounds")
+        assert batch is not None
+        worker.asked.popleft()
+        if error is not None:
+            batch.fail(error)
+        else:
+            batch.take(group, *answer)
+
+    def _hand_out(self) -> None:
+        """The oldest batch goes first, to the worker with the least before it."""
+        for batch in self._batches:
+            while batch.todo and not self.dead:
+                worker = min(self._workers, key=lambda w: len(w.asked))
+                if len(worker.asked) >= _AHEAD:
+                    return
+                worker.ask(batch, batch.todo.pop())
+
+
+def _died(when: str) -> RunError:
+    return RunError(f"a worker process died {when}, perhaps for want of memory: try fewer workers")

@@ -1,0 +1,109 @@
+"""A worker process: ``python -m idiolect.engines.processes.worker PIPE ROWS``, two descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+
+from idiolect.core.errors import IdiolectError, RunError
+from idiolect.core.method import Down
+from idiolect.core.tree import Tree
+from idiolect.data import FederatedData, shared_memory
+from idiolect.engines import serialization
+from idiolect.simulation.client_runner import Site, Stage
+
+
+class Worker:
+    """What a worker holds between messages: the data, and of each open job its site and what the server sent to all.
+
+    ``start`` and ``run`` are answered, and nothing else, so what may not be readable here is read when it is to run.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.data: FederatedData | None = None
+        self.jobs: dict[int, bytes | Site] = {}
+        self.shared: dict[int, bytes | Tree] = {}
+
+    def answer(self, message: bytes) -> tuple[IdiolectError | None, Any]:
+        """Do what a message says; the error or the answer, where there is one."""
+        try:
+            kind, *content = serialization.load(message)
+            return None, getattr(self, kind)(*content)
+        except IdiolectError as error:
+            return error, None
+        except Exception as error:  # noqa: BLE001  a worker never ends by itself, so that the engine can say what failed
+            what = f"a worker process failed ({type(error).__name__}: {error})"
+            return RunError(
+                f"{what}: put the method in a module that can be imported, or use the sequential engine"
+            ), None
+
+    def start(self, data: FederatedData, rows: int) -> bool:
+        """Map the rows that the engine stored; ``data`` comes with an empty tensor of their kind and shape."""
+        x_R = shared_memory.mapped(self._rows, (rows, *data.x_R.shape[1:]), data.x_R.dtype)
+        self.data = replace(data, x_R=x_R)
+        return True
+
+    def job(self, number: int, job: bytes) -> None:
+        """Keep a job."""
+        self.jobs[number] = job
+
+    def close(self, number: int) -> None:
+        """Let go of a job."""
+        self.jobs.pop(number, None)
+        self.shared.pop(number, None)
+
+    def down(self, number: int, shared: bytes) -> None:
+        """Keep what all clients of a stage get."""
+        self.shared[number] = shared
+
+    def run(
+        self, number: int, stage: Stage, round: int, ids: list[int], own: Tree, clients: list[Tree]
+    ) -> tuple[Any, float]:
+        """One stage of a group of clients, and the seconds that it took."""
+        start = time.perf_counter()
+        site, shared = self.jobs[number], self.shared[number]
+        if isinstance(site, bytes):
+            site = self.jobs[number] = Site(serialization.load(site)._replace(data=self.data))
+        if isinstance(shared, bytes):
+            shared = self.shared[number] = serialization.load(shared)
+        found = site.run(stage, round, ids, Down(shared, own), clients)
+        return found, time.perf_counter() - start
+
+
+def main(pipe: int, rows: int) -> None:
+    """Answer until the engine is gone, on one thread: two threads on small batches wait for each other."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when to stop
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    connection = Connection(pipe)
+    inbox: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        """Take messages as they come, so that the engine never waits to send one, and end when it is gone."""
+        with suppress(EOFError, OSError):
+            while True:
+                inbox.put(connection.recv_bytes())
+        os._exit(0)
+
+    Thread(target=read, daemon=True).start()
+    worker = Worker(rows)
+    with suppress(OSError):
+        while True:
+            answer = worker.answer(inbox.get())
+            if answer != (None, None):
+                serialization.send(connection, serialization.pack(answer))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""Clients over the machines of a Ray cluster."""
+
+from idiolect.engines.ray.engine import Ray
+
+__all__ = ["Ray"]

@@ -1,0 +1,167 @@
+"""One file per published method. A method is found by listing this folder: nothing central knows its name.
+
+The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
+with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, and ``VARIANTS``, the options of
+systems that the literature gives a name of their own. To add a method, copy ``_skeleton.py``; a package of your own
+names its functions under the entry point group ``idiolect.methods``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from idiolect.core import option_spec
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.method import Method, Task, unchanged
+from idiolect.training.batchnorm import with_statistics
+
+_FOLDER = os.path.dirname(__file__)
+_NO_METHODS = {"registry", "profile"}  # of the folder's modules
+
+
+class Entry(NamedTuple):
+    """What a method's file says of it."""
+
+    name: str
+    title: str
+    summary: str
+    build: Callable[..., Method]
+    options: dict[str, Any]
+    presets: dict[str, dict[str, Any]]
+    variants: dict[str, dict[str, Any]]
+    """Title of a variant: its options."""
+
+    @property
+    def forms(self) -> dict[str, dict[str, Any]]:
+        """The method and its variants by title, each once: what differs from the defaults."""
+        others = {t: o for t, o in self.variants.items() if self.options | o != self.options}
+        return {self.title: {}, **others}
+
+
+def ours() -> frozenset[str]:
+    """The methods of this folder."""
+    return _found(_FOLDER, os.stat(_FOLDER).st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _found(folder: str, changed: int) -> frozenset[str]:
+    """The modules in a folder that changed at this time. Names are asked for often."""
+    return frozenset(m.name for m in pkgutil.iter_modules([folder]) if not m.name.startswith("_")) - _NO_METHODS
+
+
+def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+    return _entry_points(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPoint]:
+    """By name. Reading the metadata of all on the path takes milliseconds, and names are asked for often."""
+    return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
+
+
+def names() -> list[str]:
+    """The methods of this folder, and those that installed packages bring; ours outdo another of the same name."""
+    return sorted(ours() | set(_installed()))
+
+
+def working() -> tuple[dict[str, Entry], list[str]]:
+    """All methods by name, but for those of installed packages that cannot be had; of these, a sentence each."""
+    entries, broken = {}, []
+    for name in names():
+        try:
+            entries[name] = get(name)
+        except InputError as error:
+            if name in ours():
+                raise
+            broken.append(str(error))
+    return entries, broken
+
+
+def get(name: str) -> Entry:
+    """A method by name.
+
+    Raises:
+        InputError: there is none of this name (the message has the nearest), or its package is broken.
+    """
+    if name not in names():
+        raise InputError(f"unknown method {name!r}; {_hint(name)}")
+    if name in ours():
+        build = getattr(importlib.import_module(f"{__package__}.{name}"), name, None)
+        if build is None:
+            raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
+        return _entry(name, build)
+    return _loaded(name, _installed()[name])
+
+
+def _entry(name: str, build: Callable[..., Method]) -> Entry:
+    module = sys.modules.get(build.__module__)
+    title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
+    options = {k: p.default for k, p in option_spec.options_of(build).items()}
+    presets, variants = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS"))
+    return Entry(name, title, summary, build, options, presets, variants)
+
+
+def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
+    """The entry of an installed package, checked: what is wrong with it is the package's and is said so."""
+    package = point.dist.name if point.dist else "an installed package"
+    try:
+        build = point.load()
+        if not inspect.isfunction(build):
+            raise TypeError("it is no function (task, *, options) -> Method")
+        entry = _entry(name, build)
+        option_spec.check(build, entry.options, "a default")
+        json.dumps(entry.options)
+        for table in (entry.presets, entry.variants):
+            for title, options in dict(table).items():
+                option_spec.check(build, options, str(title))
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{point.value}: {error}".split())
+        raise InputError(f"method {name} of {package} cannot be used ({what}): mend or uninstall {package}") from error
+    return entry
+
+
+def _hint(name: str) -> str:
+    """How a title, such as FedEM-FT (M=5), is written; else the nearest name."""
+
+    def folded(text: str) -> str:
+        return re.sub(r"[\W_]", "", text.casefold())
+
+    for own in sorted(ours()):
+        for title, options in get(own).forms.items():
+            if folded(name) and folded(title).startswith(folded(name)):
+                return f"{title} is written {option_spec.Spec(name=own, options=options)}"
+    return nearest(name, names())
+
+
+def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a method, checked and complete: a preset's values where ``preset`` names one, the defaults
+    elsewhere.
+
+    Raises:
+        InputError: unknown method, preset or option, or a value out of range.
+    """
+    entry = get(name)
+    if not isinstance(options, Mapping) or not all(isinstance(k, str) for k in options):
+        raise InputError(f"method {name}: options={options!r} is not valid: write a mapping, such as ridge: 1.0")
+    options = dict(options)
+    preset = options.pop("preset", None)
+    if preset is not None and (not isinstance(preset, str) or preset not in entry.presets):
+        raise InputError(f"method {name} has no preset {preset!r}; {nearest(str(preset), entry.presets)}")
+    given = option_spec.check(entry.build, options, f"method {name}", beside=["preset"] if entry.presets else [])
+    return entry.options | entry.presets.get(preset or "", {}) | given
+
+
+def build(name: str, options: Mapping[str, Any], task: Task, *, personal: bool = True) -> Method:
+    """The seven functions of a method for a task; with ``personal=False`` its ``adapt`` leaves clients as they are."""
+    method = get(name).build(task, **settle(name, options))
+    return with_statistics(method if personal else method._replace(adapt=unchanged), task)

@@ -1,0 +1,54 @@
+"""Specs in words."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+
+
+def plain(text: object) -> str:
+    """A spec in words; options that are off go without saying.
+
+    >>> plain("dirichlet:alpha=0.3,min_rows=5"), plain("digits")
+    ('dirichlet (alpha 0.3, min_rows 5)', 'digits')
+    """
+    spec = _parse(text)
+    if isinstance(spec, str):
+        return spec
+    options = ", ".join(k if v is True else f"{k} {v}" for k, v in spec.options.items() if v is not False)
+    return f"{spec.name} ({options})" if options else spec.name
+
+
+def divided(partition: object, named: bool) -> str:
+    """How rows were divided, in words; where the study left it to its data, what these have made of it.
+
+    >>> divided(None, True), divided("iid", True)
+    ('natural', 'iid')
+    >>> divided(None, False)
+    'dirichlet (alpha 0.3), for the data name no clients'
+    """
+    if partition is None and not named:
+        return plain("dirichlet:alpha=0.3") + ", for the data name no clients"
+    return plain(partition or "natural")
+
+
+@lru_cache(maxsize=1024)
+def short(text: str) -> str:
+    """A shift in as few words as an axis has room for.
+
+    >>> short("rotate:degrees=90"), short("")
+    ('rotate 90', '')
+    """
+    spec = _parse(text)
+    if isinstance(spec, str):
+        return spec
+    return " ".join([spec.name, *(str(v) for v in spec.options.values() if v is not False)])
+
+
+def _parse(value: object) -> Spec | str:
+    try:
+        return Spec.model_validate(value)
+    except (InputError, ValueError):
+        return str(value)

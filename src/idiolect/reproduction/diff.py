@@ -1,0 +1,365 @@
+"""Why two numbers differ: everything that decides them, compared in the order in which it is likely to matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from idiolect import data, models, report
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec, plain
+from idiolect.core.terminal import Text
+from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.runs.store import computed, said, sittings
+from idiolect.studies.config import Study, Use
+
+EFFECTS = {
+    "dataset": "another task",
+    "data": "another task",
+    "target": "another task",
+    "client_column": "other rows per client",
+    "drop": "other inputs",
+    "resize": "other inputs",
+    "partition": "how unlike clients are: unlike ones favour local training over a shared model",
+    "partition.alpha": "a smaller one makes clients more unlike, which favours local training over a shared model",
+    "clients": "the same rows among more clients leave fewer to each",
+    "sizes": "rows to train on: with fewer every method loses, local training most",
+    "keep": "rows to train on: with fewer every method loses, local training most",
+    "shifts": "some clients' rows look different or are labelled otherwise",
+    "data_seed": "another draw of who holds what",
+    "new_clients": "who trains, and who joins after training",
+    "new_shifts": "the new clients' rows alone",
+    "split": "other rows",
+    "protocol.clients": "other clients are averaged",
+    "protocol.moment": "another model is measured; for methods that adapt, before and after lie far apart",
+    "protocol.round": "another round is read",
+    "protocol.validation": "rows that are held back are not trained on",
+    "protocol.weighting": "clients with many test rows count more, or alike",
+    "protocol.full_last_round": "a last round of all brings every client up to date",
+    "method": "the method itself",
+    "model": "another network",
+    "normalise": "another scale of the inputs, which acts as another learning rate would",
+    "augment": "training images vary: slower to fit, better on test rows where rows are few",
+    "drop_last": "fewer steps, most of all where clients hold few rows",
+    "lr": "longer or shorter steps",
+    "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
+    "weight_decay": "how small weights are kept; of little effect in few rounds",
+    "batch_size": "larger batches take fewer steps in an epoch",
+    "local_epochs": "more steps in a round: faster at first, and clients drift further apart",
+    "rounds": "longer training",
+    "participation": "fewer clients in a round: slower, and less steady from round to round",
+    "seeds": "other initial weights and batches; compare means over several",
+    "evaluate_every": "other rounds are evaluated; training is the same",
+    "protocol.also": "more is measured; the number is the same",
+    "protocol.observe": "more is recorded; the number is the same",
+    "methods": "methods do not act on each other",
+    "idiolect": "what was mended in between: see the changelog",
+    "torch": "rounding, which training enlarges",
+    "numpy": "rounding; its random draws are the same",
+    "python": "none that is known",
+    "engine": "vectorised rounds otherwise, which training enlarges",
+    "dtype": "rounding, which training enlarges",
+}
+"""What can differ, the likeliest to matter first, and what it is known to do."""
+
+_RANK = {name: k for k, name in enumerate(EFFECTS)}
+_DATA = [name for name in EFFECTS if _RANK[name] < _RANK["split"]]
+_VERSIONS = ("idiolect", "torch", "numpy", "python")
+
+
+class Difference(NamedTuple):
+    """Something that is not alike."""
+
+    what: str
+    a: str
+    b: str
+    effect: str
+
+
+class Apart(NamedTuple):
+    """A method's accuracy (0..1) on both sides, each by its own protocol; None where there is none."""
+
+    method: str
+    a: float | None
+    b: float | None
+    round_a: int | None
+    """The last evaluated round."""
+    round_b: int | None
+    first: int | None
+    """The first round, evaluated in both with the same seed, whose mean accuracy over clients differs."""
+
+    @property
+    def points(self) -> float | None:
+        """``b`` minus ``a``, in points."""
+        return None if self.a is None or self.b is None else 100 * (self.b - self.a)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, or a cell of a recipe.
+
+    Attributes:
+        name: what to call it.
+        study: what it computes.
+        run: what it measured; None of a recipe.
+        ran: what ran it, a mapping per sitting.
+        published: accuracy (0..1) that a paper prints.
+    """
+
+    name: str
+    study: Study
+    run: report.Run | None = None
+    ran: Sequence[Mapping[str, Any]] = ()
+    published: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs, the likeliest cause first, what may beside, and how far the numbers are apart."""
+
+    a: str
+    b: str
+    differences: tuple[Difference, ...] = ()
+    remains: tuple[str, ...] = ()
+    numbers: tuple[Apart, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.differences:
+            same = ", and they are the same" if _same(self.numbers) else ""
+            return f"Nothing differs that decides the numbers{same}."
+        first = self.differences[0]
+        rest = len(self.differences) - 1
+        more = f" {rest} more {'thing differs' if rest == 1 else 'things differ'}." if rest else ""
+        return f"{first.what} is {first.a} in {self.a} and {first.b} in {self.b} ({first.effect}).{more}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as ``--json`` prints it."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "said": str(self),
+            "differences": [d._asdict() for d in self.differences],
+            "remains": list(self.remains),
+            "numbers": [n._asdict() | {"points": n.points} for n in self.numbers],
+        }
+
+
+def of_run(folder: Path) -> Side:
+    """A run's folder as a side.
+
+    Raises:
+        InputError: it holds no run, or one that cannot be read.
+    """
+    run = report.read(folder)  # says it best where there is no run
+    return Side(str(folder), Study.look(folder / "study.yaml"), run, sittings(folder))
+
+
+def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:
+    """A run, read as a cell of a recipe is, and the cell: of the run's methods the one that is most like the run.
+
+    Raises:
+        InputError: none of the cells is a run of one of the run's methods.
+    """
+    names = {u.name for u in run.study.methods}
+    found = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
+    if not found:
+        known = dict.fromkeys(c.study.methods[0].name for c in cells if c.study is not None)
+        mend = f"choose a run of {', '.join(known)}" if known else next((c.absent for c in cells if c.absent), "no run")
+        raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {mend}")
+
+    def unlike(pair: tuple[Cell, Study]) -> tuple[int, bool]:
+        return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].moment is not None
+
+    cell, study = min(found, key=unlike)
+    where = ", ".join(f"{k}={v}" for k, v in cell.where.items() if v is not None)
+    usual = cell.reads == "accuracy" and cell.condition is None
+    published = cell.published / 100 if usual and isinstance(cell.published, int | float) else None
+    if run.run is not None and cell.moment is not None:
+        protocol = run.study.protocol.model_copy(update={"moment": cell.moment})
+        run = replace(run, run=replace(run.run, study=run.run.study | {"protocol": protocol.model_dump()}))
+    return run, Side(f"{recipe.name} ({where})", study, published=published)
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Two runs, or a run and a cell of a recipe."""
+    pairs = _pairs(a.study.methods, b.study.methods)
+    found = [*_settings(a, b), *_methods(a, b, pairs)]
+    split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in found))
+    found += [*split, *_circumstances(a, b)]
+    found.sort(key=lambda d: _rank(d.what))
+    numbers = tuple(_apart(a, b, *pair) for pair in pairs) if a.run is not None else ()
+    unexplained = not found and not _same(numbers)
+    return Comparison(a.name, b.name, tuple(found), tuple(_remains(a, b, unexplained)), numbers)
+
+
+def _same(numbers: Sequence[Apart]) -> bool:
+    return bool(numbers) and all(n.points == 0 and n.first is None for n in numbers)
+
+
+def _rank(what: str) -> int:
+    head = what.partition(".")[0]
+    return _RANK.get(what, _RANK.get(head, _RANK["method"]))  # what is not known by name is a method's option
+
+
+def _different(what: str, a: Any, b: Any, effect: str | None = None) -> Iterator[Difference]:
+    if a != b:
+        known = EFFECTS.get(what) or EFFECTS.get(what.partition(".")[0], "")
+        yield Difference(what, _text(a), _text(b), known if effect is None else effect)
+
+
+def _text(value: Any) -> str:
+    return "not set" if value is None else plain(value) if isinstance(value, bool) else said(value)
+
+
+def _settings(a: Side, b: Side) -> Iterator[Difference]:
+    one, other = _flat(a.study), _flat(b.study)
+    nested = ["protocol"]
+    if isinstance(one["partition"], Mapping) and isinstance(other["partition"], Mapping):
+        nested += ["partition"] if one["partition"]["name"] == other["partition"]["name"] else []
+    for name in nested:
+        mine, theirs = ({f"{name}.{k}": v for k, v in s.pop(name).items()} for s in (one, other))
+        one, other = one | _options(mine, name), other | _options(theirs, name)
+    if a.run is None or b.run is None:  # any seed of a cell will do
+        one["seeds"] = other["seeds"]
+    for name in one | other:
+        yield from _different(name, one.get(name), other.get(name))
+
+
+def _options(flat: dict[str, Any], name: str) -> dict[str, Any]:
+    inner = flat.pop(f"{name}.options", {})
+    return flat | {f"{name}.{k}": v for k, v in inner.items()}
+
+
+def _flat(study: Study) -> dict[str, Any]:
+    """A study's settings without its methods, what is left to the library filled in."""
+    settings = {k: v for k, v in computed(study).items() if k in Study.model_fields and k != "methods"}
+    if study.dataset is not None:
+        settings["model"] = models.choose(study.model, tuple(data.describe(study.dataset)["shape"]))
+    return settings | {"evaluate_every": study.evaluation}
+
+
+def _pairs(a: Sequence[Use], b: Sequence[Use]) -> list[tuple[Use, Use]]:
+    """The methods in common: those of one label, then those that are alone with their name on both sides."""
+    labels = {u.label: u for u in b}
+    found = [(u, labels[u.label]) for u in a if u.label in labels]
+    left_a, left_b = ([u for u in uses if u not in [p[k] for p in found]] for k, uses in enumerate((a, b)))
+    for u in left_a:
+        same = [v for v in left_b if v.name == u.name]
+        if len(same) == 1 and sum(v.name == u.name for v in left_a) == 1:
+            found.append((u, same[0]))
+    return found
+
+
+def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Difference]:
+    for u, v in pairs:
+        yield from _different(f"{u.label}.name", u.name, v.name, EFFECTS["method"])
+        for option in u.options | v.options:
+            effect = f"an option of {u.name}"
+            yield from _different(f"{u.label}.{option}", u.options.get(option), v.options.get(option), effect)
+    one, other = ([u.label for u in s.study.methods if u not in [p[k] for p in pairs]] for k, s in enumerate((a, b)))
+    if not pairs:
+        yield from _different("method", one, other, "no method in common")
+    elif a.run is not None and b.run is not None:
+        yield from _different("methods", one, other)
+
+
+def _split(a: Side, b: Side, expected: bool) -> Iterator[Difference]:
+    one, other = (str(side.run.manifest.get("hash", ""))[:12] if side.run else "" for side in (a, b))
+    if one and other:
+        why = "follows from the settings of the data" if expected else "the same settings gave other rows: other files?"
+        yield from _different("split", one, other, why)
+
+
+def _circumstances(a: Side, b: Side) -> Iterator[Difference]:
+    for name in (*_VERSIONS, "engine", "dtype"):
+        one, other = _noted(a, name), _noted(b, name)
+        if one and other and (name != "engine" or "vectorised" in one + other):
+            yield from _different(name, one, other)
+
+
+def _noted(side: Side, what: str) -> str:
+    """What a run's sittings say of a version, the engine or the machine; "" where they do not."""
+
+    def of(ran: Mapping[str, Any]) -> Any:
+        if what == "engine":
+            return str(Spec(name=ran["engine"], options=ran.get("options", {})))
+        return ran.get("versions", {}).get(what) if what in _VERSIONS else ran.get(what)
+
+    return " then ".join(dict.fromkeys(str(of(ran)) for ran in side.ran if of(ran)))
+
+
+def _remains(a: Side, b: Side, unexplained: bool) -> Iterator[str]:
+    runs = [side for side in (a, b) if side.run is not None]
+    silent = [side.name for side in runs if not _noted(side, "machine")]
+    for name in silent:
+        yield f"{name} does not say on which machine and with which versions it ran."
+    if silent or len(runs) < 2:
+        return
+    for what, effect in (("machine", "processors and graphics cards round differently"), ("engine", "the same bits")):
+        one, other = _noted(a, what), _noted(b, what)
+        if one != other and (what != "engine" or "vectorised" not in one + other):
+            yield f"The {what} was {one} in {a.name} and {other} in {b.name}: {effect}."
+    if unexplained:
+        yield "The numbers differ all the same: code has changed without its version, or a GPU did not repeat itself."
+
+
+def _apart(a: Side, b: Side, mine: Use, theirs: Use) -> Apart:
+    (one, round_one), (other, round_other) = _final(a, mine), _final(b, theirs)
+    return Apart(mine.label, one, other, round_one, round_other, _first(a, b, mine, theirs))
+
+
+def _final(side: Side, use: Use) -> tuple[float | None, int | None]:
+    if side.run is None:
+        return side.published, side.study.rounds
+    row = next(r for r in report.summary(side.run) if r.label == use.label)
+    return row.accuracy, row.rounds or None
+
+
+def _first(a: Side, b: Side, mine: Use, theirs: Use) -> int | None:
+    if a.run is None or b.run is None:
+        return None
+    one, other = (_means(run, use.label) for run, use in ((a.run, mine), (b.run, theirs)))
+    both = pd.concat([one, other], axis=1, join="inner")
+    unlike = both[both.iloc[:, 0] != both.iloc[:, 1]].reset_index()
+    return int(unlike["round"].min()) if len(unlike) else None
+
+
+def _means(run: report.Run, label: str) -> pd.Series[float]:
+    accuracy = run.accuracy[run.accuracy["method"] == label]
+    return accuracy.sort_values("client").groupby(["seed", "round"])["value"].mean()
+
+
+def render(found: Comparison) -> list[Table | Text]:
+    """The comparison for a terminal."""
+    shown: list[Table | Text] = [Text(str(found), style="bold"), Text()]
+    if found.differences:
+        shown += [_table(("", found.a, found.b, "effect"), [tuple(d) for d in found.differences]), Text()]
+    shown += [Text(sentence) for sentence in found.remains]
+    if found.numbers:
+        rows = [
+            (n.method, _accuracy(n.a, n.round_a), _accuracy(n.b, n.round_b),
+             "-" if n.points is None else f"{n.points:+.2f}", str(n.first or "-"))
+            for n in found.numbers
+        ]  # fmt: skip
+        headers = ("accuracy %", found.a, found.b, "points", "first unlike in round")
+        shown += [*([Text()] if found.remains else []), _table(headers, rows)]
+    return shown
+
+
+def _accuracy(value: float | None, round: int | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} (round {round})"
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(Text(header), overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,279 @@
+"""One function per table and figure of the four papers, found by listing this folder.
+
+``fedpac.py`` holds ``table1()``, which is the recipe ``fedpac/table1``: its cells, each a number of the paper beside
+the study of one method that measures it here. The papers' numbers are in ``experiments/published``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.evaluation_protocol import Moment
+from idiolect.core.option_spec import Spec
+from idiolect.studies.config import Study, Use, labelled, use
+
+Kind = Literal["results", "settings", "figure", "schematic"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number: where it stands, what the paper prints, and how it is come by here.
+
+    Attributes:
+        where: what tells it from the other cells: ``method``, ``dataset`` and the table's conditions.
+        study: what measures it: one method; None where ``value`` computes it or ``absent`` says why there is neither.
+        published: as the paper prints it, accuracies in per cent; None where the paper has no such cell.
+        std: the paper's standard deviation, in the same unit.
+        moment: whose accuracy it is, where it is not the protocol's.
+        condition: of the new clients whose accuracy it is; "" is that of their rows as they are.
+        reads: what is read of the run: "accuracy", or another metric of the records.
+        value: computes it without training.
+        absent: why there is nothing to run.
+    """
+
+    where: Mapping[str, Any]
+    study: Study | None = None
+    published: float | str | None = None
+    std: float | None = None
+    moment: Moment | None = None
+    condition: str | None = None
+    reads: str = "accuracy"
+    value: Callable[[], float | str] | None = None
+    absent: str = ""
+
+    @property
+    def slug(self) -> str:
+        """A file name for it."""
+        parts = [v if k in ("dataset", "method") else f"{k}={v}" for k, v in self.where.items() if v is not None]
+        return "-".join(str(p).replace("/", "_").replace(" ", "_") for p in parts)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or a figure.
+
+    Attributes:
+        name: such as ``fedpac/table1``.
+        title: the first line of the recipe's docstring.
+        kind: "results" of training, "settings" that are computed, a "figure", or a "schematic" without data.
+        cells: its numbers; of a figure, the runs that it draws.
+        assumed: what the paper leaves open, and what is taken here; or where it cannot be had.
+        deviation: over what the paper's standard deviations are, as "over clients".
+        doubts: what is doubtful in the paper's numbers themselves.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    cells: tuple[Cell, ...]
+    assumed: tuple[str, ...] = ()
+    decimals: int = 2
+    deviation: str = ""
+    doubts: tuple[str, ...] = ()
+
+
+Made = Callable[[], Recipe]
+
+
+def names() -> list[str]:
+    """Of all recipes, a paper's tables and figures in the paper's order."""
+    return list(_all())
+
+
+def get(name: str) -> Recipe:
+    """A recipe, built.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    known = _all()
+    if name not in known:
+        near = nearest(name, known).partition(" Known:")[0]
+        hint = near if near.startswith("did") else "they are named as fedpac/table1:"
+        raise InputError(f"unknown recipe {name!r}; {hint} see idiolect list recipes")
+    made = known[name]
+    printed = _printed(name)
+    return replace(
+        made(),
+        name=name,
+        title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        deviation=printed.get("deviation", ""),
+        doubts=tuple(printed.get("doubts", ())),
+    )
+
+
+@lru_cache(maxsize=1)
+def _all() -> dict[str, Made]:
+    found: dict[str, Made] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        functions = inspect.getmembers(importlib.import_module(f"{__name__}.{module}"), inspect.isfunction)
+        mine = [(n, f) for n, f in functions if f.__module__.endswith(f".{module}") and not n.startswith("_")]
+        mine.sort(key=lambda pair: pair[1].__code__.co_firstlineno)
+        found |= {f"{module}/{n}": f for n, f in mine}
+    return found
+
+
+def published(name: str) -> list[dict[str, Any]]:
+    """The numbers that a paper prints in a table, a row per cell; accuracies in per cent."""
+    rows: list[dict[str, Any]] = _printed(name)["rows"]
+    return rows
+
+
+def _printed(name: str) -> dict[str, Any]:
+    """What is known of a table; nothing of a figure."""
+    path = resources.files("idiolect.reproduction.published").joinpath(f"{name}.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def table(
+    name: str,
+    settings: Callable[[Mapping[str, Any]], Mapping[str, Any] | str],
+    methods: Mapping[str, str] | Callable[[Mapping[str, Any]], str],
+    *,
+    beside: Iterable[str] = (),
+    **more: Any,
+) -> Recipe:
+    """A table of accuracies: a cell for each published number, and for methods that the paper does not have.
+
+    Args:
+        name: of the table.
+        settings: those of a cell's study without its method, or a sentence that says why there is none.
+        methods: what the paper's method is here, as ``run --methods`` takes it: by its name, or of the whole cell.
+        beside: methods of ours to add under every condition of the table.
+        more: fields of the recipe.
+    """
+    rows = published(name)
+    given = [_split(row) for row in rows]
+    conditions = list({json.dumps({k: v for k, v in w.items() if k != "method"}): w for w, _, _ in given}.values())
+    added = [({**w, "method": m}, None, None) for w in conditions for m in beside]
+
+    def ours(where: Mapping[str, Any]) -> str:
+        return methods(where) if callable(methods) else methods.get(where["method"], where["method"])
+
+    def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
+        if where["method"] == "fedavg":  # what FedAvg-FT tunes: one run measures both
+            tuned = ours({**where, "method": "fedavg_ft"})
+            return cell(where, settings(where), tuned, value, std, moment="received")
+        return cell(where, settings(where), ours(where), value, std)
+
+    return Recipe(name, "", "results", tuple(made(*c) for c in [*given, *added]), **more)
+
+
+def _split(row: Mapping[str, Any]) -> tuple[dict[str, Any], Any, float | None]:
+    return {k: v for k, v in row.items() if k not in ("value", "std")}, row["value"], row.get("std")
+
+
+def cell(
+    where: Mapping[str, Any],
+    settings: Mapping[str, Any] | str,
+    method: str,
+    published: float | None = None,
+    std: float | None = None,
+    **more: Any,
+) -> Cell:
+    """A cell that a run of one method measures, or a sentence says why there is none; ``more`` are its fields.
+
+    FedAvg-FT is measured before it tunes too, which is FedAvg.
+    """
+    if isinstance(settings, str):
+        return Cell(where, None, published, std, absent=settings, **more)
+    if method.partition(":")[0] == "fedavg_ft":
+        settings = {**settings, "protocol": {**settings.get("protocol", {}), "also": ["received"]}}
+    mine = {"name": named(where), "methods": (_use(method),)}
+    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=mine)
+    return Cell(where, study, published, std, **more)
+
+
+# Checked once: the cells of a table differ in little.
+@lru_cache(maxsize=1024)
+def _study(settings: str) -> Study:
+    return Study(**json.loads(settings))
+
+
+@lru_cache(maxsize=1024)
+def _use(method: str) -> Use:
+    asked = Spec.parse(method)
+    return use(asked.name, label=labelled(asked.name, asked.options), **asked.options)
+
+
+def stated(
+    name: str,
+    cells: Iterable[Cell],
+    taken: Callable[[Mapping[str, Any], Study], float | str],
+    *,
+    beside: Iterable[Mapping[str, Any]] = (),
+    **more: Any,
+) -> Recipe:
+    """The settings that a paper states, each beside what the studies of some cells take.
+
+    "all" data sets are those that have no row of their own for the setting; values that differ are joined by "or".
+
+    Args:
+        name: of the table of settings.
+        cells: of the paper's tables of results.
+        taken: the value in a study of the setting ``where["hyperparameter"]``.
+        beside: further settings, of which the paper has none.
+        **more: fields of the recipe.
+    """
+    keys = ("dataset", "hyperparameter", "method")
+    rows = [*published(name), *({**where, "value": None} for where in beside)]
+    studies = [(c.where, c.study) for c in cells if c.study]
+
+    def made(row: Mapping[str, Any]) -> Cell:
+        where = {k: v for k, v in row.items() if k not in ("value", "std", "tuned_over")}
+        own = [r["dataset"] for r in rows if all(r[k] == row[k] for k in keys[1:])]
+
+        def value() -> float | str:
+            found = {
+                taken(where, study): None
+                for of, study in studies
+                if row["method"] in ("all", of["method"])
+                and (study.dataset not in own if row["dataset"] == "all" else study.dataset == row["dataset"])
+                and all(of.get(k) == v for k, v in where.items() if k not in keys)
+            }
+            return next(iter(found)) if len(found) == 1 else " or ".join(map(str, found))
+
+        return Cell(where, published=row["value"], value=value)
+
+    return Recipe(name, "", "settings", tuple(map(made, rows)), **more)
+
+
+def named(where: Mapping[str, Any]) -> str:
+    """What to call a study by the conditions of its cell."""
+    return " ".join(str(v) for k, v in where.items() if k != "method").replace("/", "_") or "cell"
+
+
+def chosen(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | None = None) -> list[Cell]:
+    """The cells of a recipe for which all of ``only`` holds, of these methods.
+
+    Raises:
+        InputError: a condition or a value that no cell has.
+    """
+    cells = list(recipe.cells)
+    wanted: dict[str, Sequence[str]] = {k: v.split("+") for k, v in only.items()}
+    if methods is not None:
+        wanted["method"] = methods
+    for key, values in wanted.items():
+        known = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
+        if not known:
+            if not recipe.cells:
+                raise InputError(f"{recipe.name} has no cells to choose from: leave out the choice of {key}")
+            keys = list(dict.fromkeys(k for c in recipe.cells for k in c.where))
+            raise InputError(f"{recipe.name} has no {key!r} to choose by; {nearest(key, keys)}")
+        for value in values:
+            if value not in known:
+                raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(known)}")
+        cells = [c for c in cells if str(c.where.get(key)) in values]
+    if not cells and recipe.cells:
+        raise InputError(f"{recipe.name} has no cell with all of {', '.join(f'{k}={v}' for k, v in only.items())}")
+    return cells

@@ -1,0 +1,174 @@
+"""The paper's numbers beside ours, for a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from idiolect import report
+from idiolect.core.terminal import Text
+from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.reproduce import MARGIN, SEEDS, Outcome
+
+_STYLES = {
+    "matches": "green",
+    "differs": "yellow",
+    "diverged": "red",
+    "failed": "red",
+    "measured": "",
+    "under way": "dim",
+}
+_INTERVAL = "Our ±, or mean ±, is the 95 % interval of the mean over seeds."
+
+
+def number(value: float | str | None, decimals: int | None = 2, signed: bool = False) -> str:
+    """A number as a table has it, ``-`` for none; without ``decimals`` as short as it can be written.
+
+    >>> [number(v, d) for v, d in ((91.834, 2), (115776, 2), (5e-05, None), (200.0, None), (None, 2))]
+    ['91.83', '115,776', '5e-05', '200', '-']
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "-"
+    sign = "+" if signed else ""
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:{sign},.0f}"
+    return f"{value:{sign}g}" if decimals is None else f"{value:{sign}.{decimals}f}"
+
+
+def theirs(recipe: Recipe, cell: Cell) -> str:
+    """The paper's number, with the standard deviation that it prints."""
+    text = number(cell.published, decimals(recipe))
+    return text if cell.std is None else f"{text} ± {number(cell.std, None)}"
+
+
+def ours(
+    recipe: Recipe,
+    cell: Cell,
+    value: float | str | None,
+    interval: float | None = None,
+    facts: Mapping[str, float] | None = None,
+) -> str:
+    """Our number, with the 95 % interval of the mean over seeds or, where the paper has it, the spread over clients."""
+    text, more = number(value, decimals(recipe)), ""
+    if interval is not None:
+        more = f" ± {number(interval, decimals(recipe))}"
+    if cell.std is not None and _over_clients(recipe) and facts:
+        return f"{text} ± {facts['client_std']:.0f}" + (f", mean{more}" if more else "")
+    return text + more
+
+
+def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
+    """A sentence on what the paper has after ±, if it has."""
+    if not recipe.deviation or all(c.std is None for c in cells):
+        return []
+    whose = "The ± of both" if _over_clients(recipe) else "The paper's ±"
+    return [f"{whose} is the standard deviation {recipe.deviation}."]
+
+
+def decimals(recipe: Recipe) -> int | None:
+    """Of its numbers, None for as few as each needs."""
+    return None if recipe.kind == "settings" else recipe.decimals
+
+
+def _over_clients(recipe: Recipe) -> bool:
+    return recipe.deviation == "over clients"
+
+
+def status(found: Outcome) -> str:
+    """How the cell stands, in a few words."""
+    if found.status == "under way":
+        return f"round {found.rounds}"
+    if found.status == "trial":
+        return f"{found.rounds} round{'' if found.rounds == 1 else 's'} only"
+    return found.status
+
+
+def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
+    """A line for each cell: paper, ours, the difference and the status; and what they mean."""
+    keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
+    varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
+    fixed = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
+
+    def line(o: Outcome) -> tuple[str, ...]:
+        cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
+        gap = number(o.difference, decimals(recipe), signed=True)
+        return (
+            *([cell] if varying else []),
+            str(o.cell.where.get("method", "")),
+            theirs(recipe, o.cell),
+            ours(recipe, o.cell, o.value, o.interval, o.facts),
+            gap,
+            status(o),
+        )
+
+    protocols = dict.fromkeys(o.protocol for o in outcomes if o.protocol)
+    margin = (
+        f"A number matches within {MARGIN} points, or the 95 % interval over {SEEDS} seeds or more if that is wider."
+    )
+    notes = [
+        ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
+        *(f"Accuracy (%): {p}." for p in protocols),
+        margin if protocols else "",
+        "Minutes are a machine's own: they are not judged." if any(o.cell.reads == "minutes" for o in outcomes) else "",
+        *meant(recipe, [o.cell for o in outcomes]),
+        *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
+        *recipe.doubts,
+        *dict.fromkeys(o.said for o in outcomes),
+    ]
+    columns = {"cell": False} if varying else {}
+    columns |= {"method": False, "paper": True, "ours": True, "difference": True, "status": False}
+    title, rows = f"{recipe.name}: {recipe.title}", [line(o) for o in outcomes]
+    copied = ("LaTeX", report.latex(columns, rows)), ("CSV", as_csv(outcomes))
+    return report.Head(title, columns, rows, [n for n in notes if n], copied)
+
+
+def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
+    """The same for a terminal."""
+    above = head(recipe, outcomes)
+    if not outcomes:
+        return Group(Text(f"{above.title}\n\nThere is nothing to run: the {recipe.kind} has no numbers."))
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    for header, numbers in above.columns.items():
+        folds = header in ("cell", "method")
+        shown.add_column(
+            header, justify="right" if numbers else "left", no_wrap=not folds, overflow="fold" if folds else "ellipsis"
+        )
+    for o, row in zip(outcomes, above.rows, strict=True):
+        shown.add_row(*map(Text, row[:-1]), Text(row[-1], _STYLES.get(o.status, "dim")))
+    return Group(Text(f"{above.title}\n"), shown, Text("\n".join(["", *above.notes])))
+
+
+def as_csv(outcomes: Iterable[Outcome]) -> str:
+    """A line for each cell with all its digits: its conditions, the paper's number, ours, and what is known besides."""
+    plain = ("published", "published_std", "measured", "interval", "difference", "status", "rounds", "seconds")
+    rows = []
+    for told in map(as_json, outcomes):
+        rows.append(told["where"] | {k: told[k] for k in plain} | told["facts"] | {"protocol": told["protocol"]})
+    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+
+
+def as_json(found: Outcome) -> dict[str, Any]:
+    """An outcome, ready for JSON."""
+    return {
+        "where": dict(found.cell.where),
+        "published": found.cell.published,
+        "published_std": found.cell.std,
+        "measured": found.value,
+        "interval": found.interval,
+        "difference": found.difference,
+        "status": found.status,
+        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
+        "rounds": found.rounds,
+        "facts": dict(found.facts or {}),
+        "seconds": found.seconds,
+        "protocol": found.protocol,
+        "to_retry": found.to_retry,
+        "said": found.said,
+    }

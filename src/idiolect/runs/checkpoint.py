@@ -1,0 +1,63 @@
+"""A run's state on disk: safetensors, named by path, never pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from safetensors import SafetensorError
+
+from idiolect.core import files, tree
+from idiolect.simulation.rounds import State
+from idiolect.core.errors import InputError
+
+_MEND = "delete it to start this part of the run again"
+
+
+def save(state: State, path: Path) -> None:
+    """Write a state, atomically, and sealed.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    tensors = tree.named({"server": state.server, "clients": state.clients.saved()})
+    about = {"round": str(state.round), "seal": files.UNSEALED}
+    content = safetensors.torch.save(tensors, metadata=about)
+    one, other = (f'"{name}":"{value}"'.encode() for name, value in about.items())
+    content = content.replace(other + b"," + one, one + b"," + other, 1)  # their order is chance
+    files.write(path, files.sealed(content))
+
+
+def rounds(path: Path) -> int:
+    """How many rounds a checkpoint holds; 0 where there is no readable one."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return int(file.metadata()["round"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def load(path: Path, start: State) -> State:
+    """Read a state of the method that ``start`` is the start of; its clients are taken over.
+
+    Raises:
+        InputError: the file is broken or has changed, or was written by another method or model.
+    """
+    try:
+        files.read(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            number = int(file.metadata()["round"])
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a readable checkpoint ({error}): {_MEND}") from error
+    wanted = tree.named({"server": start.server})
+    server = {name: a for name, a in found.items() if name.partition("/")[0] == "server"}
+    try:
+        if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in server.items()}:
+            raise ValueError("another server")
+        start.clients.restore({name.removeprefix("clients/"): a for name, a in found.items() if name not in server})
+    except (KeyError, ValueError):
+        raise InputError(f"{path} was written by another method, model or version: {_MEND}") from None
+    _, rebuild = tree.flatten(start.server)
+    return State(tree.copy(rebuild([server[name] for name in wanted])), start.clients, number)

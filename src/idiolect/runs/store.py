@@ -1,0 +1,389 @@
+"""A run's folder: the study, the manifest, and per method and seed a cell with its records and its checkpoint."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from idiolect.core import files
+from idiolect.core.documents import parse_yaml, read_json, read_yaml, sealed_json
+from idiolect.engines import Record, State
+from idiolect.runs.checkpoint import load, save
+from idiolect.core.errors import InputError, RunError, option
+from idiolect.runs import environment
+from idiolect.runs.reader import DIVERGED, Divergence, divergences, edited, settings
+from idiolect.runs.schema import Written
+from idiolect.core.option_spec import Spec
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Written)
+
+RECORDS = pa.schema(
+    {
+        "study": pa.string(),
+        "method": pa.string(),
+        "seed": pa.int64(),
+        "round": pa.int64(),
+        "client": pa.int64(),
+        "moment": pa.string(),
+        "metric": pa.string(),
+        "value": pa.float64(),
+    }
+)
+_SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
+TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
+
+
+class Cell:
+    """One method with one seed: what it has recorded, and how far it has come on disk."""
+
+    def __init__(self, folder: Path, study: str, label: str, seed: int) -> None:
+        self.folder = folder
+        self._about = {"study": study, "method": label, "seed": seed}
+        self._records, self._timings = RECORDS.empty_table(), TIMINGS.empty_table()
+        self._new: list[Record] = []
+        self._seconds: list[float] = []
+
+    def add(self, records: list[Record], seconds: float) -> None:
+        """Take one round's records and its seconds."""
+        self._new += records
+        self._seconds.append(seconds)
+
+    def save(self, state: State) -> None:
+        """Put everything so far on disk. The checkpoint comes last: what is ahead of it is dropped by ``load``."""
+        values = zip(*self._new, strict=True) if self._new else ([] for _ in Record._fields)
+        self._records = self._joined(self._records, dict(zip(Record._fields, values, strict=True)))
+        rounds = range(state.round - len(self._seconds) + 1, state.round + 1)
+        self._timings = self._joined(self._timings, {"round": rounds, "seconds": self._seconds})
+        self._new, self._seconds = [], []
+        _write(self.folder / "records.parquet", self._records)
+        _write(self.folder / "timings.parquet", self._timings)
+        save(state, self.folder / _CHECKPOINT)
+
+    def _joined(self, old: pa.Table, columns: dict[str, Any]) -> pa.Table:
+        count = len(columns["round"])
+        about = {k: [v] * count for k, v in self._about.items() if k in old.schema.names}
+        return pa.concat_tables([old, pa.table({**about, **columns}, schema=old.schema)])
+
+    def read(self, name: str, schema: pa.Schema) -> pa.Table:
+        """One of its tables.
+
+        Raises:
+            InputError: it cannot be read, or is another cell's.
+        """
+        table = _read(self.folder / name, schema)
+        for column in ("method", "seed"):
+            if strange := [v for v in pc.unique(table[column]).to_pylist() if v != self._about[column]]:
+                raise InputError(
+                    f"{self.folder / name} is of another cell ({column} {strange[0]}): restore it, or delete its "
+                    "folder to run this part again"
+                )
+        return table
+
+    def load(self, start: State) -> State:
+        """The state last saved, or ``start``; records and times ahead of it are forgotten."""
+        path = self.folder / _CHECKPOINT
+        if not path.exists():
+            return start
+        state = load(path, start)
+        done = pc.field("round") <= state.round
+        self._records = self.read("records.parquet", RECORDS).filter(done)
+        self._timings = self.read("timings.parquet", TIMINGS).filter(done)
+        return state
+
+
+class Store(Generic[S]):
+    """The folder of one run, started or taken up again; ``folder`` None takes a new one in ``runs``.
+
+    Raises:
+        InputError: the folder exists and is not to be resumed, holds another study, other data or no run, or another
+            process runs in it.
+        RunError: the disk is full or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path | None, study: S, manifest: dict[str, Any], *, resume: bool) -> None:
+        self.folder, self.study = folder or _new(study.name), study
+        self.diverged: list[Divergence] = []
+        self._held = _hold(self.folder)  # before looking and writing, so that two do not begin at once
+        try:
+            if resume and (self.folder / "study.yaml").exists():
+                self._resume(manifest)
+            elif _holds_something(self.folder):
+                if resume:
+                    raise InputError(f"{self.folder} holds no run: {_elsewhere()}")
+                raise InputError(
+                    f"{self.folder} exists: {_elsewhere()}, or continue the run in it with {option('resume', True)}"
+                )
+            else:
+                self._begin(manifest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, manifest: dict[str, Any]) -> None:
+        """Write down what is to run, and with which versions."""
+        text = self.study.to_yaml()
+        noted = {
+            "study": settings(parse_yaml(text)),
+            "versions": environment.versions(),
+            "machine": environment.machine(),
+        }
+        try:
+            files.write(self.folder / "manifest.json", sealed_json(manifest | noted))
+            files.write(self.folder / "study.yaml", text)
+        except RunError:
+            with suppress(OSError):
+                (self.folder / "manifest.json").unlink(missing_ok=True)
+                self.folder.rmdir()
+            raise
+
+    def _resume(self, manifest: dict[str, Any]) -> None:
+        """Check that the folder holds the same study, on the same data, and remove what a killed writer left."""
+        self.study = self.study.model_copy(update={"name": self._same(manifest)})
+        self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
+        self._whole()  # every cell is readable, before one of them goes on
+        sittings(self.folder)  # and so is the note of what ran them
+        for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second as older versions wrote them
+            for draft in self.folder.rglob(pattern):
+                with suppress(OSError):
+                    draft.unlink()
+
+    def close(self) -> None:
+        """Let another process run in the folder."""
+        if self._held is not None:
+            os.close(self._held)
+
+    def _same(self, manifest: dict[str, Any]) -> str:
+        """The name of the study in the folder, which must compute what this one does, and did so when it began."""
+        text, path = self.folder / "study.yaml", self.folder / "manifest.json"
+        there = type(self.study).look(text)
+        try:
+            began = read_json(path)
+            same = began["hash"] == manifest["hash"]
+            edit = edited(read_yaml(text), began)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = f" ({error})" if type(error) is ValueError else ""
+            raise InputError(
+                f"{path} is missing or broken{said}: restore it, or run the study into another folder"
+            ) from None
+        if edit:
+            raise InputError(f"{text} has changed since the run began ({edit}): undo that, or {_elsewhere()}")
+        if differs := difference(computed(there), computed(self.study)):
+            raise InputError(f"{self.folder} holds another study ({differs}): {_elsewhere()}, or resume it as it was")
+        if not same:
+            raise InputError(f"the data have changed since the run in {self.folder} began: {_elsewhere()}")
+        self._other_versions(began)
+        return there.name
+
+    def _other_versions(self, began: dict[str, Any]) -> None:
+        """Say where the rounds so far were computed with other versions, or elsewhere; ``engine.json`` has each."""
+        now = {**environment.versions(), "machine": environment.machine()}
+        before: dict[str, list[str]] = {name: [] for name in now}
+        with suppress(InputError):  # a broken note
+            for ran in (began, *sittings(self.folder)):
+                known = {**ran.get("versions", {}), "machine": ran.get("machine")}
+                for name, found in before.items():
+                    if known.get(name) not in (None, now[name], *found):
+                        found.append(str(known[name]))
+        if other := [f"{name} {' and '.join(found)}, now {now[name]}" for name, found in before.items() if found]:
+            log.warning(
+                "%s was begun with %s: the rest may round otherwise than one run without a break would; %s notes it",
+                self.folder, "; ".join(other), _SITTINGS,
+            )  # fmt: skip
+
+    def cell(self, label: str, seed: int) -> Cell:
+        """The cell of a method and a seed."""
+        number = [u.label for u in self.study.methods].index(label) + 1
+        name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
+        return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
+
+    def diverge(self, found: Divergence) -> None:
+        """Note that a method's training with a seed diverged; it is not taken up again while this stands."""
+        order = [u.label for u in self.study.methods]
+        self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
+        notes = [d._asdict() for d in self.diverged]
+        files.write(self.folder / DIVERGED, sealed_json(notes))
+
+    def ran(self, run: dict[str, Any]) -> None:
+        """Note what ran the study, or the rest of it."""
+        before: list[dict[str, Any]] = []
+        with suppress(InputError):  # a broken note is no reason to lose this one
+            before = sittings(self.folder)
+        files.write(self.folder / _SITTINGS, sealed_json([*before, run]))
+
+    def merge(self) -> None:
+        """Join the cells' records into the run's, in the order of the study.
+
+        Raises:
+            InputError: a cell has lost its records, of which the run's may be the last copy: nothing is written.
+            RunError: the disk is full or the folder cannot be written.
+        """
+        for name, table in self._whole().items():
+            _write(self.folder / name, table)
+
+    def _whole(self) -> dict[str, pa.Table]:
+        """The cells' tables, joined, by the names of their files."""
+        cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
+        found: dict[str, pa.Table] = {}
+        for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
+            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / _CHECKPOINT).exists()]
+            found[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in begun)])
+        return found
+
+
+def sittings(folder: Path) -> list[dict[str, Any]]:
+    """What ran a study: the engine, the machine and the versions of each sitting; none where nobody noted it.
+
+    Raises:
+        InputError: the note cannot be read.
+    """
+    path = folder / _SITTINGS
+    try:
+        found = read_json(path) if path.exists() else []
+        if not isinstance(found, list) or not all(isinstance(ran, dict) for ran in found):
+            raise ValueError("it is no list of mappings")
+        for ran in found:
+            ran.pop("seal", None)
+            if not isinstance(ran.get("versions", {}), dict):
+                raise ValueError("it has versions that are no mapping")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
+    return found
+
+
+def joined_rounds(folder: Path) -> int:
+    """The last round of a run whose records have been joined, with the times last; 0 where none can be read."""
+    path = folder / "timings.parquet"
+    try:
+        return int(pc.max(_read(path, TIMINGS)["round"]).as_py() or 0) if path.exists() else 0
+    except InputError:
+        return 0
+
+
+def seconds_of_rounds(folder: Path) -> list[float]:
+    """Of the rounds that a run has on disk so far.
+
+    Raises:
+        InputError: they are missing or cannot be read.
+    """
+    found: list[float] = []
+    for path in sorted(folder.glob("cells/*/timings.parquet")):
+        found += _read(path, TIMINGS)["seconds"].to_pylist()
+    if not found:
+        raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")
+    return found
+
+
+def _elsewhere() -> str:
+    return f"choose another folder with {option('out')}"
+
+
+def _new(name: str) -> Path:
+    """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
+    number, folder = 1, Path("runs", name)
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = Path("runs", f"{name}-{number}")
+        except OSError as error:
+            raise RunError(
+                f"cannot make the folder {folder} ({error.strerror}): choose one with {option('out')}"
+            ) from error
+
+
+def _hold(folder: Path) -> int | None:
+    """A descriptor that keeps other processes out until it is closed, or the process ends; None where there is none.
+
+    The folder is made where there is none.
+    """
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise InputError(f"cannot use {folder} as a folder (it is a file): {_elsewhere()}") from None
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder} ({error.strerror}): {_elsewhere()}") from None
+        if os.name != "posix":
+            return None
+        import fcntl
+
+        try:
+            held = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}") from None
+        except OSError:  # a file system that cannot
+            os.close(held)
+            return None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(held), os.stat(folder)):
+                return held
+        os.close(held)  # who held it before has removed it
+
+
+def _holds_something(folder: Path) -> bool:
+    """Whether there is more than what a run killed at its very start leaves."""
+    try:
+        return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
+
+
+def computed(study: Written) -> dict[str, Any]:
+    """What decides the numbers, flat: setting -> value."""
+    found = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
+    uses = found.pop("methods")
+    found["methods"] = [u["label"] for u in uses]
+    return found | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """The first setting that differs, with both values."""
+    key = next((k for k in new | old if old.get(k) != new.get(k)), None)
+    return key and f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} here"
+
+
+def said(value: Any) -> str:
+    """A setting's value, as an option takes it."""
+    if isinstance(value, Mapping) and "name" in value:
+        value = Spec.model_validate(value)
+    return ", ".join(map(said, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def _brief(value: Any) -> str:
+    text = said(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    whole = table.combine_chunks()  # the same bytes however often it was saved
+    pq.write_table(whole.replace_schema_metadata({"seal": files.UNSEALED}), buffer)
+    files.write(path, files.sealed(buffer.getvalue()))
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        content = io.BytesIO(files.read(path))  # one version of a file that another job may replace
+        return pq.read_table(content, columns=schema.names).replace_schema_metadata(None).cast(schema)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0]  # and then every column
+        raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error

@@ -1,0 +1,270 @@
+"""What every engine runs of a client, wherever it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import nll_loss, one_hot
+
+from idiolect.core import keys, tree
+from idiolect.core.errors import Diverged, InputError, blame
+from idiolect.core.method import Data, Down, Info, Method, Up
+from idiolect.core.network import watching
+from idiolect.core.tree import Tree
+from idiolect.data import FederatedData
+from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
+from idiolect.training.sgd import laid_out
+
+Stage = Literal["local", "evaluate", "received"]
+"""``evaluate`` measures what ``adapt`` makes, ``received`` the client as it is."""
+Stop = Callable[[], bool]
+_BINS = 15  # of confidence, as in the literature
+_CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
+_SHOWN = 200  # test rows of a client whose representations are recorded
+_TOGETHER = 32  # test rows that several clients are measured on at a time: more leave the processor's cache
+
+
+class Trained(NamedTuple):
+    """What ``local`` leaves of a client's round."""
+
+    client: Tree
+    up: Up
+    info: Info
+
+
+class Measured(NamedTuple):
+    """A client's model on its test rows, and on its validation rows where it has some."""
+
+    accuracy: float
+    loss: float
+    """Mean negative log-likelihood, nats."""
+    calibration_error: float
+    """Expected calibration error, 0..1: see ``calibration_error``."""
+    brier: float
+    """Mean over rows of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
+    observed: Mapping[str, float] | None = None
+    """By metric what the job's ``Watch`` asks for."""
+
+
+class Watch(NamedTuple):
+    """What is observed of the models that a stage measures."""
+
+    stage: Stage
+    gaussianity: bool
+    """Of every client in every round."""
+    shown: tuple[int, ...]
+    """Clients whose representations of test rows are recorded in round ``last``."""
+    last: int
+
+
+class Job(NamedTuple):
+    """One method on one federation with one seed.
+
+    ``build`` is importable, so that a worker can build it too; ``build(personal=False)`` leaves out ``adapt``, which is
+    asked for where the received model is measured.
+    """
+
+    name: str
+    build: Callable[..., Method]
+    data: FederatedData
+    seed: int
+    watch: Watch | None = None
+
+
+def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
+    """Places in ``ids`` of the clients that a site is given at a time, the most work first.
+
+    Training takes one client after another. Clients with few test rows are measured together, those of like numbers
+    (see ``Site.run``). What is together hangs on ``ids`` alone, so that no number of workers changes a result.
+    """
+    if stage == "local":
+        return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
+    found: list[list[int]] = []
+    rows = [data.measured(i).numel() for i in ids]
+    for k in sorted(range(len(ids)), key=lambda k: -rows[k]):
+        if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _TOGETHER:
+            found[-1].append(k)
+        else:
+            found.append([k])
+    return found
+
+
+class Site:
+    """Runs stages for clients of a job, and says of every failure which method, round, client and stage it was."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.method = job.build()
+
+    @cached_property
+    def received(self) -> Method:
+        """The method without its ``adapt``."""
+        return self.job.build(personal=False)
+
+    def of(self, stage: Stage) -> Method:
+        """The method as a stage has it."""
+        return self.received if stage == "received" else self.method
+
+    def run(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
+    ) -> list[Trained] | list[Measured]:
+        """One stage of a group of clients; ``down.own`` has a row for each.
+
+        Where what a client has of its own is small beside what all are sent, a head beside a body, the group's test
+        rows pass through the model together.
+
+        Raises:
+            RunError: the method raised.
+            Diverged: something it computed is not finite.
+        """
+        downs = [Down(down.shared, tree.copy(tree.rows(down.own, k))) for k in range(len(ids))]
+        clients = [tree.copy(c) for c in clients]
+        if stage == "local":
+            return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        method = self.of(stage)
+        adapted = [self._adapt(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        logp = self._predict_together(method, ids, downs, adapted) if len(ids) > 1 else None
+        if logp is None:
+            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
+        return [
+            self.measure(round, i, logp_NC)._replace(observed=self.observe(stage, round, i, d, c))
+            for i, logp_NC, d, c in zip(ids, logp, downs, adapted, strict=True)
+        ]
+
+    def where(self, round: int, id: int, stage: Stage) -> str:
+        """Which method, client, round and stage, for an error."""
+        return f"{self.job.name}: client {id}, round {round}, {stage}"
+
+    def _data(self, rows: Tensor) -> Data:
+        data = self.job.data
+        return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)))
+
+    def _key(self, round: int, id: int, stage: Stage) -> Tensor:
+        return keys.key(self.job.seed, round, id, stage)
+
+    def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
+        where = self.where(round, id, "local")
+        with blame(where):
+            rows = self._data(self.job.data.train[id])
+            client, up, info = self.method.local(down, client, rows, self._key(round, id, "local"))
+            trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
+        check(where, trained)
+        return trained
+
+    def _adapt(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
+        with blame(self.where(round, id, "evaluate")):
+            rows = self._data(self.job.data.train[id])
+            return method.adapt(down, client, rows, self._key(round, id, "evaluate"))
+
+    def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:
+        data = self.job.data
+        with blame(self.where(round, id, "evaluate")), torch.no_grad():
+            parts = torch.split(data.measured(id), _CHUNK)
+            return torch.cat([method.predict(down, client, data.x_R[rows]) for rows in parts])
+
+    def _predict_together(
+        self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
+    ) -> list[Tensor] | None:
+        """Log-probabilities of each client's measured rows in one pass, or None where it would not be less work."""
+        if 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
+            return None
+        data = self.job.data
+        rows = [data.measured(i) for i in ids]
+        longest = max(map(len, rows))
+        x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
+        if x_M.ndim == 4:
+            x_M = x_M.clone(memory_format=torch.channels_last)  # mapped images cannot be laid out later
+        predict = torch.func.vmap(method.predict, in_dims=(Down(None, 0), 0, 0))
+        try:
+            down = Down(tree.map(laid_out, downs[0].shared), tree.stack([d.own for d in downs]))
+            with torch.no_grad():
+                logp_KNC = predict(down, tree.stack(clients), x_M.view(len(ids), longest, *x_M.shape[1:]))
+        except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
+            return None
+        return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
+
+    def observe(self, stage: Stage, round: int, id: int, down: Down, client: Tree) -> dict[str, float] | None:
+        """By metric what is observed of a client, whose state is ready to predict.
+
+        ``gaussianity`` of its training rows, ``gaussianity_standardised``; ``feature[row,0]`` and ``feature[row,1]`` of
+        its first test rows in a plane, and their ``feature_class[row]``.
+
+        Raises:
+            InputError: the method notes no representation.
+        """
+        watch, data, found = self.job.watch, self.job.data, {}
+        if watch is None or watch.stage != stage:
+            return None
+        with blame(self.where(round, id, "evaluate")):
+            if watch.gaussianity:
+                z_Nd, y_N = self._represent(stage, down, client, data.train[id]), data.y_R[data.train[id]]
+                found["gaussianity"] = gaussianity(z_Nd, y_N)
+                found["gaussianity_standardised"] = gaussianity(standardised(z_Nd), y_N)
+            if round == watch.last and id in watch.shown:
+                rows = data.test[id][:_SHOWN]
+                for k, (first, second) in enumerate(plane(self._represent(stage, down, client, rows)).tolist()):
+                    found |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
+                    found[f"feature_class[{k}]"] = float(data.y_R[rows[k]])
+        return {k: v for k, v in found.items() if math.isfinite(v)}
+
+    def _represent(self, stage: Stage, down: Down, client: Tree, rows: Tensor) -> Tensor:
+        parts = []
+        for some in torch.split(rows, _CHUNK):
+            with watching() as seen, torch.no_grad():
+                self.of(stage).predict(down, client, self.job.data.x_R[some])
+            if not seen:
+                what = f"{self.job.name} notes no representation to observe"
+                raise InputError(f"{what}: let it call idiolect.core.network.watch, or leave observe out")
+            parts.append(seen[0].flatten(1))
+        return torch.cat(parts)
+
+    def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
+        """Log-probabilities of a client's test and validation rows, checked and held against their labels."""
+        where = self.where(round, id, "evaluate")
+        logp_NC = logp_NC.double()
+        with blame(where):
+            if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
+                what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
+                raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
+        check(where, {"prediction": logp_NC.amax(1)})
+        y_N = self.job.data.y_R[self.job.data.measured(id)]
+        right_N, tested = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
+        p_NC, truth_NC = logp_NC.exp(), one_hot(y_N, logp_NC.shape[1])
+        found = Measured(
+            float(right_N[:tested].mean()),
+            float(nll_loss(logp_NC[:tested], y_N[:tested])),
+            calibration_error(p_NC[:tested], y_N[:tested]),
+            float((p_NC - truth_NC)[:tested].square().sum(1).mean()),
+        )
+        if tested == len(y_N):
+            return found
+        validated = float(right_N[tested:].mean()), float(nll_loss(logp_NC[tested:], y_N[tested:]))
+        return found._replace(validation_accuracy=validated[0], validation_loss=validated[1])
+
+
+def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
+    """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
+
+    Rows are put by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]; NaN without rows.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
+    """
+    confidence_N, said_N = p_NC.max(1)
+    bin_N = (confidence_N * _BINS).ceil().long().clamp(1, _BINS) - 1
+    gap_N = (said_N == y_N).to(p_NC.dtype) - confidence_N
+    gap_B = torch.zeros(_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
+    return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan
+
+
+def check(where: str, result: Tree) -> None:
+    """Raise Diverged where a number is not finite."""
+    if (path := tree.not_finite(result)) is not None:
+        what = f"training diverged ({path} is not a finite number)"
+        raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")

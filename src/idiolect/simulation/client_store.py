@@ -1,0 +1,244 @@
+"""What stays at the clients, kept for them in a simulation: in memory, or where that is large, on disk."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idiolect.core import files, tree
+from idiolect.core.errors import InputError, RunError
+from idiolect.core.tree import Tree
+
+_LARGE = 2**28  # bytes of all clients together, from which they stand on disk
+
+
+class Clients(Protocol):
+    """The state of each client, by its number; one that was never put is as it was enrolled, and takes no room."""
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+
+    def __getitem__(self, client: int) -> Tree:
+        """A client's state."""
+
+    def __iter__(self) -> Iterator[Tree]:
+        """All states, in order."""
+
+    def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
+        """Take new states."""
+
+    def saved(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the clients; it is theirs again after ``restore``."""
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go back to what ``saved`` gave.
+
+        Raises:
+            ValueError: these are not the same clients.
+        """
+
+
+def store(enrolled: Tree, count: int, folder: Path | None = None) -> Clients:
+    """Clients that all start alike: on disk where there is a folder and they could come to more than 256 MB."""
+    if folder is not None and count * tree.nbytes(enrolled) > _LARGE:
+        return OnDisk(enrolled, count, folder)
+    return InMemory(enrolled, count)
+
+
+class InMemory:
+    """States in memory."""
+
+    def __init__(self, enrolled: Tree, count: int) -> None:
+        self._enrolled, self._count = enrolled, count
+        self._states: dict[int, Tree] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: int) -> Tree:
+        return self._states.get(range(self._count)[client], self._enrolled)
+
+    def __iter__(self) -> Iterator[Tree]:
+        return (self[i] for i in range(self._count))
+
+    def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
+        """Take new states."""
+        self._states.update(zip(clients, states, strict=True))
+
+    def saved(self) -> dict[str, Tensor]:
+        """The states that differ from the enrolled one, leaf by leaf, and whose they are."""
+        ids = sorted(self._states)
+        states = tree.named(tree.stack([self._states[i] for i in ids])) if ids else {}
+        return {"of": torch.tensor(ids, dtype=torch.int64)} | states
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go back to what ``saved`` gave."""
+        ids = saved["of"].tolist()
+        found = {k: v for k, v in saved.items() if k != "of"}
+        wanted = tree.named(self._enrolled) if ids else {}
+        like = {k: (v.shape, v.dtype) for k, v in wanted.items()}
+        if like != {k: (v.shape[1:], v.dtype) for k, v in found.items()} or not set(ids) <= set(range(self._count)):
+            raise ValueError("other clients")
+        _, build = tree.flatten(self._enrolled)
+        many = [found[name] for name in wanted]
+        self._states = {i: tree.copy(build([a[row] for a in many])) for row, i in enumerate(ids)}
+
+
+class OnDisk:
+    """States in files, one per tensor, of which nothing stays in memory.
+
+    A client has two rows in each file, and what is put goes into the one that the last checkpoint does not name: a
+    checkpoint says for each client which row is its own (0 or 1; 2 for none yet), so that it is exact whatever was put
+    after it. The files are sparse: what was never put takes no room. They are read and written, not mapped: that takes
+    a third of the time, leaves no pages resident, and a full disk is an error. A checkpoint has a checksum of each
+    state, which is compared when the state is first read again.
+
+    Raises:
+        RunError: the folder cannot be written, or (``put``, ``saved``) the disk is full.
+        InputError: a state has changed on disk since the checkpoint was written.
+    """
+
+    def __init__(self, enrolled: Tree, count: int, folder: Path) -> None:
+        self._enrolled, self._count, self._folder = enrolled, count, folder
+        self._own_K = np.full(count, 2, np.uint8)
+        self._saved_K = self._own_K.copy()
+        self._sums_K, self._unsure_K = np.zeros(count, np.int64), np.zeros(count, bool)
+        self._half_put = False
+        with self._disk():
+            self._files = [
+                _File(folder / f"{n:02d}-{re.sub(r'[^A-Za-z0-9._-]', '.', path)}", leaf, 2 * count)
+                for n, (path, leaf) in enumerate(tree.named(enrolled).items())
+            ]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: int) -> Tree:
+        client = range(self._count)[client]
+        row = 2 * client + int(self._own_K[client])
+        if self._own_K[client] == 2:
+            return self._enrolled
+        with self._disk():
+            leaves = [file.read(row) for file in self._files]
+        if self._unsure_K[client] and _sum(leaves) != self._sums_K[client]:
+            raise InputError(
+                f"the state of client {client} in {self._folder} has changed since it was written: delete "
+                f"{self._folder.parent} to run this part again"
+            )
+        self._unsure_K[client] = False
+        return tree.flatten(self._enrolled)[1](leaves)
+
+    def __iter__(self) -> Iterator[Tree]:
+        return (self[i] for i in range(self._count))
+
+    def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
+        """Take new states."""
+        self._half_put = True
+        with self._disk():
+            for client, state in zip(clients, states, strict=True):
+                row = int(self._saved_K[client] == 0)
+                for file, leaf in zip(self._files, tree.leaves(state), strict=True):
+                    file.write(2 * client + row, leaf)
+                self._own_K[client], self._unsure_K[client] = row, False
+                self._sums_K[client] = _sum(tree.leaves(state))
+        self._half_put = False
+
+    def saved(self) -> dict[str, Tensor]:
+        """Which row is a client's own; the files are brought to disk.
+
+        Raises:
+            RunError: the last ``put`` failed midway, so that some states are of the round that failed.
+        """
+        if self._half_put:
+            raise RunError(f"the clients' states in {self._folder} are of two rounds: go on from the last checkpoint")
+        with self._disk():
+            for file in self._files:
+                file.flush()
+            if any(file.made for file in self._files):
+                files.sync(self._folder)
+        self._saved_K = self._own_K.copy()
+        return {"rows": torch.from_numpy(self._own_K.copy()), "sums": torch.from_numpy(self._sums_K.copy())}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go back to what ``saved`` gave."""
+        if not {"rows"} <= set(saved) <= {"rows", "sums"} or any(a.shape != (self._count,) for a in saved.values()):
+            raise ValueError("other clients")
+        own_K = saved["rows"].numpy().copy()
+        if (own_K < 2).any() and not all(file.stood for file in self._files):
+            raise ValueError("the clients' files are gone or of other sizes")
+        self._own_K, self._saved_K, self._half_put = own_K, own_K.copy(), False
+        if "sums" in saved:  # which older versions did not write
+            self._sums_K, self._unsure_K = saved["sums"].numpy().copy(), own_K < 2
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"cannot keep the clients' states in {self._folder} ({error.strerror})"
+            raise RunError(f"{what}: make room, or choose another folder") from error
+
+
+def _sum(leaves: Sequence[Tensor]) -> int:
+    found = 0
+    for leaf in leaves:
+        found = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+class _File:
+    """Rows of one tensor. ``stood``: it was there, in the right size; ``made``: it is new. It is made when written."""
+
+    def __init__(self, path: Path, like: Tensor, rows: int) -> None:
+        self._path, self._like, self._rows = path, like, rows
+        self._bytes = like.numel() * like.element_size()
+        self.stood = path.exists() and path.stat().st_size == rows * self._bytes
+        self.made = False
+        self._file: io.FileIO | None = None
+
+    def _opened(self) -> io.FileIO:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.made = not self.stood
+            self._file = io.FileIO(self._path, "w+" if self.made else "r+")
+            weakref.finalize(self, self._file.close)
+            self._file.truncate(self._rows * self._bytes)
+        return self._file
+
+    def read(self, row: int) -> Tensor:
+        """A row, in memory of its own."""
+        value = torch.empty(self._like.shape, dtype=self._like.dtype)
+        self._whole(row, value, lambda file, part: file.readinto(part))
+        return value
+
+    def write(self, row: int, value: Tensor) -> None:
+        """Write a row."""
+        if (value.shape, value.dtype) != (self._like.shape, self._like.dtype):
+            kinds = [f"{tuple(a.shape)} {a.dtype}" for a in (self._like, value)]
+            raise ValueError("a client's state changed from {} to {}: let enrol give what local gives".format(*kinds))
+        self._whole(row, value.detach().contiguous(), lambda file, part: file.write(part))
+
+    def _whole(self, row: int, value: Tensor, step: Callable[[io.FileIO, memoryview], int | None]) -> None:
+        file, flat = self._opened(), value.reshape(-1).view(torch.uint8).numpy().data
+        file.seek(row * self._bytes)
+        done = 0
+        while done < self._bytes:
+            if not (moved := step(file, flat[done:])):
+                raise OSError(errno.EIO, "a file ends too soon")
+            done += moved
+
+    def flush(self) -> None:
+        """Bring it to disk."""
+        os.fsync(self._opened().fileno())

@@ -1,0 +1,299 @@
+"""The only round loop."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from idiolect.core import keys, tree
+from idiolect.core.errors import Diverged, blame
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.method import Down, Info, Method
+from idiolect.core.tree import Tree
+from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, Watch
+from idiolect.simulation.client_store import Clients, store
+
+_USUAL = Protocol()
+_SHOWN = 4  # clients whose representations are recorded
+_TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
+
+
+class Session(typing.Protocol):
+    """A job that an engine has taken up."""
+
+    seconds: float
+    """Of work done in ``map`` so far, added up over all workers."""
+
+    def map(
+        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained] | list[Measured]:
+        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        Raises:
+            RunError: a client failed, or what runs it.
+            Interrupted: ``stop`` said so.
+        """
+
+    def close(self) -> None:
+        """Let go of the job."""
+
+
+class Engine(typing.Protocol):
+    """Runs stages of jobs for some clients. Engines know no method."""
+
+    name: str
+    workers: int
+    """How many clients, or groups of them, can be under way at once."""
+    lanes: int
+    """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
+    seconds: float
+    """Of work done for all jobs so far, added up over the workers."""
+
+    def __enter__(self) -> Self:
+        """Take what the engine needs."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give it back."""
+
+    def open(self, job: Job) -> Session:
+        """Take up a job. Jobs that are open together are on the same data."""
+
+
+class State(NamedTuple):
+    """All that a run continues from; the clients are continued in place."""
+
+    server: Tree
+    clients: Clients
+    round: int
+    """Rounds done."""
+
+
+class Record(NamedTuple):
+    """One measured number of one client in one round."""
+
+    round: int
+    client: int
+    moment: str
+    """``received``, ``trained`` or ``adapted``: that model of a client (see ``Protocol``) on its test rows; ``joined``:
+    the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``: bytes."""
+    metric: str
+    value: float
+
+
+def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
+    """The state before the first round; with a folder, large states of clients stand there."""
+    enrolled = tree.copy(method.enrol(keys.key(seed, "enrol")))
+    return State(tree.copy(method.init(keys.key(seed, "init"))), store(enrolled, clients, folder), 0)
+
+
+def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
+    """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one."""
+    drawn = keys.generator(seed, round, "participation").choice(
+        clients, share_of(clients, participation), replace=False
+    )
+    return sorted(drawn.tolist())
+
+
+def share_of(clients: int, participation: float) -> int:
+    """How many clients take part in a round: a share of them, rounded half up, at least one."""
+    return max(1, int(participation * clients + 0.5))
+
+
+def fit(
+    job: Job,
+    engine: Engine,
+    *,
+    rounds: int,
+    participation: float = 1.0,
+    evaluate_every: int = 1,
+    protocol: Protocol = _USUAL,
+    state: State | None = None,
+    on_round: Callable[[State, list[Record], float], None] = lambda state, records, seconds: None,
+    stop: Stop = lambda: False,
+) -> State:
+    """Run a job to round ``rounds``, from the start or from a state, whose clients it goes on with in place.
+
+    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
+    numbers. At evaluation rounds and after the last, clients are measured on their test rows as the protocol says: all
+    or the participants, on their personal models (``adapt``, then ``predict``) or at another moment; what ``adapt``
+    made is not kept. After the last round the clients that did not train join (``enrol``, ``send``, ``adapt``) and are
+    measured too.
+
+    Args:
+        job: method, data, seed.
+        engine: runs the clients.
+        rounds: in total, those of ``state`` included.
+        participation: share of the clients that take part in a round.
+        evaluate_every: rounds between evaluations.
+        protocol: who is measured and when, and whether all take part in the last round.
+        state: where to continue.
+        on_round: called after each round with the new state, the round's records and its seconds: those of the server,
+            and those of the clients' work over the number of workers. Waiting for another job's clients does not count.
+        stop: asked between clients; True ends the run at the last whole round.
+
+    Raises:
+        RunError: a client or the server failed or diverged.
+        Interrupted: ``stop`` said so.
+    """
+    job = job._replace(watch=_watch(job, protocol, rounds, participation))
+    method = job.build()
+    state = state or begin(method, job.data.trained, job.seed)
+    run = _Run(job, method, engine.open(job), engine.workers, stop)
+    try:
+        for number in range(state.round + 1, rounds + 1):
+            evaluating = number % evaluate_every == 0 or number == rounds
+            everybody = protocol.full_last_round and number == rounds
+            server, new, records = run.round(state, number, 1.0 if everybody else participation, evaluating)
+            if evaluating:
+                whom = sorted(new) if protocol.clients == "participants" else range(job.data.trained)
+                for moment in protocol.moments:
+                    clients = (new[i] if i in new else state.clients[i] for i in whom)
+                    records += run.measured(server, number, whom, clients, moment, moment == protocol.moment)
+            if number == rounds:
+                fresh = method.enrol(keys.key(job.seed, "enrol"))
+                newcomers = range(job.data.trained, job.data.clients)
+                fresh_ones, observed = itertools.repeat(fresh), protocol.clients == "new"
+                records += run.measured(server, number, newcomers, fresh_ones, "joined", observed)
+            with blame(f"{job.name}: round {number}, states"):
+                state.clients.put(list(new), list(new.values()))  # now that the round is whole
+            state = State(server, state.clients, number)
+            on_round(state, records, run.seconds())
+    finally:
+        run.session.close()
+    return state
+
+
+def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> Watch | None:
+    """What the job's sites observe for a protocol: features of the first client of each shift, and of one without."""
+    if not protocol.observe:
+        return None
+    share = 1.0 if protocol.full_last_round else participation
+    whom: Sequence[int] = range(job.data.trained)
+    if protocol.clients == "participants":
+        whom = participants(job.seed, rounds, job.data.trained, share)
+    if protocol.clients == "new":
+        whom = range(job.data.trained, job.data.clients)
+    first = {job.data.shifts[i]: i for i in reversed(whom)}
+    shown = (
+        sorted(first.values(), key=lambda i: (job.data.shifts[i] != "", i)) if "features" in protocol.observe else []
+    )
+    stage: Stage = "evaluate" if protocol.moment == "adapted" else "received"
+    return Watch(stage, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
+
+
+class _Run:
+    """A job under way."""
+
+    def __init__(self, job: Job, method: Method, session: Session, workers: int, stop: Stop) -> None:
+        self.job, self.method, self.session, self.stop = job, method, session, stop
+        self._workers, self._mapped, self._last = workers, 0.0, (time.perf_counter(), session.seconds)
+
+    def seconds(self) -> float:
+        """Of the server since the last call, and of the clients' work over the number of workers."""
+        now, (start, worked) = time.perf_counter(), self._last
+        spent = now - start - self._mapped + (self.session.seconds - worked) / self._workers
+        self._mapped, self._last = 0.0, (now, self.session.seconds)
+        return spent
+
+    def map(self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
+        start = time.perf_counter()
+        found = self.session.map(stage, round, ids, down, clients, self.stop)
+        self._mapped += time.perf_counter() - start
+        return list(found)
+
+    def round(
+        self, state: State, number: int, share: float, reporting: bool
+    ) -> tuple[Tree, dict[int, Tree], list[Record]]:
+        """The server after a round, the states of its participants, and what was seen."""
+        job = self.job
+        ids = participants(job.seed, number, job.data.trained, share)
+        down = self.send(state.server, ids, number)
+        trained: list[Trained] = self.map("local", number, ids, down, [state.clients[i] for i in ids])
+        new, reports, ups = [t.client for t in trained], [t.info for t in trained], [t.up for t in trained]
+        trained.clear()  # so that ``gather`` holds the uploads alone
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            up = tree.gather(ups)
+        server, info = self.aggregate(state.server, up, ids, number)
+        with blame(f"{job.name}: round {number}, info"):
+            records = _reported(number, ids, reports)
+            records += _wired(number, ids, down, up)
+            records += _from_server(number, ids, info) if reporting else []
+        return server, dict(zip(ids, new, strict=True)), records
+
+    def measured(
+        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str, observed: bool
+    ) -> list[Record]:
+        """What the models of some clients, whose states these are, do on their test rows at a moment.
+
+        What a site observed is recorded where it was to be ``observed`` at this moment.
+        """
+        records, states = [], iter(clients)
+        for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
+            down, some = self.send(server, part, number), [next(states) for _ in part]
+            if moment == "trained":
+                found = self.after_training(server, number, part, down, some)
+            else:
+                found = self.map("received" if moment == "received" else "evaluate", number, part, down, some)
+            for i, measured in zip(part, found, strict=True):
+                values = measured._replace(observed=None)._asdict() | dict((observed and measured.observed) or {})
+                records += [Record(number, i, moment, k, v) for k, v in values.items() if v is not None]
+        return records
+
+    def after_training(
+        self, server: Tree, number: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
+    ) -> list[Measured]:
+        """Each client after the local training of the next round, its upload being all that the server has of it."""
+        trained: list[Trained] = self.map("local", number + 1, ids, down, clients)
+        found: list[Measured] = []
+        for i, alone in zip(ids, trained, strict=True):
+            own, _ = self.aggregate(server, tree.gather([alone.up]), [i], number)
+            found += self.map("received", number, [i], self.send(own, [i], number), [alone.client])
+        return found
+
+    def send(self, server: Tree, ids: Sequence[int], number: int) -> Down:
+        with blame(f"{self.job.name}: server, round {number}, send"):
+            return self.method.send(server, torch.tensor(list(ids)))
+
+    def aggregate(self, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
+        where = f"{self.job.name}: server, round {number}, aggregate"
+        with blame(where):
+            server, info = self.method.aggregate(server, up, torch.tensor(ids))
+        if (path := tree.not_finite(server)) is not None:
+            raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
+        return tree.copy(server), info
+
+
+def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Record]:
+    return [
+        Record(number, i, "local", name, float(value))
+        for i, info in zip(ids, infos, strict=True)
+        for name, value in info.items()
+    ]
+
+
+def _wired(number: int, ids: Sequence[int], down: Down, up: Tree) -> list[Record]:
+    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // len(ids)
+    received = tree.nbytes(up) // len(ids)
+    pairs = (("bytes_down", sent), ("bytes_up", received))
+    return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
+
+
+def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
+    """A value per participant, or a row per participant with one column for each (``name[client]``)."""
+    records = []
+    for name, value in info.items():
+        for i, row in zip(ids, value.tolist(), strict=True):
+            columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
+            records += [
+                Record(number, i, "server", name if j is None else f"{name}[{j}]", float(v)) for j, v in columns
+            ]
+    return records

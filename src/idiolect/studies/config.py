@@ -1,0 +1,482 @@
+"""A study: what is compared on what, as one frozen, checked object."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+
+import pydantic
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from idiolect import data, methods, models
+from idiolect.core.documents import read_yaml
+from idiolect.core.errors import InputError, brief, listed, nearest, option
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.import_path import by_path, may_import, no_imports
+from idiolect.core.method import SGD, Augment, Task, Training
+from idiolect.core.option_spec import Spec, lower, options_of, scalar, split_list
+from idiolect.data import FederatedData, Normalise, Source
+from idiolect.engines import Job
+
+if TYPE_CHECKING:
+    from idiolect.studies.result import Result
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
+_USUAL = Spec(name="dirichlet", options={"alpha": 0.3})
+_GIVEN = "given: "  # begins what stands in a file for an object that Python gave
+
+
+class Use(BaseModel):
+    """One method of a study, with all its options. ``label`` tells two uses of one method apart."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    label: Name
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = Spec.parse(value)
+        if isinstance(value, Spec):
+            value = {"label": str(value), "name": value.name, "options": value.options}
+        if isinstance(value, Mapping) and "name" in value:
+            options = methods.settle(str(value["name"]), value.get("options") or {})
+            value = {"label": value["name"]} | dict(value) | {"options": options}
+        return value
+
+
+def use(name: str, *, label: str | None = None, **options: Any) -> Use:
+    """A method with options, for ``Study(methods=[...])``.
+
+    Raises:
+        InputError: unknown method or option, or a value out of range.
+
+    >>> use("fedpac", alignment=0.5).options["alignment"]
+    0.5
+    """
+    named = str(Spec(name=name, options=options)) if label is None else label
+    try:
+        return Use.model_validate({"label": named, "name": name, "options": options})
+    except pydantic.ValidationError as error:
+        raise InputError(_sentence(error, Use)) from None
+
+
+def labelled(name: str, options: Mapping[str, Any]) -> str:
+    """A method with what differs from its defaults, or with the preset that is asked for.
+
+    >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
+    'fedpac:head_epochs=2'
+    """
+    defaults = methods.get(name).options
+    if "preset" not in options:
+        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
+    return str(Spec(name=name, options=dict(options)))
+
+
+class Study(BaseModel):
+    """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine
+    (``vectorised`` rounds otherwise).
+
+    Raises:
+        InputError: a setting is unknown, misspelt or out of range.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
+    )
+    name: Name = "study"
+    dataset: str | None = None
+    data_dir: str | None = None
+    data: str | Source | None = None
+    target: str | None = None
+    client_column: str | None = None
+    drop: tuple[str, ...] = ()
+    resize: str | None = None
+    partition: Any = None
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = ()
+    keep: Keep | None = None
+    shifts: tuple[Spec, ...] = ()
+    new_clients: PositiveInt | str | None = None
+    new_shifts: tuple[Spec, ...] = ()
+    normalise: Normalise = "reference"
+    model: str = "auto"
+    methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)
+    clients: PositiveInt | None = None
+    rounds: PositiveInt = 30
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    local_epochs: PositiveInt = 5
+    batch_size: PositiveInt = 50
+    lr: Rate = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    weight_decay: Decay = 5e-4
+    augment: Augment = "none"
+    drop_last: bool = False
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
+    data_seed: Seed = 0
+    protocol: Protocol = Protocol()
+    evaluate_every: PositiveInt | None = None
+    checkpoint_every: PositiveInt = 5
+
+    def __init__(self, **settings: Any) -> None:
+        for name, value in settings.items():
+            field = Study.model_fields.get(name)
+            if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic takes true for 1
+                raise InputError(f"{name}={str(value).lower()} is not valid: only drop_last is true or false")
+        try:
+            super().__init__(**settings)
+        except pydantic.ValidationError as error:
+            raise InputError(_sentence(error, Study)) from None
+
+    @pydantic.model_validator(mode="after")
+    def _settled(self) -> Self:
+        """Fill in what depends on other settings: the data set, how it is divided, among how many."""
+
+        def settle(**values: Any) -> None:
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+        if self.data is None:
+            settle(dataset=_known("dataset", self.dataset or "digits", data.names()))
+            own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
+            if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
+                pass
+            elif own:
+                raise ValueError(f"{own[0]} goes with data of your own: name them with data, or leave {own[0]} out")
+        elif self.dataset is not None or self.data_dir is not None:
+            raise ValueError("give data (your own) or dataset and data_dir (one by name), not both")
+        if self.partition is None:
+            column = self.client_column
+            if column is None and self.dataset is not None:
+                column = data.describe(self.dataset)["client_column"]
+            elif self.data is not None and column is None:
+                return self  # the data decide when they are read
+            named = {"column": column} if column and self.data is None else {}
+            settle(partition=_partition(Spec(name="natural", options=named) if column else _USUAL))
+        if self.protocol.clients == "new" and not self.new_clients:
+            raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
+        known = isinstance(self.partition, Spec) and (may_import() or not _is_path(self.partition))
+        if self.clients is None and known and not data.follows_a_column(self.partition):
+            settle(clients=20)
+        return self
+
+    @pydantic.field_validator("data", mode="before")
+    @classmethod
+    def _data(cls, value: object) -> object:
+        if value is not None and not isinstance(value, str | Path | Source):
+            how = "from_frame" if hasattr(value, "columns") else "from_arrays or from_dataset"
+            raise ValueError(
+                f"data is a {type(value).__name__}: give a path, or read it with idiolect.data.{how} first"
+            )
+        return str(value) if isinstance(value, Path) else value
+
+    @pydantic.field_serializer("data")
+    def _data_text(self, value: str | Source | None) -> str | None:
+        return f"{_GIVEN}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
+
+    @pydantic.field_validator("partition", mode="before")
+    @classmethod
+    def _partitioner(cls, value: object) -> object:
+        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_GIVEN)):
+            return value
+        return _partition(Spec.model_validate(value))
+
+    @pydantic.field_serializer("partition")
+    def _partition_text(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        return value.model_dump() if isinstance(value, Spec) else f"{_GIVEN}{type(value).__name__}"
+
+    @pydantic.field_validator("sizes", "drop", mode="before")
+    @classmethod
+    def _joined(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [piece.strip() for piece in value.split("+")]
+        return [value] if isinstance(value, int) else value
+
+    @pydantic.field_validator("keep", mode="before")
+    @classmethod
+    def _share(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        per_cent = value.strip().endswith("%")
+        number = scalar(value.strip().removesuffix("%"))
+        if not isinstance(number, int | float) or (per_cent and number > 100):
+            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of rows")
+        return number / 100 if per_cent else number
+
+    @pydantic.field_validator("new_clients", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        if isinstance(number, int) and number < 1:
+            raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
+        return number
+
+    @pydantic.field_validator("resize", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) else value
+
+    @pydantic.field_validator("methods", "shifts", "new_shifts", "seeds", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        if isinstance(value, str):
+            return split_list(value)
+        return [value] if isinstance(value, int | Spec | Use | Mapping) else value
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _model(cls, name: str) -> str:
+        if (path := _path_of_model(name)) and may_import():
+            by_path(path, "model")
+        return name
+
+    @pydantic.field_validator("shifts")
+    @classmethod
+    def _shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        return tuple(_shift(spec) for spec in specs)
+
+    @pydantic.field_validator("new_shifts")
+    @classmethod
+    def _new_shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        return tuple(_shift(spec) for spec in data.conditions_of(specs))
+
+    @pydantic.field_validator("methods")
+    @classmethod
+    def _labels(cls, uses: tuple[Use, ...]) -> tuple[Use, ...]:
+        return _different("method", uses, [u.label for u in uses])
+
+    @pydantic.field_validator("seeds")
+    @classmethod
+    def _seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _different("seed", seeds, seeds)
+
+    @classmethod
+    def read(cls, path: str | Path, *, allow_import: bool = False) -> Self:
+        """A study from a YAML file.
+
+        Args:
+            path: of the file.
+            allow_import: whether the file may name code by its import path, which is then imported and run: only for
+                files, and modules in the current folder, that you trust.
+
+        Raises:
+            InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
+        """
+        study = cls.look(path)
+        if not (named := study.imports()):
+            return study
+        if not allow_import:
+            raise names_code(path, named)
+        try:
+            return cls(**study.model_dump(exclude_unset=True))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    @classmethod
+    def look(cls, path: str | Path) -> Self:
+        """As ``read``, but nothing that the file names is imported: to compare a study or to show it, not to run it.
+
+        Raises:
+            InputError: no such file, not YAML, or a setting is wrong.
+        """
+        try:
+            settings = read_yaml(Path(path))
+        except OSError as error:
+            raise InputError(f"cannot read study {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"{path} is not YAML ({error}): mend it") from None
+        if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
+            raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
+        try:
+            with no_imports():
+                return cls(**settings)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def imports(self) -> dict[str, str]:
+        """The settings that are import paths of code, with these."""
+        found = {"model": _path_of_model(self.model)}
+        if isinstance(self.partition, Spec) and _is_path(self.partition):
+            found["partition"] = self.partition.name
+        if isinstance(self.data, str) and data.is_program(self.data):
+            found["data"] = self.data
+        return {setting: path for setting, path in found.items() if path}
+
+    def to_yaml(self) -> str:
+        """The whole study, defaults included, as ``read`` takes it."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def evaluation(self) -> int:
+        """Rounds between evaluations: ``evaluate_every``, or about ten of them in a run."""
+        return self.evaluate_every or max(1, self.rounds // 10)
+
+    def federation(self) -> FederatedData:
+        """The clients' data: loaded, partitioned, shifted.
+
+        Raises:
+            InputError: data that are missing or broken, or a partition that they do not allow.
+        """
+        source = self._source()
+        partition = self.partition
+        if isinstance(partition, str):
+            raise InputError(f"partition {partition}: it stood in a Python program: run the study from there")
+        invented = partition is None and source.client_column is None
+        if partition is None:
+            few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # they may be few
+            partition = _partition(Spec(name="natural") if source.client_column else few)
+        found = data.build(
+            source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
+            new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
+            validation=self.protocol.validation,
+        )  # fmt: skip
+        if invented:
+            _say_invented(found, source, partition)
+        return found
+
+    def _source(self) -> Source:
+        if isinstance(self.data, Source):
+            return self.data
+        if self.data is not None:
+            if self.data.startswith(_GIVEN):
+                raise InputError(f"data {self.data}: they stood in a Python program: run the study from there")
+            return data.open_data(
+                self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
+            )
+        folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
+        if folder and not folder.is_dir():
+            raise InputError(
+                f"data_dir={self.data_dir}: there is no such folder; leave it out to fetch {self.dataset} by name"
+            )
+        return data.load(str(self.dataset), folder)
+
+    def task(self, federation: FederatedData) -> Task:
+        """What the methods are told.
+
+        Raises:
+            InputError: a network, or an augmentation, that does not fit the rows.
+        """
+        if self.augment != "none" and federation.x_R.dtype != torch.uint8:
+            raise InputError(f"augment={self.augment} is for images, and these rows are numbers: leave it out")
+        network = models.build(self.model, federation.shape, federation.classes)
+        rule = SGD(self.lr, self.momentum, self.weight_decay)
+        training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment, drop_last=self.drop_last)
+        return Task(network, federation.classes, federation.trained, training, federation.mean, federation.std)
+
+    def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
+        """One job per method and seed."""
+        # each has a network of its own, for one that computes holds its weights, and jobs run side by side
+        return [
+            (u, Job(u.label, partial(methods.build, u.name, u.options, self.task(federation)), federation, seed))
+            for u in self.methods
+            for seed in self.seeds
+        ]
+
+    def run(self, out: str | Path | None = None, **how: Any) -> Result:
+        """Run the study; ``how`` are the arguments of ``idiolect.studies.run``."""
+        from idiolect.studies.runner import run
+
+        return run(self, out, **how)
+
+
+def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:
+    """That nothing in somebody's own data says whose a sample is, and what was done instead."""
+    size_K = [len(train) for train in found.train[: found.trained]]
+    alone = size_K.count(1)
+    single = f" ({alone} with a single one)" if alone else ""
+    drawn = Spec(name=partition.name, options={k: v for k, v in partition.options.items() if k in _USUAL.options})
+    few = f" (of few texts: {listed(source.few)})" if source.few else ""
+    log.warning(
+        "no client column: %d clients are drawn by %s, with %d to %d training samples%s; if a column%s says whose each "
+        "sample is, name it with %s, else choose %s and %s",
+        found.clients, drawn, min(size_K), max(size_K), single, few,
+        option("client_column"), option("clients"), option("partition"),
+    )  # fmt: skip
+
+
+def _known(what: str, name: str, known: Sequence[str]) -> str:
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
+    return name
+
+
+def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
+    """What to say of a file that names code, for which nobody has given a word."""
+    setting, path = next(iter(named.items()))
+    return InputError(
+        f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: look at "
+        f"that first, then give {option('allow_import', True)}"
+    )
+
+
+def _path_of_model(name: str) -> str | None:
+    wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
+    return wanted if "." in wanted else None
+
+
+def _is_path(partition: Spec) -> bool:
+    return "." in partition.name and partition.name not in data.PARTITIONS
+
+
+def _partition(spec: Spec) -> Spec:
+    """The partition with all its options; one that may not be imported as it is."""
+    if _is_path(spec) and not may_import():
+        return spec
+    function, options = data.partition_of(spec)
+    return Spec(name=spec.name, options=_defaults(function) | options)
+
+
+def _shift(spec: Spec) -> Spec:
+    """The shift with all its options."""
+    function, options = data.shift_of(spec)
+    whom = {k: v for k, v in spec.options.items() if k == "clients"}
+    return Spec(name=spec.name, options=_defaults(function) | options | whom)
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    known = options_of(function) if inspect.isfunction(function) else {}
+    return {k: p.default for k, p in known.items() if p.default is not None and p.default is not p.empty}
+
+
+def _different(what: str, values: T, names: Sequence[Any]) -> T:
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise InputError(f"{what} {twice!r} stands twice: give each {what} once")
+    return values
+
+
+def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    setting, *inner = first["loc"]
+    if setting == "protocol" and inner and first["type"] == "extra_forbidden":
+        return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
+    if first["type"] == "extra_forbidden" and not inner:
+        return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
+    named = inner[-1:] == ["label"] and first["type"] != "missing"
+    if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
+        return (
+            f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example dirichlet:alpha=0.3"
+        )
+    known = named or setting == "protocol"
+    inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
+    where = ".".join(map(str, [setting, *inside]))
+    return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"

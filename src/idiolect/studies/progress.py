@@ -1,0 +1,283 @@
+"""What a person sees while a study runs: a live view in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from idiolect.core.terminal import Text
+from idiolect.engines import Engine
+from idiolect.report.tables import duration
+
+Key = tuple[str, int]
+_SILENT = 60.0  # seconds after which a log has a sign of life
+
+
+class Watcher(Protocol):
+    """Told how a study goes on."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop showing."""
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """What is to run, ``rounds`` of each method's label and seed, in this order, and how many are on disk."""
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """A method begins with a seed, of which ``done`` rounds are done."""
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """A round is over; ``accuracy`` is the mean that the protocol asks for, where it was measured."""
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """A method's training diverged in a round, now or when it was run before; nothing more comes of it."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Nothing."""
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Nothing."""
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """Nothing."""
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Nothing."""
+
+
+@dataclass
+class _Job:
+    label: str
+    seed: int
+    done: int
+    before: int = 0
+    """Rounds that were done when it began."""
+    began: float | None = None
+    first: float = 0.0
+    """When its first round here ended."""
+    last: float = 0.0
+    """When the last one did."""
+    accuracy: float | None = None
+    diverged: bool = False
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a round, where one has been done; of several without the first, in which workers start."""
+        new = self.done - self.before
+        if self.began is None or new == 0:
+            return None
+        return self.last - self.began if new == 1 else (self.last - self.first) / (new - 1)
+
+
+class Bars(Silent):
+    """A live table: per method and seed how far it is, and a line for the whole; never higher than the terminal."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock, self._lock = console, clock, threading.Lock()
+        self._jobs: dict[Key, _Job] = {}
+        self._live = Live(console=console, get_renderable=self.shown, refresh_per_second=4, vertical_overflow="crop")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Lay out the rows."""
+        with self._lock:
+            self._rounds, self._engine = rounds, engine
+            self._begun, self._worked = self._clock(), engine.seconds
+            self._jobs = {key: _Job(*key, done=min(n, rounds)) for key, n in done.items()}
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Take the method's row out of the queue."""
+        with self._lock:
+            job = self._jobs[label, seed]
+            job.done = job.before = done
+            job.began = job.last = self._clock()
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """Move its bar."""
+        with self._lock:
+            job = self._jobs[label, seed]
+            job.done, job.last = round, self._clock()
+            job.first = job.last if round == job.before + 1 else job.first
+            job.accuracy = job.accuracy if accuracy is None else accuracy
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Say so in its row."""
+        with self._lock:
+            self._jobs[label, seed].diverged = True
+
+    def shown(self) -> RenderableType:
+        """The view as it is now."""
+        with self._lock:
+            if not self._jobs:
+                return Text("")
+            jobs = list(self._jobs.values())
+            finished = [j for j in jobs if j.done >= self._rounds]
+            diverged = [j for j in jobs if j.diverged]
+            left = [j for j in jobs if j.done < self._rounds and not j.diverged]
+            running = [j for j in left if j.began is not None]
+            queued = [j for j in left if j.began is None]
+            room = self._console.height - 3  # the header, the whole, and the line that the cursor is on
+            lines: list[RenderableType] = []
+            if len(jobs) > room:
+                lines.append(_line(f"{len(finished)} finished: {_named(finished, accuracy=True)}"))
+                if diverged:
+                    lines.append(_line(f"{len(diverged)} diverged: {_named(diverged)}"))
+                    room -= 1
+                jobs = running + queued
+                if len(jobs) + 1 > room:
+                    lines.append(_line(f"{len(queued)} queued: {_named(queued)}"))
+                    jobs = running[: max(1, room - 2)]
+            return Group(self._table(jobs), *lines, _line(self._whole(running, queued)))
+
+    def _table(self, jobs: Sequence[_Job]) -> Table:
+        width = self._console.width
+        bar, seed = width // 6, min(10, max([4, *(len(str(j.seed)) for j in jobs)]))
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        shown.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
+        shown.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
+        shown.add_column("", width=bar)
+        for header in ("round", "accuracy", "left"):
+            shown.add_column(header, justify="right", no_wrap=True)
+        for j in jobs:
+            at = ProgressBar(self._rounds, j.done, width=bar)
+            accuracy = "" if j.accuracy is None else f"{j.accuracy:.1%}"
+            row = (Text(j.label), str(j.seed), at, f"{j.done}/{self._rounds}", accuracy, self._left(j))
+            shown.add_row(*row, style="dim" if j.began is None else "")
+        return shown
+
+    def _left(self, job: _Job) -> str:
+        if job.done >= self._rounds:
+            return "done"
+        if job.diverged:
+            return "diverged"
+        if job.began is None:
+            return "queued"
+        return "" if job.pace is None else duration(self._rest(job, job.pace))
+
+    def _rest(self, job: _Job, pace: float) -> float:
+        """Seconds that a job takes from now on; a round under way that takes longer than usual ends at once."""
+        rest = (self._rounds - job.done) * pace
+        return rest if job.began is None else rest - min(pace, self._clock() - job.last)
+
+    def _whole(self, running: Sequence[_Job], queued: Sequence[_Job]) -> str:
+        jobs, workers = list(self._jobs.values()), self._engine.workers
+        passed = self._clock() - self._begun
+        busy = min(float(workers), (self._engine.seconds - self._worked) / passed) if passed > 0 else 0.0
+        rounds = sum(j.done if j.diverged else self._rounds for j in jobs)
+        parts = [
+            f"{sum(j.done for j in jobs)} of {rounds} rounds",
+            f"{len(running)} running, {len(queued)} queued",
+            f"{busy:.1f} of {workers} {'worker' if workers == 1 else 'workers'} busy",
+        ]
+        left = self._time_left([*running, *queued])
+        return "; ".join([*parts, f"{duration(left)} left"] if left else parts)
+
+    def _time_left(self, jobs: Sequence[_Job]) -> float | None:
+        """Of the whole: what is queued goes at the pace of its method, else at the mean; so many side by side."""
+        paces: dict[str, list[float]] = {}
+        for j in self._jobs.values():
+            if j.pace is not None:
+                paces.setdefault(j.label, []).append(j.pace)
+        if not paces or not jobs:
+            return None
+        means = {label: sum(values) / len(values) for label, values in paces.items()}
+        usual = sum(means.values()) / len(means)
+        rests = [self._rest(j, j.pace or means.get(j.label, usual)) for j in jobs]
+        return max(max(rests), sum(rests) / min(self._engine.lanes, len(rests)))
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _named(jobs: Sequence[_Job], accuracy: bool = False) -> str:
+    """Methods, each once, with how many seeds where several, or with their mean accuracy."""
+    found: dict[str, list[_Job]] = {}
+    for j in jobs:
+        found.setdefault(j.label, []).append(j)
+
+    def one(label: str, mine: Sequence[_Job]) -> str:
+        known = [j.accuracy for j in mine if j.accuracy is not None]
+        if accuracy and known:
+            return f"{label} {sum(known) / len(known):.1%}"
+        return label if len(mine) == 1 else f"{label} x{len(mine)}"
+
+    return ", ".join(one(label, mine) for label, mine in found.items()) or "none"
+
+
+class Lines(Silent):
+    """A plain line at each evaluation."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._since: dict[str, float] = {}
+        self._total: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._said: dict[str, float] = {}
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Note how many rounds each method has, of all its seeds."""
+        for label, _ in done:
+            self._total[label] = self._total.get(label, 0) + rounds
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Say where the method stands."""
+        first, total = label not in self._since, self._total[label]
+        self._since.setdefault(label, time.monotonic())
+        self._done[label] = self._done.get(label, 0) + done
+        if first or done:
+            self._say(f"{label}: {self._done[label]} of {total} rounds done" if done else f"{label}: {total} rounds")
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """Say the accuracy where it was measured, and the round where nothing was said for a minute."""
+        self._done[label] += 1
+        now = time.monotonic()
+        if accuracy is not None or now - self._said.get(label, self._since[label]) >= _SILENT:
+            self._said[label] = now
+            reached = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            self._say(f"{label}: seed {seed}, round {round}{reached}, {now - self._since[label]:.0f} s")
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Say so."""
+        self._say(f"{label}: seed {seed}, diverged in round {round}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def watcher(console: Console) -> Watcher:
+    """A live view in a terminal, lines elsewhere."""
+    return Bars(console) if console.is_terminal else Lines(console)

@@ -1,0 +1,75 @@
+"""What a run measured: from its folder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from idiolect import report
+from idiolect.runs.store import sittings
+from idiolect.studies.config import Study
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run."""
+
+    folder: Path
+    study: Study
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """What ran it, once for each time that it was taken up and did some rounds.
+
+        ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy``, the share of the workers' time
+        that was work, ``versions``, ``dtype`` and ``machine``; older runs lack some.
+        """
+        return sittings(self.folder)
+
+    @property
+    def diverged(self) -> list[report.Divergence]:
+        """The methods and seeds whose training diverged: ``method``, ``seed``, ``round`` and what is ``said`` of it."""
+        return report.divergences(self.folder)
+
+    @property
+    def records(self) -> Any:
+        """Every number of the run, long format, as a pandas DataFrame."""
+        return report.read(self.folder).records
+
+    def accuracy(self) -> Any:
+        """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
+
+        It is the accuracy that the study's protocol asks for: of its clients, at its moment, in its round. The mean
+        over seeds is the table's. Methods without a result are left out.
+        """
+        return report.accuracies(report.read(self.folder))
+
+    def client_accuracy(self) -> Any:
+        """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
+        return report.client_accuracies(report.read(self.folder))
+
+    def rows(self) -> list[report.Row]:
+        """The table's rows, one per method, as numbers."""
+        return report.summary(report.read(self.folder))
+
+    def table(self) -> Table:
+        """The table as a terminal shows it."""
+        run = report.read(self.folder)
+        return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
+
+    def joined(self) -> list[report.Joined]:
+        """How clients that did not train fare after they joined, a row per condition; empty where there are none."""
+        return report.joined(report.read(self.folder))
+
+    def joined_table(self) -> Table | None:
+        """The same as a terminal shows it."""
+        run = report.read(self.folder)
+        rows = report.joined(run)
+        return report.render_joined(rows, run.titles) if rows else None
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page (``report.html`` in the run's folder unless told otherwise) and return where it is."""
+        return report.write([self.folder], Path(out) if out else self.folder / "report.html")

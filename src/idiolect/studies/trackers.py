@@ -1,0 +1,298 @@
+"""Experiment trackers: what a study measures, sent to TensorBoard, MLflow or Weights & Biases while it runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from idiolect.core import evaluation_protocol, files
+from idiolect.core.errors import InputError, Interrupted, nearest, option, printable
+from idiolect.engines import Record
+from idiolect.runs.store import computed
+from idiolect.studies.config import Study
+
+Status = Literal["finished", "stopped", "failed"]
+_AVERAGED = ("accuracy", "loss", "calibration_error", "brier")
+
+
+class Tracker(Protocol):
+    """Told of one method with one seed; others that run beside it have trackers of their own, in other threads."""
+
+    def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
+        """The method begins or, where rounds are ``done``, goes on; ``folder`` is its cell's and is kept."""
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """What an evaluated round measured: see ``measures``."""
+
+    def end(self, status: Status) -> None:
+        """The method is through, or has been stopped or has failed."""
+
+
+Make = Callable[[], Tracker]
+
+
+def measures(
+    records: Sequence[Record],
+    seconds: float,
+    what: evaluation_protocol.Protocol,
+    rows: Sequence[int],
+    conditions: Sequence[str] = (),
+) -> dict[str, float]:
+    """An evaluated round in a few numbers; nothing of a round that was not evaluated.
+
+    Args:
+        records: of the round.
+        seconds: that it took.
+        what: whose models count, and how clients are averaged.
+        rows: on which each client tests.
+        conditions: of the last clients, which join afterwards; "" is that of their rows as they are.
+
+    Returns:
+        ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
+        rows; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``joined_accuracy`` of new clients,
+        under all conditions, where they have joined; ``bytes``, down and up, mean over participants; ``seconds``.
+        Where the protocol is about new clients, these are the clients, and ``trained_accuracy`` is of the others.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    sent: dict[int, float] = {}
+    trained = len(rows) - len(conditions)
+    for _, client, moment, metric, value in records:
+        if moment in (what.moment, "joined") and metric in _AVERAGED and rows[client]:
+            joined = moment == "joined"
+            if joined == (what.clients == "new") and not (joined and conditions[client - trained]):
+                found.setdefault(metric, []).append((client, value))
+            if metric == "accuracy" and (joined or what.clients == "new"):
+                found.setdefault("joined_accuracy" if joined else "trained_accuracy", []).append((client, value))
+        elif moment == "wire":
+            sent[client] = sent.get(client, 0.0) + value
+    if not found:
+        return {}
+
+    def mean(metric: str) -> float:
+        clients, values = zip(*found[metric], strict=True)
+        return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "row" else None))
+
+    means = {m: mean(m) for m in found}
+    if worst := sorted(value for _, value in found.get("accuracy", ())):
+        means["worst_decile"] = float(np.mean(worst[: max(1, len(worst) // 10)]))
+    return means | {"bytes": float(np.mean(list(sent.values()))), "seconds": seconds}
+
+
+class TensorBoard:
+    """Event files, in the cell's folder or in ``where``: ``tensorboard --logdir`` takes the run's folder or it."""
+
+    def __init__(self, where: str | None = None) -> None:
+        self._where = where
+
+    def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
+        """Open the event file; what an earlier sitting wrote ahead of its checkpoint counts no more."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        into = Path(self._where, folder.parents[1].name, folder.name) if self._where else folder / "tensorboard"
+        self._writer = SummaryWriter(str(into), purge_step=done + 1)
+        self._writer.add_text("study", f"```\n{study.to_yaml()}```", done)
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+        self._writer.flush()
+
+    def end(self, status: Status) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflow:
+    """A run of the experiment that is called as the study, on the server or in the store at ``where``.
+
+    ``where`` None is what MLflow takes: MLFLOW_TRACKING_URI, else a file of its own.
+    """
+
+    _ENDS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+    def __init__(self, where: str | None = None) -> None:
+        self._where = where
+
+    def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
+        """Begin a run, or go on with the one whose number the cell's folder keeps."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric, self._client = Metric, MlflowClient(tracking_uri=self._where)
+        self._run = _kept(folder / "mlflow.json", self._client.tracking_uri, lambda: self._new(study, label, seed))
+        self._client.update_run(self._run, status="RUNNING")
+        known = _settings(study, label)
+        params = [Param(k, str(v)[:500]) for k, v in known.items()] if done == 0 else []
+        for k in range(0, len(params), 100):  # as many as it takes at a time
+            self._client.log_batch(self._run, params=params[k : k + 100])
+
+    def _new(self, study: Study, label: str, seed: int) -> str:
+        name, tags = f"{label}, seed {seed}", {"method": label, "seed": str(seed)}
+        found = self._client.get_experiment_by_name(study.name)
+        experiment = found.experiment_id if found else self._client.create_experiment(study.name)
+        return str(self._client.create_run(experiment, run_name=name, tags=tags).info.run_id)
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Log a round's numbers at once."""
+        now = int(1000 * time.time())
+        self._client.log_batch(self._run, metrics=[self._metric(k, v, now, round) for k, v in values.items()])
+
+    def end(self, status: Status) -> None:
+        """Close the run."""
+        self._client.set_terminated(self._run, self._ENDS[status])
+
+
+class WandB:
+    """A run of the project ``where``, grouped by study; WANDB_MODE=offline keeps it in the cell's folder."""
+
+    def __init__(self, where: str | None = None) -> None:
+        self._where = where
+
+    def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
+        """Begin a run, or go on with the one whose name the cell's folder keeps."""
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=self._where or "idiolect",
+            group=study.name,
+            name=f"{label}, seed {seed}",
+            id=_kept(folder / "wandb.json", self._where or "", lambda: secrets.token_hex(4)),
+            resume="allow",
+            reinit="create_new",  # one run does not end another that is under way
+            dir=str(folder),
+            config=_settings(study, label) | {"method": label, "seed": seed},
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Log a round's numbers at once."""
+        self._run.log(dict(values), step=round)
+
+    def end(self, status: Status) -> None:
+        """Close the run."""
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+_KNOWN: Mapping[str, tuple[Callable[[str | None], Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (MLflow, "mlflow"),
+    "wandb": (WandB, "wandb"),
+}
+
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, where MLflow would wait for two minutes and ask eight times
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_INIT_TIMEOUT": "20",  # seconds
+}
+"""What trackers are told where the user has not: they ask nobody but the user's server, and a dead one not for long."""
+
+
+def tracker(text: str) -> Make:
+    """What makes the trackers that a text such as ``mlflow:http://localhost:5000`` asks for.
+
+    Raises:
+        InputError: there is no such tracker, or its package is missing.
+    """
+    name, _, where = text.partition(":")
+    if name not in _KNOWN:
+        raise InputError(f"unknown tracker {name!r}; {nearest(name, _KNOWN)}")
+    adapter, package = _KNOWN[name]
+    for variable, value in _ENVIRONMENT.items():  # read when the packages are imported
+        os.environ.setdefault(variable, value)
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise InputError(f"{option('track', name)} needs a package: pip install 'idiolect[{name}]'") from None
+    return lambda: adapter(where or None)
+
+
+class Tracking:
+    """The trackers of a run. One that fails is left out from then on, and told of at the end; the run goes on."""
+
+    def __init__(self, wanted: Sequence[str | Make] = ()) -> None:
+        self._makes = {str(w): tracker(w) if isinstance(w, str) else w for w in wanted}
+        self._lock = threading.Lock()
+        self._failed: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        """Warn of those that failed, when nothing else is shown any more."""
+        for sentence in self._failed:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+
+    @contextmanager
+    def of(
+        self, study: Study, label: str, seed: int, folder: Path, done: int
+    ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+        """The trackers of one method and seed, to log to; how the block ends is how they end."""
+        mine: dict[str, Tracker] = {}
+
+        def log(round: int, values: Mapping[str, float]) -> None:
+            for name, one in mine.items():
+                if name in self._makes:
+                    with self._spared(name):
+                        one.log(round, values)
+
+        for name, make in list(self._makes.items()):
+            with self._spared(name):
+                one = make()
+                one.start(study, label, seed, folder, done)
+                mine[name] = one
+        status: Status = "failed"
+        try:
+            yield log
+            status = "finished"
+        except (Interrupted, KeyboardInterrupt):
+            status = "stopped"
+            raise
+        finally:
+            for name, one in mine.items():
+                with self._spared(name):
+                    one.end(status)
+
+    @contextmanager
+    def _spared(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  whatever a tracker does, the run goes on
+            with self._lock:
+                if self._makes.pop(name, None) is not None:
+                    said = printable(" ".join(str(error).split())[:300])
+                    what = f"{option('track', name)} failed, and the run goes on without it"
+                    self._failed.append(f"{what}: {type(error).__name__}: {said}")
+
+
+def _settings(study: Study, label: str) -> dict[str, Any]:
+    """The settings of one method, by name; those of other methods are left out."""
+    uses = [u for u in study.methods if u.label == label]
+    settings = computed(study.model_copy(update={"methods": tuple(uses)}))
+    settings = settings | {f"protocol.{k}": v for k, v in settings.pop("protocol").items()}
+    own = {f"{label}.{k}": f"method.{k}" for k in ("name", *uses[0].options)}
+    return {own.get(k, k): v for k, v in settings.items() if k not in ("methods", "seeds")}
+
+
+def _kept(path: Path, where: str, make: Callable[[], str]) -> str:
+    """The name of the tracked run at ``where`` that a file keeps, made and written down where it keeps none."""
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if where not in known:
+        known[where] = make()
+        files.write(path, json.dumps(known))
+    return known[where]

@@ -1,0 +1,166 @@
+"""The statistics by which a network with batch normalisation predicts: measured after training, never running ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import Data, Down, Info, Method, Task, Up
+from idiolect.core.network import Moments, Network, Statistics
+from idiolect.core.tree import Tree
+
+_CHUNK = 256  # rows per pass, at most
+
+
+class Measured(NamedTuple):
+    """A method's tree, and the statistics beside it."""
+
+    method: Tree
+    statistics: Statistics
+
+
+class Weight(NamedTuple):
+    """What weighs an upload."""
+
+    method: Tree
+    rows: Tensor
+
+
+def with_statistics(method: Method, task: Task) -> Method:
+    """The method with the statistics that the policy of the network's buffers asks for.
+
+    Wherever the method trains, a batch normalisation normalises by the batch. Mean and mean square of what it takes
+    in, over one pass of ``predict`` through a client's training rows (in chunks, each normalised by itself), are the
+    client's statistics.
+
+    "local": a client measures after ``adapt`` and predicts by its own; nothing of it travels. Passes without gradients
+    in ``local`` and ``adapt`` normalise by their rows.
+
+    "aggregate": a client measures after ``local``, with the model that ``adapt`` then makes of the message it has, and
+    sends the statistics. Everybody predicts by their mean, weighted by rows, before the first round by mean 0 and
+    variance 1. So a model that predicts with weights as received does so by statistics of the weights of one round
+    before. Passes without gradients in ``local`` and ``adapt`` normalise by the received statistics too, but where
+    ``predict`` passes a layer several times (a mixture of networks), by their rows.
+
+    "frozen", or no buffers: the method as it is.
+
+    Raises:
+        InputError: from "local" and "aggregate", when they are mapped over clients.
+
+    Source: Wu and Johnson, Rethinking "Batch" in BatchNorm (2021), section 3, where the pass is called precise
+    BatchNorm.
+    """
+    if task.network.buffers == "local":
+        return _local(method, task.network)
+    if task.network.buffers == "aggregate":
+        return _aggregate(method, task)
+    return method
+
+
+def measure(method: Method, network: Network, down: Down, client: Tree, data: Data) -> Statistics:
+    """The statistics of ``predict`` over a client's rows, in float64."""
+    row_N = data.row_N[data.real_N > 0]
+    chunks = torch.tensor_split(row_N, -(-len(row_N) // _CHUNK))  # of like sizes, so that none is a single row
+    seen = []
+    for row_B in chunks:
+        with torch.no_grad(), network.recording() as statistics:
+            method.predict(down, client, data.x_R[row_B])
+        seen.append(statistics)
+    mean: Statistics = tree.mean(tree.stack(seen), torch.tensor([len(c) for c in chunks], dtype=torch.float64))
+    return mean
+
+
+@contextmanager
+def _predicting(network: Network, statistics: Statistics) -> Iterator[None]:
+    with torch.no_grad(), network.normalising(statistics):
+        yield
+
+
+def _alone(data: Data) -> None:
+    if tree.mapped(data.row_N):  # clients that are padded to one length would train on their padding
+        raise InputError(
+            "batch normalisation takes one client at a time: choose another engine than vectorised, or the model's "
+            "option buffers=frozen"
+        )
+
+
+def _local(method: Method, network: Network) -> Method:
+    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
+        _alone(data)
+        return method.local(down, client, data, key)
+
+    def adapt(down: Down, client: Tree, data: Data, key: Tensor) -> Measured:
+        _alone(data)
+        adapted = method.adapt(down, client, data, key)
+        return Measured(adapted, measure(method, network, down, adapted, data))
+
+    def predict(down: Down, client: Measured, x_B: Tensor) -> Tensor:
+        with _predicting(network, client.statistics):
+            return method.predict(down, client.method, x_B)
+
+    return method._replace(local=local, adapt=adapt, predict=predict)
+
+
+def _aggregate(method: Method, task: Task) -> Method:
+    network = task.network
+
+    def init(key: Tensor) -> Measured:
+        server = method.init(key)
+        return Measured(server, _sent(_unmeasured(method, task, server)))
+
+    def send(server: Measured, ids: Tensor) -> Down:
+        down = method.send(server.method, ids)
+        return Down(Measured(down.shared, server.statistics), down.own)
+
+    def received(down: Down) -> Down:
+        return Down(down.shared.method, down.own)
+
+    def evaluating(statistics: Statistics) -> AbstractContextManager[None]:
+        once = all(len(m.mean_MC) == 1 for m in statistics.values())
+        return network.normalising(statistics) if once else nullcontext()
+
+    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
+        _alone(data)
+        with evaluating(down.shared.statistics):
+            client, up, info = method.local(received(down), client, data, key)
+            adapted = method.adapt(received(down), client, data, keys.fold(key, "statistics"))
+        statistics = _sent(measure(method, network, received(down), adapted, data))
+        return client, Up(Measured(up.value, statistics), Weight(up.weight, data.real_N.sum())), info
+
+    def aggregate(server: Measured, up: Up, ids: Tensor) -> tuple[Measured, Info]:
+        own, info = method.aggregate(server.method, Up(up.value.method, up.weight.method), ids)
+        return Measured(own, tree.mean(up.value.statistics, up.weight.rows)), info
+
+    def adapt(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
+        _alone(data)
+        with evaluating(down.shared.statistics):
+            return method.adapt(received(down), client, data, key)
+
+    def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
+        with _predicting(network, down.shared.statistics):
+            return method.predict(received(down), client, x_B)
+
+    return Method(init, method.enrol, send, local, aggregate, adapt, predict)
+
+
+def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
+    """Mean 0 and variance 1, laid out as a prediction uses them, which one on made-up rows tells."""
+    key = keys.key(0, "statistics")
+    x_R = keys.normal(key, (2, *task.network.shape))
+    data = Data(x_R, torch.arange(2) % task.classes, torch.arange(2), torch.ones(2))
+    down = method.send(server, torch.tensor([0]))
+    down = Down(down.shared, tree.rows(down.own, 0))
+    client = method.adapt(down, method.enrol(key), data, key)
+    seen = measure(method, task.network, down, client, data)
+    return {name: Moments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in seen.items()}
+
+
+def _sent(statistics: Statistics) -> Statistics:
+    sent: Statistics = tree.map(lambda a: a.to(torch.get_default_dtype()), statistics)
+    return sent

@@ -1,0 +1,136 @@
+"""Training a whole network, and passes of all of a client's rows through its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from idiolect.core import tree
+from idiolect.core.method import SGD, Data, Task
+from idiolect.core.network import Model, Weights
+from idiolect.core.tree import Tree
+from idiolect.training.augment import crop_flip
+from idiolect.training.batches import Batch, batches, rows
+from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
+
+Part = Literal["model", "body", "head"]
+_CHUNK = 50  # rows per forward pass, as in a training step: larger ones leave the processor's cache
+
+
+def train_model(
+    task: Task,
+    model: Model,
+    data: Data,
+    key: Tensor,
+    *,
+    part: Part = "model",
+    epochs: int | None = None,
+    steps: int | None = None,
+    rule: SGD | None = None,
+    pull: tuple[float, Model] | None = None,
+) -> tuple[Model, Tensor]:
+    """Cross-entropy training of a model or of one part of it; also the mean loss over the rows seen, in nats.
+
+    A part that does not train is no part of the optimiser: neither momentum nor decay moves it. A head trains on
+    features that are computed once, or anew in each step where images are augmented.
+
+    Args:
+        task: the problem; its training rule holds where none is given.
+        model: where to start.
+        data: the client's rows.
+        key: of the order of the rows.
+        part: what moves.
+        epochs: of training; None takes the local epochs.
+        steps: a number of batches in place of epochs.
+        rule: the rates.
+        pull: (mu, anchor) adds mu / 2 |w - anchor|^2 over the weights that move.
+    """
+    plan = batches(data, task.training, key, epochs=epochs, steps=steps)
+    if not plan:
+        return model, torch.zeros(())
+    frozen = batch_features(task, model.body, data) if part == "head" else None
+
+    def moving(model: Model) -> Tree:
+        return model if part == "model" else getattr(model, part)
+
+    def whole(weights: Tree) -> Model:
+        return Model(*weights) if part == "model" else model._replace(**{part: weights})
+
+    def loss(weights: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if frozen:
+            z_Bd, y_B = frozen(batch)
+            logit_BC = task.network.logits(weights, z_Bd)
+        else:
+            x_B, y_B = rows(task, data, batch)
+            logit_BC = task.network(whole(weights), task.inputs(x_B))
+        value = cross_entropy_mean(logit_BC, y_B, batch.used_B)
+        total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
+        return total, (value, batch.used_B.sum())
+
+    weights, seen = sgd(loss, moving(model), plan, rule or task.training.sgd)
+    return whole(weights), trained_loss(seen)
+
+
+def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The mean training loss from each step's (mean loss, rows)."""
+    value_S, rows_S = (torch.stack(list(part)) for part in zip(*seen, strict=True))
+    return (value_S * rows_S).sum() / rows_S.sum()
+
+
+def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """z (N, d) of all of a client's rows and their labels, without a graph.
+
+    With ``augmented``, a key, images are augmented by its draws where the task says so; else they are as they stand.
+    """
+    x_N, y_N = data.x_R[data.row_N], data.y_R[data.row_N]
+    if augmented is not None and task.training.augment == "crop_flip":
+        x_N = crop_flip(x_N, augmented)
+    if not tree.mapped((body, x_N)):
+        body = tree.map(laid_out, body)
+    with torch.no_grad():
+        z_Nd = torch.cat([task.network.features(body, task.inputs(x)) for x in torch.split(x_N, _CHUNK)])
+    return z_Nd, y_N
+
+
+def batch_features(
+    task: Task,
+    body: Weights,
+    data: Data,
+    *,
+    then: Callable[[Tensor], Tree] = lambda z_Nd: z_Nd,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Callable[[Batch], tuple[Tree, Tensor]]:
+    """A function that gives a batch's labels and what ``then`` makes of its z, while the body stays.
+
+    From one pass through all rows, or ``known``, what ``features`` gave; where the task augments images, from a pass in
+    each step.
+    """
+    if task.training.augment == "none":
+        z_Nd, y_N = known or features(task, body, data)
+        made_N = then(z_Nd)
+        return lambda batch: (tree.rows(made_N, batch.at_B), y_N[batch.at_B])
+    if not tree.mapped((body, data.row_N)):
+        body = tree.map(laid_out, body)
+
+    def anew(batch: Batch) -> tuple[Tree, Tensor]:
+        x_B, y_B = rows(task, data, batch)
+        with torch.no_grad():
+            return then(task.network.features(body, task.inputs(x_B))), y_B
+
+    return anew
+
+
+def row_losses(task: Task, model: Model, data: Data) -> Tensor:
+    """Cross-entropy (N,) of each of a client's rows in nats, without a graph."""
+    z_Nd, y_N = features(task, model.body, data)
+    with torch.no_grad():
+        return cross_entropy(task.network.logits(model.head, z_Nd), y_N, reduction="none")
+
+
+def log_softmax_of(task: Task, model: Model, x_B: Tensor) -> Tensor:
+    """Log-probabilities (B, C) of raw rows."""
+    return log_softmax(task.network(model, task.inputs(x_B)), -1)

@@ -1,0 +1,428 @@
+import logging
+from decimal import Decimal
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom import folders, from_frame, open_data
+from idiolect.data.custom.tables import read_csv
+
+PATIENTS = """age,sex,smoker,hospital,diagnosis
+63,m,True,north,sick
+41,f,False,south,well
+57,,True,north,well
+,m,True,east,sick
+"""
+FEATURES = np.array(
+    [  # age, age is missing, f, m, sex missing, smoker
+        [63, 0, 0, 1, 0, 1],
+        [41, 0, 1, 0, 0, 0],
+        [57, 0, 0, 0, 1, 1],
+        [np.nan, 1, 0, 1, 0, 1],
+    ],
+    np.float32,
+)
+NAMES = ("age", "age is missing", "sex=f", "sex=m", "sex=missing", "smoker")
+
+
+def is_patients(source, clients=("east", "north", "south")):
+    np.testing.assert_array_equal(source.x_R.numpy(), FEATURES)
+    assert source.x_R.dtype == torch.float32
+    assert source.feature_names == NAMES
+    assert source.scaled == (True, False, False, False, False, False)
+    assert source.class_names == ("sick", "well")
+    assert source.y_R.tolist() == [0, 1, 1, 0]
+    assert source.client_column == "hospital"
+    assert source.columns["hospital"].names == clients
+    assert source.columns["hospital"].code_R.tolist() == [1, 2, 1, 0]
+    assert source.train_rows == 4
+    assert source.mean is None
+    return True
+
+
+def save(tmp_path, content, name="patients.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PATIENTS,
+        PATIENTS.encode("utf-8-sig"),
+        PATIENTS.encode("utf-16"),
+        PATIENTS.replace("\n", "\r\n"),
+        PATIENTS.replace("\n", "\n\n"),
+        "\n" + PATIENTS + ",,,,\n",
+        PATIENTS.replace(",", ";"),
+        "sep=;\r\n" + PATIENTS.replace(",", ";").replace("\n", "\r\n"),
+        PATIENTS.replace(",", "\t"),
+        PATIENTS.replace(",", "|"),
+        PATIENTS.replace(",", ", "),
+        PATIENTS.replace("\n,", "\n?,").replace(",,", ",NA,"),
+        PATIENTS.replace("True", "TRUE").replace("False", "false"),
+        PATIENTS.replace("63", "63.0"),
+        PATIENTS.replace(",", ";").replace("63", "63,0"),
+        '"' + PATIENTS.strip().replace(",", '","').replace("\n", '"\n"') + '"',
+    ],
+)
+def test_csv_of_every_kind(tmp_path, content):
+    assert is_patients(open_data(str(save(tmp_path, content)), client_column="hospital"))
+
+
+def test_a_frame_and_parquet_and_json_lines_say_the_same(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "age": [63, 41, 57, np.nan],
+            "sex": pd.Categorical(["m", "f", None, "m"]),
+            "smoker": [True, False, True, True],
+            "hospital": ["north", "south", "north", "east"],
+            "diagnosis": ["sick", "well", "well", "sick"],
+        }
+    )
+    before = frame.copy(deep=True)
+    assert is_patients(from_frame(frame, target="diagnosis", client_column="hospital"))
+    pd.testing.assert_frame_equal(frame, before)
+    frame.set_index(np.array([7, 3, 5, 1])).to_parquet(tmp_path / "p.parquet")
+    assert is_patients(open_data(tmp_path / "p.parquet", client_column="hospital"))
+    frame.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
+    assert is_patients(open_data(tmp_path / "p.jsonl", client_column="hospital"))
+
+
+def test_train_and_test_in_one_folder(tmp_path, caplog):
+    lines = PATIENTS.splitlines(keepends=True)
+    save(tmp_path, "".join(lines[:3]), "train-0.csv")
+    save(tmp_path, lines[0] + lines[3], "train-1.csv")
+    save(tmp_path, "sex,age,smoker,diagnosis,hospital\nm,,True,sick,east\n", "test.csv")
+    save(tmp_path, "id,diagnosis\n1,sick\n", "sample_submission.csv")
+    source = open_data(tmp_path, client_column="hospital")
+    np.testing.assert_array_equal(source.x_R.numpy(), FEATURES)
+    assert source.train_rows == 3
+    assert source.y_R.tolist() == [0, 1, 1, 0]
+    assert source.name == tmp_path.name
+
+
+def test_a_folders_only_table(tmp_path):
+    save(tmp_path, PATIENTS)
+    assert is_patients(open_data(tmp_path, client_column="hospital"))
+
+
+def test_quotes_hold_separators_quotes_and_lines(tmp_path):
+    path = save(tmp_path, 'note,"a;b;c;d",y\n"x, ""then"" y",1,u\n"line\nline",2,v\n')
+    source = open_data(path)
+    assert source.feature_names == ("note=line\nline", 'note=x, "then" y', "a;b;c;d")
+    assert source.x_R.tolist() == [[0, 1, 1], [1, 0, 2]]
+
+
+def test_decimal_commas_and_points_between_thousands(tmp_path):
+    path = save(tmp_path, "a;b;c;d;y\n3,5;1.234;1.5;1,0;u\n-1.234,25;7;2.25;2,0;v\n1e3;12.000;3;3,0;v\n")
+    source = open_data(path)
+    expected = [[3.5, 1234, 1.5, 1], [-1234.25, 7, 2.25, 2], [1000, 12000, 3, 3]]
+    np.testing.assert_array_equal(source.x_R.numpy(), np.array(expected, np.float32))
+    path = save(tmp_path, 'a,b,y\n"3,5",1.5,u\n"4,5",2.5,v\n')  # commas separate here: these are texts
+    assert open_data(path).feature_names == ("a=3,5", "a=4,5", "b")
+    path = save(tmp_path, "a;b;y\n1.234;2;u\n2.345;3;v\n")  # no decimal comma: points are points
+    np.testing.assert_allclose(open_data(path).x_R[:, 0], [1.234, 2.345], rtol=1e-6)
+
+
+def test_latin_1_is_read_and_said(tmp_path, caplog):
+    path = save(tmp_path, "größe,y\n1,jünger\n2,älter\n".encode("latin-1"))
+    source = open_data(path)
+    assert source.feature_names == ("größe",)
+    assert source.class_names == ("jünger", "älter")
+    assert "is not in UTF-8 and is read as latin-1" in caplog.text
+
+
+def test_clients_keep_their_zeros_and_columns_without_a_name_are_left_out(tmp_path, caplog):
+    path = save(tmp_path, ",site,a,NA,y,\n0,007,1,5,u,\n1,7,2,6,v,\n2,007,3,7,v,\n")
+    source = open_data(path, client_column="site")
+    assert source.columns["site"].names == ("007", "7")
+    assert source.columns["site"].code_R.tolist() == [0, 1, 0]
+    assert source.feature_names == ("a", "NA")
+    assert "2 columns without a name are left out" in caplog.text
+
+
+def test_targets_that_are_numbers_are_sorted_as_numbers(tmp_path):
+    source = open_data(save(tmp_path, "x,stage\n1,10\n2,9\n3,2.0\n"), target="stage")
+    assert source.class_names == ("2", "9", "10")
+    assert source.y_R.tolist() == [2, 1, 0]
+    source = open_data(save(tmp_path, "x,stage\n1,0.5\n2,1.5\n3,1\n"), target="stage")
+    assert source.class_names == ("0.5", "1", "1.5")
+
+
+def test_a_target_needs_no_name_where_it_is_plain():
+    frame = pd.DataFrame({"a": [1, 2, 3], "Diagnosis": ["u", "v", "u"]})
+    assert from_frame(frame).y_R.tolist() == [0, 1, 0]
+    with pytest.raises(InputError, match=r"no target is named for table: give target as one of its columns \(a, b\)"):
+        from_frame(frame.rename(columns={"Diagnosis": "b"}))
+    with pytest.raises(InputError, match="any of y, Diagnosis may be the target of table: give target as one of"):
+        from_frame(frame.rename(columns={"a": "y"}))
+
+
+def test_the_order_of_categories_is_the_order_of_classes_and_clients_are_sorted():
+    low, high = pd.Categorical(["high", "low"], ["low", "mid", "high"]), pd.Categorical(["b", "a"], ["b", "a"])
+    source = from_frame(pd.DataFrame({"a": [1, 2], "y": low, "c": high}), target="y", client_column="c")
+    assert source.class_names == ("low", "high")
+    assert source.y_R.tolist() == [1, 0]
+    assert source.columns["c"].names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "scaled"),
+    [
+        ([0, 1, 1], [[0], [1], [1]], [False]),
+        ([1, 2, 2], [[1], [2], [2]], [True]),
+        ([True, None, False], [[1, 0], [np.nan, 1], [0, 0]], [False, False]),
+        (pd.array([4, None, 6], "Int64"), [[4, 0], [np.nan, 1], [6, 0]], [True, False]),
+        (pd.array([True, None, False], "boolean"), [[1, 0], [np.nan, 1], [0, 0]], [False, False]),
+        ([Decimal("1.5"), None, Decimal(2)], [[1.5, 0], [np.nan, 1], [2, 0]], [True, False]),
+        ([7.0, np.nan, 7.0], [[0], [1], [0]], [False]),
+        (["u", "", "u"], [[1, 0], [0, 1], [1, 0]], [False, False]),
+        (pd.Categorical([10, 9, 10]), [[0, 1], [1, 0], [0, 1]], [False, False]),
+        (["10", "9", "10"], [[0, 1], [1, 0], [0, 1]], [False, False]),
+    ],
+)
+def test_columns_of_every_kind(values, expected, scaled):
+    source = from_frame(pd.DataFrame({"a": values, "y": [0, 1, 0]}))
+    np.testing.assert_array_equal(source.x_R.numpy(), np.array(expected, np.float32))
+    assert source.scaled == tuple(scaled)
+    assert len(source.feature_names) == len(scaled)
+
+
+def test_columns_of_one_value_are_left_out_and_said(caplog):
+    frame = pd.DataFrame({"a": [1, 2], "b": [3, 3], "c": ["u", "u"], "d": [None, None], 5: [0, 0], "y": [0, 1]})
+    assert from_frame(frame, target="y").feature_names == ("a",)
+    assert "columns of one value only are left out: b, c, d, 5" in caplog.text
+
+
+def test_numbers_that_look_like_identifiers_are_said(caplog):
+    frame = pd.DataFrame(
+        {"patient": np.arange(60), "age": np.arange(60) % 30, "w": np.arange(60) / 7, "y": [0, 1] * 30}
+    )
+    from_frame(frame)
+    assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+        "column 'patient' has another whole number in every row: drop it if it is an identifier"
+    ]
+    caplog.clear()
+    assert from_frame(frame, drop=["patient"]).feature_names == ("age", "w")
+    assert from_frame(frame, drop="patient").feature_names == ("age", "w")
+    assert not caplog.records
+
+
+def test_numbers_with_a_stray_text_are_said(tmp_path, caplog):
+    assert open_data(save(tmp_path, "a,y\n1,u\n2,v\n-,v\n")).feature_names == ("a=-", "a=1", "a=2")
+    assert (
+        "column 'a' is read as texts, though most are numbers (1 of them no number, the first in row 2," in caplog.text
+    )
+    caplog.clear()
+    from_frame(pd.DataFrame({"a": ["3a", "3b", "4"], "y": [0, 1, 1]}))
+    assert not caplog.text
+
+
+def frame(**columns):
+    rows = len(next(iter(columns.values()))) if columns else 4
+    return pd.DataFrame({"a": np.arange(rows), "y": np.arange(rows) % 2, **columns})
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        (frame(), {"target": "z"}, r"target: table has no column 'z'; known: a, y"),
+        (frame(hospital=[1, 2]), {"client_column": "hospitals"}, "client_column: table has no column 'hospitals'; did"),
+        (frame(), {"drop": ["b"]}, "drop: table has no column 'b'"),
+        (frame(), {"drop": ["y"]}, "must be different columns"),
+        (frame(), {"client_column": "y"}, "target y, client_column y and drop none must be different columns"),
+        (frame(y=[0, 1, None]), {}, r"target 'y' of table is missing in 1 of 3 rows \(the first is row 2"),
+        (frame(y=["u", " ", "v"]), {}, r"is missing in 1 of 3 rows \(the first is row 1"),
+        (frame(y=[[1], [2]]), {}, "target 'y' of table holds lists or the like: give one number or one text"),
+        (frame(y=[3, 3]), {}, r"has one class only \(3\): name a column with two classes"),
+        (frame(y=np.arange(30) / 7), {}, "has 30 different numbers with fractions, which looks like regression"),
+        (frame(y=np.arange(1001)), {}, "has 1001 classes, more than 1000: is this an identifier"),
+        (frame(y=[f"p{i}" for i in range(1001)]), {}, "has 1001 classes"),
+        (frame(c=["u", None]), {"client_column": "c"}, r"client_column 'c' of table is missing in 1 of 2 rows"),
+        (frame(t=pd.to_datetime(["2020-01-01"] * 2)), {}, "column 't' holds dates or times: drop it, or convert it"),
+        (frame(t=["2020-01-01", "2020-02-01"]), {}, "column 't' holds dates or times"),
+        (frame(t=["3.1.2020 10:30", None]), {}, "column 't' holds dates or times"),
+        (frame(i=[f"p{i}" for i in range(51)]), {}, r"'i' has 51 different texts, more than 50 \(51 .* in row 0, c"),
+        (frame(i=[*map(str, range(60)), "?"]), {}, r"'i' has 61 different texts.*\(1 of .* row 60,.*correct it"),
+        (frame(i=[*map(str, range(60))]), {}, r"'i' has 60 different texts, more than 50: drop it"),
+        (frame(m=[1, "u"]), {}, "'m' holds values of mixed or unknown kind .*make it numbers or texts, or drop it"),
+        (frame(m=[[1], [2]]), {}, "column 'm' holds values of mixed or unknown kind"),
+        (frame(m=[1.0, np.inf]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
+        (frame(m=[1e300, 1]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 0"),
+        (frame(m=[1, 10**400]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
+        (frame(a=[1, 1]), {}, "table has no feature beside target and client"),
+        (frame(a=[]), {}, "table has no rows"),
+        (pd.DataFrame([[1, 2, 0]], columns=["a", "a", "y"]), {}, r"more than once \(a\): rename them"),
+        (pd.DataFrame([[1, 2, 0]], columns=["1", 1, "y"]), {}, r"more than once \(1\): rename them"),
+        (frame(), {"test": frame(b=[1, 2])}, "training and test split differ in the columns b: give both the same"),
+        (frame(), {"test": frame(a=["u", "v"])}, "column 'a' holds numbers in one split and texts in the other"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said(table, options, message):
+    with pytest.raises(InputError, match=message):
+        from_frame(table, **options)
+
+
+def test_fifty_texts_are_not_too_many():
+    source = from_frame(frame(i=[f"p{i}" for i in range(50)]), drop=["a"])
+    assert source.x_R.shape == (50, 50)
+    assert (source.x_R.sum(1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", {}, "is no table .*: give every line one cell per name"),
+        ("\n\n", {}, "is no table"),
+        ("a,y\n", {}, "has no rows: add some, under one line of column names"),
+        ("a,y\n1,0\n2,1,5\n", {}, r"is no table \(.*line 3.*\): give every line one cell per name"),
+        ("a,a,y\n1,2,0\n", {}, r"has 1 column names more than once \(a\): rename them"),
+        (
+            "63,1,145,0\n67,1,160,1\n",
+            {},
+            r"begins with a line of which 4 of 4 cells are numbers, which looks like data: add a first",
+        ),
+        ("63,m,sick\n67,f,well\n", {"target": "diagnosis"}, "looks like data: add a first line of column names"),
+        (
+            "63,0,0\n67,1,1\n",
+            {},
+            "begins with a line of which 3 of 3 cells are numbers, which looks like data: add a first line",
+        ),
+        (
+            "a,y\n1,0\n" + "9" * 400 + ",1\n",
+            {},
+            r"'a' holds an infinite or .* in 1 rows \(the first is row 1",
+        ),
+        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' holds an infinite or too large number in 1 rows"),
+        ("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n", {}, r"'a' holds an infinite .*row 60"),
+        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' holds an infinite or too large number in 1 rows .*row 2"),
+        (b"PK\x03\x04\0\0", {}, "is not a text file: save it as CSV"),
+        ("a,y\n1,0\n2,1\n", {"resize": 32}, "resize: patients is a table, and resize is for images: leave it out"),
+    ],
+)
+def test_what_a_file_lacks_is_said(tmp_path, content, options, message):
+    with pytest.raises(InputError, match=message):
+        open_data(save(tmp_path, content), **options)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [100_000_000, 100_000_001, 100_000_002],
+        [20230101, 20230102, 20230201],
+        [1_700_000_000.25, 1_700_000_000.5, 1_700_086_400],
+        [16_777_216, 16_777_217, None],
+        [1, 16_777_216, 16_777_217],
+        [1000 + 2**-15, 1000 + 2**-16, 1000],
+    ],
+)
+def test_numbers_that_float32_would_merge_keep_their_distances(values, caplog):
+    with caplog.at_level(logging.INFO):
+        source = from_frame(pd.DataFrame({"a": values, "b": [1000, 1001, 1003], "y": [0, 1, 0]}))
+    exact = np.array(values, np.float64)
+    found = source.x_R[:, source.feature_names.index("a")].numpy()
+    np.testing.assert_array_equal(found - found[0], exact - exact[0])
+    assert source.x_R[:, source.feature_names.index("b")].tolist() == [1000, 1001, 1003]
+    assert "column 'a' is less its median" in caplog.text
+    assert "'b'" not in caplog.text
+
+
+def test_other_numbers_stay_as_they_are(caplog):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=3000), "b": rng.uniform(35, 42, 3000), "y": [0, 1] * 1500})
+    with caplog.at_level(logging.INFO):
+        source = from_frame(frame)
+    np.testing.assert_array_equal(source.x_R.numpy(), frame[["a", "b"]].to_numpy(np.float32))
+    assert not caplog.records
+
+
+def test_names_that_are_numbers_are_no_data_where_the_target_is_there(tmp_path):
+    assert open_data(save(tmp_path, "0,1,label\n5,6,u\n7,9,v\n")).feature_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.xlsx", b"PK", r"a.xlsx is no table that idiolect reads: give one of .csv, .tsv, .parquet, .jsonl"),
+        ("a.parquet", b"no", "a.parquet cannot be read as parquet .*: write the file again"),
+        ("a.jsonl", b"{no", "a.jsonl is no table .*: write one JSON object per line"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, name, content, message):
+    with pytest.raises(InputError, match=message):
+        open_data(save(tmp_path, content, name))
+
+
+def test_several_tables_are_not_guessed_between(tmp_path):
+    for name in ("north.csv", "south.csv"):
+        save(tmp_path, PATIENTS, name)
+    with pytest.raises(InputError, match="name one of its tables, or call them train and test"):
+        open_data(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["X.CSV", "X.Parquet"])
+def test_a_table_that_is_not_there_is_no_import_path(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"there is no file or folder {name}"):
+        open_data(name)
+
+
+def refuse(*_, **__):
+    raise PermissionError(13, "Permission denied", "there/it")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [
+        ("a.csv", Path, "exists"),
+        ("a.csv", Path, "read_bytes"),
+        ("a.parquet", folders.pq, "read_metadata"),
+        ("a.jsonl", folders.pa.json, "read_json"),
+        ("some/state.json", datasets, "load_from_disk"),
+        ("some/class/1.txt", folders.os, "scandir"),
+    ],
+)
+def test_what_may_not_be_read_is_said(tmp_path, monkeypatch, name, where, what):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    save(tmp_path, "a,y\n1,0\n", name)
+    place = tmp_path / name.partition("/")[0]
+    with monkeypatch.context() as m:
+        m.setattr(where, what, refuse)
+        with pytest.raises(
+            InputError, match=r"cannot read there/it \(Permission denied\): allow it, or give another path"
+        ):
+            open_data(place)
+
+
+def test_unknown_paths_name_what_is_near(tmp_path):
+    save(tmp_path, PATIENTS)
+    with pytest.raises(InputError, match=r"there is no file or folder .*patient.csv; did you mean patients.csv\?"):
+        open_data(tmp_path / "patient.csv")
+    with pytest.raises(InputError, match=r"there is no file or folder .*zzz; .* has patients.csv"):
+        open_data(tmp_path / "zzz")
+    with pytest.raises(InputError, match=r"there is no folder .*gone: give the path"):
+        open_data(tmp_path / "gone" / "a.csv")
+
+
+def test_many_columns_are_not_all_listed():
+    wide = pd.DataFrame(np.arange(2000).reshape(2, 1000))
+    with pytest.raises(InputError, match=r"\(0, 1, .*, 39 and 960 more\)"):
+        from_frame(wide)
+
+
+def test_a_table_of_numbers_as_pandas_reads_it(tmp_path):
+    rng = np.random.default_rng(0)
+    before = pd.DataFrame(rng.normal(size=(200, 5)), columns=list("abcde")).assign(y=rng.integers(0, 3, 200))
+    before.to_csv(tmp_path / "t.csv", index=False)
+    read = pd.read_csv(tmp_path / "t.csv")
+    source = open_data(tmp_path / "t.csv")
+    np.testing.assert_array_equal(source.x_R.numpy(), read[list("abcde")].to_numpy(np.float32))
+    assert source.y_R.tolist() == read.y.tolist()
+    pd.testing.assert_frame_equal(read_csv(tmp_path / "t.csv"), read, check_dtype=False)

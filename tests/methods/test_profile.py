@@ -1,0 +1,234 @@
+"""What a method reveals, against counts by hand and against methods made for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from idiolect import cli, methods, models
+from idiolect.core import tree
+from idiolect.core.errors import InputError, RunError
+from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.methods import profile
+
+C, d, K, FLOAT = 10, 64, 20, 4
+NETWORK = models.build("mlp", (1, 8, 8), C)
+BODY, HEAD = 64 * d + d, d * C + C
+MODEL = BODY + HEAD
+
+
+def of(name: str, **options: Any) -> profile.Anatomy:
+    return profile.of(name, options, NETWORK, C, K)
+
+
+def test_fedavg() -> None:
+    a = of("fedavg")
+    assert a.down_shared == ({"model": "model"}, MODEL * FLOAT)
+    assert a.up_value == ({"model": "model"}, MODEL * FLOAT)
+    assert a.up_weight.bytes == FLOAT
+    assert a.down_own == a.client == ({}, 0)
+    assert a.uploads_are_sums
+    assert a.joins_by == "what it receives"
+
+
+def test_local_sends_nothing_and_trains_to_join() -> None:
+    a = of("local")
+    assert a.down_shared.bytes == a.down_own.bytes == a.up_value.bytes == a.up_weight.bytes == 0
+    assert a.client.parts["value"] == "model"
+    assert a.joins_by == "training"
+
+
+def test_pfedfda_sends_means_and_half_a_covariance_and_joins_by_forward_passes() -> None:
+    a = of("pfedfda")
+    assert a.up_value.bytes == FLOAT * (BODY + C * d + d * (d + 1) // 2)
+    assert a.up_value.parts == {"body": "body", "mean_Cd": "(C, d)", "cov": "(d(d+1)/2)"}
+    assert a.uploads_are_sums
+    assert a.joins_by == "forward passes"
+
+
+def test_fedpac_needs_to_see_who_sent_what_and_keeps_a_head_for_each() -> None:
+    a = of("fedpac")
+    assert a.down_own == ({"head": "head"}, HEAD * FLOAT)
+    assert a.up_value.bytes == FLOAT * (MODEL + 2 * C * d + 1)
+    assert a.server.parts["heads"] == "K x head"
+    assert not a.uploads_are_sums
+
+
+def test_unlike_weights_of_two_tensors_are_told_apart() -> None:
+    """FedCR: encoders count alike, products are added; pFedFDA's option weighs means by class counts."""
+    assert of("fedcr").uploads_are_sums
+    assert of("pfedfda", class_weighted_means=True).uploads_are_sums
+
+
+def probe(change: Callable[[Method], dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> profile.Anatomy:
+    """FedAvg with something changed."""
+    real = methods.build
+
+    def build(name: str, options: Any, task: Task) -> Method:
+        good = real("fedavg", {}, task)
+        return good._replace(**change(good))
+
+    monkeypatch.setattr(profile.methods, "build", build)
+    return of("fedavg")
+
+
+def added(change: Callable[[Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
+    """The server adds what is made of each stacked tensor."""
+    return lambda good: {"aggregate": lambda server, up, ids: (tree.add(server, tree.map(change, up.value)), {})}
+
+
+def norm(up: Up) -> Tensor:
+    return torch.sqrt(torch.stack([v.flatten(1).square().sum(1) for v in tree.leaves(up.value)]).sum(0))
+
+
+def weighed(weight: Callable[[Up, Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
+    """The server weighs its clients by itself."""
+    return lambda good: {
+        "aggregate": lambda server, up, ids: good.aggregate(server, Up(up.value, weight(up, ids)), ids)
+    }
+
+
+def clipped(bound: float) -> Callable[[Method], dict[str, Any]]:
+    return weighed(lambda up, ids: up.weight * (bound / norm(up)).clamp(max=1))
+
+
+def from_the_second_round(good: Method) -> dict[str, Any]:
+    """The mean in the first round, the largest in every later one."""
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        model, round = server
+        mean, largest = tree.mean(up.value, up.weight), tree.map(lambda a: a.amax(0), up.value)
+        return (tree.add(model, largest if round else mean), round + 1), {}
+
+    return {
+        "init": lambda key: (good.init(key), torch.zeros(())),
+        "send": lambda server, ids: good.send(server[0], ids),
+        "aggregate": aggregate,
+    }
+
+
+def rounds_up(good: Method) -> dict[str, Any]:
+    """Clients send whole numbers."""
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(tree.map(lambda a: a.round().long(), up.value), up.weight), info
+
+    return {"local": local, "aggregate": lambda server, up, ids: (server, {})}
+
+
+NO_SUMS = {
+    "largest": added(lambda a: a.amax(0)),
+    "vote": added(lambda a: 0.01 * a.sign().sum(0)),
+    "quantised": added(lambda a: ((a * 1e3).round() / 1e3).sum(0)),
+    "by number": weighed(lambda up, ids: 1.0 + ids),
+    "squared weights": weighed(lambda up, ids: up.weight.square()),
+    "softmax of norms": weighed(lambda up, ids: torch.softmax(norm(up), 0)),
+    "clipped low": clipped(0.01),
+    "clipped high": clipped(10.0),
+    "outliers rejected": weighed(lambda up, ids: up.weight * (norm(up) < 1) + 1e-9),
+    "later": from_the_second_round,
+    "whole numbers": rounds_up,
+}
+
+
+@pytest.mark.parametrize("what", NO_SUMS)
+def test_what_is_no_sum(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not probe(NO_SUMS[what], monkeypatch).uploads_are_sums
+
+
+def test_what_is_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(added(lambda a: a.sum(0)), monkeypatch).uploads_are_sums
+    assert probe(lambda good: {}, monkeypatch).uploads_are_sums
+
+
+def test_sums_of_ours() -> None:
+    for name in ("fedproto", "scaffold", "fedem", "local"):  # class counts, two weightings, several models, nothing
+        assert of(name).uploads_are_sums
+    for name in ("fedfomo", "hypcluster", "pfedhn"):
+        assert not of(name).uploads_are_sums
+
+
+def test_a_gradient_on_the_way_in_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        w = torch.ones(3, requires_grad=True)
+        return torch.autograd.grad(w.square().sum(), w)
+
+    def functional(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        return torch.func.grad(lambda w: w.square().sum())(torch.ones(3))
+
+    assert probe(lambda good: {"adapt": adapt}, monkeypatch).joins_by == "training"
+    assert probe(lambda good: {"adapt": functional}, monkeypatch).joins_by == "training"
+    counted = probe(lambda good: {"adapt": lambda down, client, data, key: data.real_N.sum()}, monkeypatch)
+    assert counted.joins_by == "forward passes"
+
+
+def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise IndexError("row 3")
+
+    with pytest.raises(RunError, match=r"method fedavg, on made-up rows: IndexError: row 3"):
+        probe(lambda good: {"adapt": fails}, monkeypatch)
+    with pytest.raises(InputError, match="unknown method"):
+        of("fedavgg")
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_several_of_a_part_are_counted() -> None:
+    network = models.build("mlp", (1, 8, 8), C)
+    model = network.init(torch.tensor(0))
+    three = tree.map(lambda w: w.expand(3, *w.shape), model)
+    parts = dict(profile._parts({"all": three, "k": torch.ones(19)}, model))
+    assert parts == {"all": ("model", (3,)), "k": ("", (19,))}
+    assert dict(profile._parts((model.head, model.body), model)) == {"0": ("head", ()), "1": ("body", ())}
+
+
+def test_a_dimension_goes_by_its_symbol_where_two_sizes_agree() -> None:
+    server = of("pfedhn").server.parts
+    assert server["hyper/embedding_Ke"] == "(K, ?)"  # int(1 + K / 4)
+    assert server["hyper/layers/1/weight"] == "(100, 100)"
+    assert server["hyper/heads/weight/head/weight"] == "(?, 100)"  # C d outputs
+    assert of("fedem", models=19).down_shared.parts == {"models": "19 x model"}  # 19 classes in one of them
+    assert of("hypcluster", clusters=5).down_shared.parts == {"models": "5 x model"}
+
+
+def test_the_list_says_what_travels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "names", lambda: ["fedavg", "pfedfda"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["list", "methods", "--json", "--dataset", "cifar10"])
+    assert stop.value.code == 0
+    listed = json.loads(capsys.readouterr().out)
+    mine = listed["fedavg"]["anatomy"]
+    assert mine["down"]["shared"] == {"parts": {"model": "model"}, "bytes": 430_760}  # 107,690 weights
+    assert listed["fedavg"]["counted_for"] == {
+        "dataset": "cifar10",
+        "model": "cifar_cnn",
+        "weights": 107_690,
+        "clients": 20,
+    }
+    assert mine["uploads_are_sums"] is True
+    assert mine["keeps_state_at_the_client"] is False
+    assert listed["pfedfda"]["anatomy"]["joins_by_forward_passes_only"] is True
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "models", "--json", "--model", "mlp"], ["list", "methods", "--dataset", "digits"]]
+)
+def test_bytes_are_for_the_json_of_methods(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "go with idiolect list methods --json" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("option", "value"), [("--model", "mpl"), ("--dataset", "cifar1")])
+def test_unknown_names(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["list", "methods", "--json", option, value])
+    assert stop.value.code == 2
+    assert "unknown" in capsys.readouterr().err

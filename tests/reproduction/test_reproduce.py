@@ -1,0 +1,702 @@
+"""Recipes run, resumed and judged on cells of digits; what is expected comes from plain runs or from the definition."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from scipy import stats
+
+import idiolect as idl
+from idiolect import data, methods, report
+from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.report.figures import palette, sensitivity
+from idiolect.report.tables import duration
+from idiolect.reproduction import forecast, recipes, reproduce, verdicts
+from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
+from idiolect.runs.store import Store
+from idiolect.studies.config import Study
+from idiolect.studies.progress import Silent
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast methods are is remembered where the user's cache is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def made(method: str, published: float | None = None, where: dict[str, Any] | None = None, **settings: Any) -> Cell:
+    named = {"dataset": "digits", **(where or {}), "method": method.partition(":")[0]}
+    return cell(named, SMALL | settings, method, published)
+
+
+def accuracy(method: str, out: Path, **settings: Any) -> float:
+    """Per cent, of a plain run."""
+    result = Study(methods=[method], **SMALL | settings).run(out, engine="sequential")
+    records = result.records
+    last = records[(records.metric == "accuracy") & (records["round"] == records["round"].max())]
+    return 100 * float(last[last.moment == "adapted"].value.mean())
+
+
+def run(cells: list[Cell], out: Path, **how: Any) -> list[reproduce.Outcome]:
+    return list(reproduce.reproduce(cells, out, engine="sequential", **how))
+
+
+def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> None:
+    tuned = made("fedavg_ft")
+    received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received")
+    assert [p.folder for p in reproduce.parts(tuned, tmp_path)] == [
+        p.folder for p in reproduce.parts(received, tmp_path)
+    ]
+    said: list[str] = []
+    found = run([received, tuned], tmp_path / "cells", told=said.append)
+    assert len(said) == len(list((tmp_path / "cells").iterdir())) == 1
+    assert found[0].value == pytest.approx(accuracy("fedavg", tmp_path / "a"), abs=1e-9)
+    assert found[1].value == pytest.approx(accuracy("fedavg_ft", tmp_path / "b"), abs=1e-9)
+    assert found[0].value != found[1].value
+    assert "as received" in found[0].protocol
+    assert "personal model" in found[1].protocol
+    again: list[str] = []
+    assert [o.value for o in run([received, tuned], tmp_path / "cells", told=again.append)] == [o.value for o in found]
+    assert not again, "what is done is not run again"
+
+
+def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> None:
+    cells = [
+        cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received"),
+        made("fedavg_ft"), made("local"), made("local", local_epochs=2, where={"epochs": 2}),
+    ]  # fmt: skip
+    found = run(cells, tmp_path, seeds=[0, 1])
+
+    one, other = reproduce.together(cells, tmp_path, seeds=[0, 1])
+    assert one.titles == {"fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "local": "Local"}
+    assert list(other.titles) == ["local"]
+    rows = idl.report.summary(one) + idl.report.summary(other)
+    assert [100 * float(r.accuracy or 0) for r in rows] == pytest.approx([o.value for o in found])
+    assert {r.seeds for r in rows} == {2}
+    recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
+    page = reproduce.page(recipe, [one, other], tmp_path)
+    assert page == tmp_path / "fedpac-table1.html"
+    assert "FedAvg-FT" in page.read_text()
+    assert reproduce.page(recipe, [], tmp_path / "none") is None
+
+
+def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
+    joins: dict[str, Any] = {"clients": 6, "new_clients": 2}
+    cells = [
+        made("ditto:pull=0.1", where={"design": "loose"}, **joins),
+        made("ditto:pull=5", where={"design": "tight"}, **joins),
+    ]
+    fresh = Cell({**cells[0].where, "clients": "new"}, cells[0].study, condition="")
+    loose, tight, _ = run([*cells, fresh], tmp_path)
+    (one,) = reproduce.together([*cells, fresh], tmp_path)
+    assert {r.label: 100 * float(r.accuracy or 0) for r in idl.report.summary(one)} == pytest.approx(
+        {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
+    )
+    assert [use["label"] for use in one.study["methods"]] == ["ditto design=loose", "ditto design=tight"]
+
+
+@pytest.fixture(scope="module")
+def some_run(tmp_path_factory: pytest.TempPathFactory) -> report.Run:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    Study(methods=["local"], **SMALL).run(folder, engine="sequential")
+    return report.read(folder)
+
+
+def as_measured(c: Cell, one: report.Run) -> report.Run:
+    """That run as if it were the cell's."""
+    assert c.study is not None
+    (use,) = c.study.model_dump(mode="json")["methods"]
+    about = {use["label"]: {"name": use["name"], "title": methods.get(use["name"]).title, "summary": ""}}
+    return replace(
+        one,
+        study=one.study | {"methods": [use]},
+        manifest=one.manifest | {"methods": about},
+        records=one.records.assign(
+            method=use["label"], moment=one.records["moment"].replace("adapted", reproduce.protocol_of(c).moment)
+        ),
+        timings=one.timings.assign(method=use["label"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "axis", "groups", "at", "count"),
+    [
+        ("fedpac/fig1a", "share", [""], (0, 20, 50, 80), 4),
+        ("fedpac/fig1b", "size", [""], (100, 300, 600, 1200), 4),
+        ("fedpac/fig5", "local epochs", [""], (1, 5, 10, 20), 1),
+        ("pfedfda/fig4", "local epochs", ["cifar100", "cifar100s"], (1, 2, 5, 10), 2),
+        ("fedcr/fig3d", "beta", ["emnist_letters", "cifar10"], (0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2), 1),
+        (
+            "fedcr/fig4",
+            "beta",
+            ["fashion_mnist, non-iid_1", "cifar100, non-iid_1"],
+            (0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2),
+            1,
+        ),
+        ("fedcr/table9", "classes per client", [""], (10, 15, 20), 4),
+        ("fedpac/table1", "", [], (), 0),
+    ],
+)
+def test_figures_against_a_number_have_a_curve_of_it(
+    some_run: report.Run, recipe: str, axis: str, groups: list[str], at: tuple[float, ...], count: int
+) -> None:
+    cells = [c for c in recipes.get(recipe).cells if c.study]
+    runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
+    drawn = sensitivity(runs, palette(runs))
+    assert [figure.title.partition(" (")[2].rstrip(")") for figure in drawn] == groups
+    for figure in drawn:
+        assert figure.spec["encoding"]["x"]["title"] == axis
+        values = figure.spec["data"]["values"]
+        assert tuple(sorted({v["x"] for v in values})) == at
+        assert len({v["method"] for v in values}) == count
+        assert len(values) == count * len(at)
+        assert figure.spec["encoding"]["x"]["scale"].get("type") == ("symlog" if axis == "beta" else None)
+
+
+def test_what_is_drawn_together_is_named_by_what_it_shares(some_run: report.Run) -> None:
+    def sections(recipe: str) -> list[tuple[str, int]]:
+        cells = [c for c in recipes.get(recipe).cells if c.study]
+        runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
+        assert {label for run in runs for label in run.titles} == set(reproduce.labels(cells))
+        return [(run.name, len(run.titles)) for run in runs]
+
+    assert sections("fedcr/fig3b") == [("fashion_mnist non-iid_1", 10)], "FedSR's learning rate is its own"
+    assert sections("fedcr/fig3d") == [("emnist_letters non-iid_1", 6), ("cifar10 non-iid_1", 6)]
+    assert ("fashion_mnist", 4) in sections("fedpac/table2")
+    assert sections("fedlda/fig1a") == [("cifar10 wrn16_2 500", 8)]
+
+
+def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
+    for c in recipes.get("fedlda/fig1a").cells:
+        assert c.study is not None
+        assert c.study.protocol.observe == ("gaussianity",)
+        assert reproduce.protocol_of(c).moment == c.study.protocol.moment
+
+
+def test_what_is_under_way_is_left_out_where_whole_runs_are_asked_for(tmp_path: Path) -> None:
+    cells = [made("local", rounds=400), made("fedper", rounds=400)]
+    parts = [part for c in cells for part in reproduce.parts(c, tmp_path)]
+    parts[0].study.model_copy(update={"rounds": 4}).run(parts[0].folder, engine="sequential")
+    (parts[0].folder / "study.yaml").write_text(parts[0].study.to_yaml())
+    manifest = json.loads((parts[0].folder / "manifest.json").read_text())
+    del manifest["study"], manifest["seal"]  # which would tell of the edit
+    (parts[0].folder / "manifest.json").write_text(json.dumps(manifest))
+    assert [list(run.titles) for run in reproduce.together(cells, tmp_path)] == [["local"]]
+    assert reproduce.together(cells, tmp_path, whole=True) == []
+
+
+def test_the_names_of_runs() -> None:
+    same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
+    assert len({reproduce.digest(c.study) for c in same if c.study}) == 1
+    others = [
+        made("fedpac:alignment=0"), made("fedper"), made("fedpac", lr=0.02), made("fedpac", rounds=5),
+        made("fedpac", protocol={"weighting": "row"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
+        made("fedpac", partition="iid"), made("fedpac", keep=0.5),
+    ]  # fmt: skip
+    assert len({reproduce.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
+
+
+def test_a_budget_stops_at_a_whole_round_and_the_rest_follows(tmp_path: Path) -> None:
+    cells = [made("fedper"), made("local")]
+    said: list[str] = []
+    stopped = run(cells, tmp_path / "cells", budget=0.0, told=said.append)
+    assert {o.status for o in stopped} <= {"not run", "under way"}
+    assert "the budget is spent" in said[-1]
+    found = run(cells, tmp_path / "cells")
+    assert [o.status for o in found] == ["measured", "measured"]
+    assert found[0].value == pytest.approx(accuracy("fedper", tmp_path / "plain"), abs=1e-9)
+    (part_way,) = run([made("local", rounds=100_000)], tmp_path / "cells", budget=2.0)
+    assert part_way.status == "under way"
+    assert 0 < part_way.rounds < 100_000
+
+
+def test_seeds_and_their_interval(tmp_path: Path) -> None:
+    (found,) = run([made("local")], tmp_path / "cells", seeds=[0, 1, 2])
+    alone = [accuracy("local", tmp_path / f"s{s}", seeds=[s]) for s in range(3)]
+    assert found.seeds == pytest.approx({s: a for s, a in enumerate(alone)})
+    assert found.value == pytest.approx(np.mean(alone))
+    half = stats.t.interval(0.95, 2, loc=0, scale=np.std(alone, ddof=1) / np.sqrt(3))[1]
+    assert found.interval == pytest.approx(half)
+    (first,) = run([made("local")], tmp_path / "cells")
+    assert first.value == pytest.approx(alone[0])
+    assert first.interval is None
+
+
+def test_a_finished_run_whose_records_were_not_joined_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = made("local", checkpoint_every=1)
+    (part,) = reproduce.parts(mine, tmp_path / "cells")
+
+    class Stop(Silent):
+        def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+            if round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        part.study.run(part.folder, engine="sequential", watcher=Stop())
+
+    def full(store: Store) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "merge", full)
+        with pytest.raises(RunError, match="the disk is full"):
+            part.study.run(part.folder, engine="sequential", resume=True)
+    assert part.done == 4
+    assert reproduce.outcome(mine, [part]).status == "under way", "the records are of round 2"
+    (part.folder / "timings.parquet").write_bytes(b"broken")
+    assert reproduce.outcome(mine, [part]).status == "under way"
+    (found,) = run([mine], tmp_path / "cells")
+    assert found.value == pytest.approx(accuracy("local", tmp_path / "plain"))
+
+
+def diverges(part: reproduce.Part) -> None:
+    """As a run would note it."""
+    part.folder.mkdir(exist_ok=True)
+    noted = {"method": part.study.methods[0].label, "seed": part.study.seeds[0], "round": 1, "said": "client 3"}
+    (part.folder / "diverged.json").write_text(json.dumps([noted]))
+
+
+def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
+    mine = made("local", 99.0)
+    run([mine], tmp_path)
+    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
+    diverges(parts[1])
+    (found,) = run([mine], tmp_path, seeds=[0, 1])
+    assert list(found.seeds or {}) == [0]
+    assert found.rounds == 4
+    assert found.said == "Without seed 1 (diverged): client 3"
+
+
+def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
+    mine = made("local")
+    run([mine], tmp_path, seeds=[0, 1])
+    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
+    path = parts[1].folder / "records.parquet"
+    records = pd.read_parquet(path)
+    records[records["metric"] != "brier"].to_parquet(path)
+    facts = reproduce.outcome(mine, parts).facts or {}
+    assert "calibration_error" in facts
+    assert "brier" not in facts
+
+
+@pytest.mark.parametrize("how", [{"engine": "sequentail"}, {"track": ["tensorbord"]}])
+def test_a_misspelt_engine_or_tracker_runs_nothing(tmp_path: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"unknown (engine|tracker)"):
+        list(reproduce.reproduce([made("local")], tmp_path, **how))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("gap", "status"), [(0.0, "matches"), (1.49, "matches"), (1.51, "differs"), (-1.51, "differs")]
+)
+def test_verdicts(tmp_path_factory: pytest.TempPathFactory, gap: float, status: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "verdicts"
+    (plain,) = run([made("local")], folder)
+    assert plain.status == "measured"
+    (judged,) = run([made("local", float(plain.value or 0) - gap)], folder)
+    assert judged.status == status
+    assert judged.difference == pytest.approx(gap)
+
+
+@pytest.mark.parametrize(
+    ("values", "paper", "status"),
+    [
+        ([88.0, 90.0], 91.0, "differs"),  # the interval of two is 12.7 points either way
+        ([88.0, 90.0, 89.0], 91.4, "matches"),  # 89 +- 4.303 / sqrt(3) = 89 +- 2.48
+        ([88.0, 90.0, 89.0], 91.5, "differs"),
+    ],
+)
+def test_an_interval_counts_from_three_seeds_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], paper: float, status: str
+) -> None:
+    mine, given = made("local", paper), iter(values)
+    monkeypatch.setattr(reproduce, "measured", lambda cell, folder: (next(given), {}, 1.0))
+    monkeypatch.setattr(reproduce.Part, "finished", True)
+    found = reproduce.outcome(mine, reproduce.parts(mine, tmp_path, seeds=range(len(values))))
+    assert (found.value, found.status) == (89.0, status)
+
+
+def test_weighting_and_new_clients(tmp_path: Path) -> None:
+    settings = {"sizes": [20, 120], "partition": "dirichlet", "protocol": {"weighting": "row"}}
+    (found,) = run([made("local", **settings)], tmp_path / "a")
+    assert found.facts is not None
+    assert found.value == found.facts["per_row"]
+    joins: dict[str, Any] = {"clients": 6, "new_clients": 2, "new_shifts": ["invert"]}
+    base = made("fedavg_ft", **joins)
+    assert base.study is not None
+    clean = Cell(base.where, base.study, condition="")
+    dark = Cell(base.where, base.study, condition="invert")
+    trained, fresh, inverted = run([base, clean, dark], tmp_path / "b")
+    result = base.study.model_copy(update={"name": "x"}).run(tmp_path / "c", engine="sequential")
+    rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.joined()]
+    assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
+    assert "over new clients" in fresh.protocol
+
+
+def test_what_diverges_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    cells = [made("local", lr=1e12), made("fedper")]
+    found = run(cells, tmp_path / "cells")
+    assert [o.status for o in found] == ["diverged", "measured"]
+    assert "training diverged" in found[0].said
+    assert str(tmp_path) not in found[0].said, "it is kept in results"
+    again = run(cells, tmp_path / "cells")
+    assert [o.status for o in again] == ["diverged", "measured"]
+    assert again[0].said == found[0].said
+
+
+def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reproduce.run
+
+    def failing(study: Study, *args: Any, **more: Any) -> Any:
+        if study.methods[0].name == "local" and study.seeds == (1,):
+            raise RunError("local, round 1, client 0: worker 1 died")
+        return whole(study, *args, **more)
+
+    cells, out = [made("local"), made("fedper")], tmp_path / "cells"
+    with monkeypatch.context() as broken:
+        broken.setattr(reproduce, "run", failing)
+        found = run(cells, out, seeds=[1])
+        assert [(o.status, o.to_retry) for o in found] == [("failed", True), ("measured", False)]
+        assert found[0].said == "local, round 1, client 0: worker 1 died"
+        (both,) = run(cells[:1], out, seeds=[0, 1])
+        assert (both.status, both.to_retry) == ("measured", True)
+        assert both.said == "Without seed 1 (failed): local, round 1, client 0: worker 1 died"
+    (again,) = run(cells[:1], out, seeds=[0, 1])
+    assert (again.status, again.to_retry, again.said, set(again.seeds or {})) == ("measured", False, "", {0, 1})
+
+
+def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str, data_dir: Path | None = None) -> Any:
+        raise InputError("cannot fetch cifar100: the hub is out of reach; put its files into --data-dir")
+
+    monkeypatch.setattr(data, "load", gone)
+    found = run([made("local"), Cell({"method": "x"}, absent="the paper does not say which")], tmp_path / "cells")
+    assert [o.status for o in found] == ["no data", "no data"]
+    assert [o.to_retry for o in found] == [True, False]
+    assert found[0].said.startswith("cannot fetch cifar100")
+    assert found[1].said == "the paper does not say which"
+    assert not (tmp_path / "cells").exists()
+
+
+def test_what_is_computed_needs_no_run(tmp_path: Path) -> None:
+    cells = [
+        Cell({"model": "a"}, published=115_776, value=lambda: 115_776),
+        Cell({"model": "b"}, published=6.62, value=lambda: 7.0),
+    ]
+    found = run(cells, tmp_path)
+    assert [o.status for o in found] == ["matches", "differs"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_study(tmp_path: Path) -> None:
+    mine = made("local")
+    run([mine], tmp_path)
+    (part,) = reproduce.parts(mine, tmp_path)
+    path = part.folder / "study.yaml"
+    path.write_text(path.read_text().replace("lr: 0.01", "lr: 0.5"))
+    other = made("fedper")
+    found = run([mine, other], tmp_path)
+    assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
+    assert "holds another study (lr: 0.5 there, 0.01 here): move it away" in found[0].said
+
+
+def test_a_broken_folder_costs_its_own_cell(tmp_path: Path) -> None:
+    cells = [made("local"), made("fedper")]
+    run(cells, tmp_path)
+    (part,) = reproduce.parts(cells[0], tmp_path)
+    (part.folder / "records.parquet").write_bytes(b"PAR1")
+    found = run(cells, tmp_path)
+    assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
+    assert "records.parquet" in found[0].said
+
+
+def test_what_cannot_be_written_or_built_is_said_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (found,) = run([made("local")], tmp_path / "file" / "cells")
+    assert found.status == "failed"
+    assert found.said.startswith(f"cannot make the folder {tmp_path / 'file' / 'cells'}")
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("dims do not fit")
+
+    monkeypatch.setattr(idl.methods, "build", broken)
+    (found,) = run([made("local")], tmp_path / "cells")
+    assert (found.status, found.to_retry) == ("failed", True)
+    assert "local" in found.said
+    assert "dims do not fit" in found.said
+
+
+def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page could not be drawn, but all is measured: the same command has nothing to run."""
+    mine, out = made("local"), tmp_path / "cells"
+
+    def full(*_: Any) -> None:
+        raise RunError("cannot write report.html: no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("idiolect.studies.result.Result.report", full)
+        said: list[str] = []
+        (found,) = run([mine], out, told=said.append)
+    assert (found.status, found.said, found.to_retry, list(found.seeds or {})) == ("measured", "", False, [0])
+    assert said[1:] == ["all is measured, but cannot write report.html: no space left on device"]
+
+
+def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (found,) = run(list(recipe.cells), tmp_path / "cells")
+    path = reproduce.keep(recipe, found, tmp_path / "results")
+    assert path == tmp_path / "results" / "fedpac" / "table1" / "digits-local.json"
+    kept = json.loads(path.read_text())
+    assert kept["measured"] == pytest.approx(found.value, abs=1e-4)
+    assert kept["verdict"] == "differs"
+    assert kept["published"] == 99.0
+    assert kept["rounds"] == 4
+    assert kept["hash"] == reproduce.digest(recipe.cells[0].study)  # type: ignore[arg-type]
+    assert Study(**kept["study"]).run(tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
+        float(found.value or 0) / 100  # type: ignore[arg-type]
+    )
+    path.write_text(json.dumps(kept | {"because": "four rounds and not 200"}))
+    reproduce.keep(recipe, found, tmp_path / "results")
+    assert json.loads(path.read_text())["because"] == "four rounds and not 200"
+    path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "hash": "another study's"}))
+    reproduce.keep(recipe, found, tmp_path / "results")
+    assert not json.loads(path.read_text())["because"], "it was the reason of another number"
+    reproduce.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
+    assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
+    path.write_text('{"recipe": ')
+    with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
+        reproduce.keep(recipe, found, tmp_path / "results")
+    not_run = reproduce.Outcome(recipe.cells[0], "not run")
+    assert reproduce.keep(recipe, not_run, tmp_path / "none") is None
+
+
+def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (found,) = run(list(recipe.cells), tmp_path / "cells")
+    (part,) = reproduce.parts(found.cell, tmp_path / "cells")
+    path = part.folder / "engine.json"
+    (sitting,) = json.loads(path.read_text())
+    del sitting["seal"]  # of the file as it was
+    elsewhere = sitting | {"machine": "a GPU", "versions": sitting["versions"] | {"torch": "2.11+cuda"}}
+    path.write_text(json.dumps([sitting, elsewhere, elsewhere]))
+    again = reproduce.outcome(found.cell, [part])
+    kept = json.loads(reproduce.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
+    assert kept["machine"] == f"{sitting['machine']}; a GPU"
+    assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
+    path.write_text('[{"engine": "sequential", "workers": 1}]')
+    assert (reproduce.outcome(found.cell, [part]).machine, reproduce.outcome(found.cell, [part]).versions) == ("", {})
+    path.unlink()
+    assert reproduce.outcome(found.cell, [part]).machine == ""
+    path.write_text('[{"engine": ')
+    with pytest.raises(InputError, match=r"engine\.json cannot be read .*: restore it, or delete it"):
+        reproduce.outcome(found.cell, [part])
+
+
+def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (several,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0, 1])
+    (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
+    (another,) = run(list(recipe.cells), tmp_path / "cells", seeds=[2])
+    (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
+    path = reproduce.keep(recipe, several, tmp_path / "results")
+    assert path is not None
+    before = path.read_text()
+    assert reproduce.keep(recipe, fewer, tmp_path / "results") is None
+    assert reproduce.keep(recipe, another, tmp_path / "results") is None
+    assert path.read_text() == before
+    assert reproduce.keep(recipe, others, tmp_path / "results") == path
+    assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
+
+
+def test_cells_are_chosen_by_their_conditions() -> None:
+    cells = tuple(made(m, where={"clients": k}) for k in (20, 100) for m in ("local", "fedper"))
+    recipe = Recipe("fedpac/table1", "a table", "results", cells)
+    assert chosen(recipe, {}) == list(cells)
+    assert chosen(recipe, {"clients": "20"}, ["fedper"]) == [cells[1]]
+    assert chosen(recipe, {"clients": "20+100", "method": "local"}) == [cells[0], cells[2]]
+    for only, sentence in (
+        ({"client": "20"}, "fedpac/table1 has no 'client' to choose by; did you mean 'clients'"),
+        ({"clients": "30"}, "fedpac/table1 has no cell with clients=30; choose from 20, 100"),
+    ):
+        with pytest.raises(InputError) as caught:
+            chosen(recipe, only)
+        assert str(caught.value).startswith(sentence)
+
+
+def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_speed", lambda study, about: forecast.Speed(1e-3, 2e-3, 5e-4))
+    cells = [
+        made("local", rounds=40),
+        made("fedper", participation=0.5),
+        made("fedper", partition="dominant", keep=0.5),
+    ]
+    planned = forecast.forecast(cells, tmp_path, workers=2)
+    assert [(p.method, p.rounds, p.done) for p in planned] == [("local", 40, 0), ("fedper", 4, 0), ("fedper", 4, 0)]
+    assert not any(tmp_path.iterdir())
+    rows = 0.8 * 1797 / 4  # of digits, a fifth for testing
+    assert planned[0].seconds == pytest.approx((40 * 4 * rows * 1e-3 + 20 * 4 * rows * 2e-3) / 2)
+    assert planned[1].seconds == pytest.approx((4 * 2 * rows * 1e-3 + 2 * 4 * rows * 2e-3) / 2)
+    assert planned[2].seconds == pytest.approx((4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3) / 2)
+    run(cells[:1], tmp_path)
+    after = forecast.forecast(cells, tmp_path, workers=2)
+    assert (after[0].done, after[0].seconds) == (40, 0.0)
+    (part,) = reproduce.parts(cells[1], tmp_path)
+    with pytest.raises(idl.errors.Interrupted):
+        part.study.run(part.folder, engine="sequential", budget=0.0)
+    assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
+    diverges(part)
+    will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
+    assert will_not.seconds == 0.0
+    assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
+    other = reproduce.parts(cells[2], tmp_path)[0].folder
+    other.mkdir()
+    (other / "study.yaml").write_text(part.study.to_yaml())
+    past = forecast.forecast(cells, tmp_path, workers=2)
+    assert past[2].seconds is None
+    assert past[2].note.startswith(f"{other} holds another study (")
+    assert past[0] == after[0]
+    recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
+    for rows, words in ((past[2:], "Nothing can run yet."), (after[:1], "Nothing is left to run.")):
+        console = Console(record=True)
+        console.print(forecast.render(recipe, rows))
+        assert words in console.export_text()
+
+
+def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
+    cells = [made("local", rounds=400), made("fedper")]
+    (part,) = reproduce.parts(cells[0], tmp_path)
+    part.study.model_copy(update={"rounds": 4}).run(part.folder, engine="sequential")
+    (part.folder / "study.yaml").write_text(part.study.to_yaml())
+    (times,) = part.folder.glob("cells/*/timings.parquet")
+    whole = times.read_bytes()
+    first, second = forecast.forecast(cells, tmp_path)
+    assert first.seconds == pytest.approx(pd.read_parquet(times)["seconds"].mean() * 396)
+    times.write_bytes(whole[:100])
+    damaged, other = forecast.forecast(cells, tmp_path)
+    assert damaged.note.startswith(f"{times} is not readable (")
+    assert other.method == second.method
+    times.unlink()
+    assert forecast.forecast(cells, tmp_path)[0].note == (
+        f"{part.folder} has lost the times of its rounds: delete it to run this part again"
+    )
+
+
+def test_a_method_is_timed_on_made_up_rows() -> None:
+    study = made("fedpac").study
+    assert study is not None
+    speed = forecast._speed(study, data.describe("digits"))
+    assert min(speed) > 0
+    assert speed.training > speed.received, "ten epochs against a pass over the test samples"
+
+
+def test_a_speed_is_measured_once_and_only_while_there_is_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def speed(study: Study, about: Any) -> forecast.Speed:
+        measured.append(study.methods[0].name)
+        return forecast.Speed(1e-3, 2e-3, 5e-4)
+
+    monkeypatch.setattr(forecast, "_speed", speed)
+    cells = [made("local"), made("fedper"), made("fedper", rounds=40)]
+    unknown = forecast.forecast(cells, tmp_path / "r", workers=2, patience=0)
+    assert (measured, [p.seconds for p in unknown]) == ([], [None, None, None])
+    assert forecast.sentence(unknown) == "3 runs are left; a dry run measures how long they take on this machine"
+    known = forecast.forecast(cells[:1], tmp_path / "r", workers=2)
+    assert known[0].seconds is not None
+    partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)
+    assert [p.seconds for p in partly] == [known[0].seconds, None]
+    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, by 1 of them"
+    assert forecast.sentence(partly).startswith(said)
+    forecast.forecast(cells, tmp_path / "r", workers=2)
+    forecast.forecast(cells, tmp_path / "r", workers=2)
+    assert measured == ["local", "fedper"]
+    assert forecast.sentence([known[0]._replace(done=4, seconds=0.0)]) == ""
+    (kept,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("speeds.json")
+    kept.write_text("[")
+    forecast.forecast(cells[:1], tmp_path / "r", workers=2)
+    assert measured == ["local", "fedper", "local"], "a broken file is measured again"
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({"drop_last": True, "batch_size": 50}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"drop_last": True, "batch_size": 80}, 4 * 4 * 240 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"drop_last": True, "batch_size": 301}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"protocol": "validation=0.2"}, 4 * 4 * 240 * 1e-3 + 2 * 4 * 240 * 2e-3),
+        ({"protocol": "also=received"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2.5e-3),
+        ({"protocol": "moment=trained"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 1.5e-3),
+        ({"protocol": "clients=participants", "participation": 0.5}, 4 * 2 * 300 * 1e-3 + 2 * 2 * 300 * 2e-3),
+        ({"protocol": "full_last_round=true", "participation": 0.5}, (4 * 2 + 2) * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
+        ({"new_clients": 1}, 4 * 3 * 300 * 1e-3 + 2 * 3 * 300 * 2e-3 + 300 * 2e-3),
+    ],
+)
+def test_what_a_forecast_counts(settings: dict[str, Any], seconds: float) -> None:
+    study = made("fedper", partition="dominant", keep=0.5, **settings).study
+    assert study is not None
+    found = forecast._cost(study, data.describe("digits"), forecast.Speed(1e-3, 2e-3, 5e-4))
+    assert found == pytest.approx(seconds)
+
+
+def test_tables_say_what_they_mean(tmp_path: Path) -> None:
+    recipe = Recipe(
+        "fedpac/table1", "a table", "results", (made("local", 99.0), made("fedper")), assumed=("20 clients",)
+    )
+    console = Console(record=True, width=100)
+    console.print(verdicts.table(recipe, run(list(recipe.cells), tmp_path)))
+    console.print(forecast.render(recipe, forecast.forecast(recipe.cells, tmp_path)))
+    text = " ".join(console.export_text().split())
+    for words in (
+        "99.00",
+        "differs",
+        "measured",
+        "over all clients of the personal model after the last",
+        "20 clients",
+    ):
+        assert words in text
+
+
+def test_a_deviation_stands_beside_its_number() -> None:
+    over_clients = recipes.get("pfedfda/table1")
+    (c,) = chosen(over_clients, {"dataset": "cifar10s", "samples_percent": "25"}, ["pfedfda"])
+    assert verdicts.theirs(over_clients, c) == "59.50 ± 12"
+    assert verdicts.ours(over_clients, c, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
+    assert verdicts.ours(over_clients, c, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
+    assert verdicts.ours(over_clients, replace(c, std=None), 63.45, None, {"client_std": 11.93}) == "63.45"
+    assert verdicts.meant(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
+    over_seeds = recipes.get("fedcr/table10")
+    (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
+    assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
+    assert verdicts.ours(over_seeds, c, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
+    assert verdicts.meant(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]
+    plain = recipes.get("fedcr/table2")
+    assert verdicts.meant(plain, plain.cells) == []
+    assert plain.doubts
+    assert recipes.get("fedcr/fig3a").doubts == ()
+
+
+def test_minutes_are_no_accuracy(tmp_path: Path) -> None:
+    timed = replace(made("local", 3.0), reads="minutes")
+    (found,) = run([timed], tmp_path)
+    assert (found.status, found.protocol) == ("measured", "")
+    head = verdicts.head(Recipe("pfedfda/table6", "a table", "results", (timed,)), [found])
+    assert head.notes[1:] == ["Minutes are a machine's own: they are not judged."]

@@ -1,0 +1,212 @@
+"""``idiolect list recipes`` and ``idiolect reproduce``, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+
+from idiolect import cli
+from idiolect.core.errors import RunError
+from idiolect.reproduction import recipes, reproduce
+from idiolect.reproduction.recipes import Cell, Recipe, cell
+
+ALL = {
+    "fedpac": [*(f"table{k}" for k in range(1, 11)), "hyperparameters", "fig1a", "fig1b", "fig2", "fig3", "fig4",
+        "fig5"],
+    "pfedfda": [*(f"table{k}" for k in range(1, 10)), "hyperparameters", "fig1", "fig2", "fig3", "fig4"],
+    "fedlda": ["table1", "table2", "hyperparameters", "fig1a", "fig1b"],
+    "fedcr": [
+        *(f"table{k}" for k in range(2, 11)), "hyperparameters",
+        "fig1", "fig2", "fig3a", "fig3b", "fig3c", "fig3d", "fig4",
+    ],
+}  # fmt: skip
+EVERY = [f"{paper}/{entry}" for paper, entries in ALL.items() for entry in entries]
+
+
+class Said(NamedTuple):
+    code: Any
+    out: str
+    err: str
+
+
+@pytest.fixture
+def idiolect(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[str], Said]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.delenv("IDIOLECT_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(line: str) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(line))
+        return Said(ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe that runs in a second, in the place of one of the papers'."""
+    settings: dict[str, Any] = {"dataset": "digits", "clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
+    cells = [cell({"dataset": "digits", "method": m}, settings, m, p) for m, p in (("local", 50.0), ("fedper", None))]
+    made = Recipe(
+        "fedpac/table1", "A small table", "results", (*cells, Cell({"dataset": "moon", "method": "local"}, absent="x"))
+    )
+    monkeypatch.setattr(recipes, "get", lambda name: made)
+    return made
+
+
+def test_every_table_and_figure_is_listed(idiolect: Callable[[str], Said]) -> None:
+    assert len(EVERY) == 53
+    said = idiolect("list recipes --json")
+    assert said.code == 0
+    listed = json.loads(said.out)
+    assert sorted(listed) == sorted(EVERY)
+    assert all(entry["summary"] and not entry["summary"].endswith(".") for entry in listed.values())
+    assert listed["fedpac/table1"]["cells"] == 120 + 3 * 8
+    text = idiolect("list recipes").out
+    assert "fedpac/table1" in text
+    assert "144 cells" in text
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_recipe_has_a_dry_run(
+    idiolect: Callable[[str], Said], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idiolect.reproduction.forecast._speed", lambda study, about: (1e-3, 1e-3, 1e-3))
+    said = idiolect(f"reproduce {name} --dry-run")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"{name}: ")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("reproduce fedpac/table11", "unknown recipe 'fedpac/table11'; did you mean 'fedpac/table1'"),
+        (
+            "reproduce fedpac/table1 --only dataset=mars",
+            "fedpac/table1 has no cell with dataset=mars; choose from emnist, ",
+        ),
+        (
+            "reproduce fedpac/table1 --only data=emnist",
+            "fedpac/table1 has no 'data' to choose by; did you mean 'dataset'",
+        ),
+        (
+            "reproduce fedpac/table1 --only emnist",
+            "--only emnist: cannot read 'emnist'; write KEY=VALUE,KEY=VALUE, as ",
+        ),
+        (
+            "reproduce fedpac/table1 --only clients=20,clients=100",
+            "--only clients=20,clients=100: a key stands twice; join its values by +, as clients=20+100",
+        ),
+        (
+            "reproduce fedpac/table1 --methods fedpca",
+            "fedpac/table1 has no cell with method=fedpca; choose from local, ",
+        ),
+        ("reproduce fedpac/table1 --compare fedpac,fedavgft", "--compare fedpac,fedavgft: write two of 'local', "),
+        ("reproduce fedpac/table1 --compare fedpac", "--compare fedpac: write two of 'local', 'fedavg', "),
+        ("reproduce fedpac/table1 --compare local,local", "--compare local,local: write two of 'local', 'fedavg', "),
+        (
+            "reproduce fedpac/table2 --compare fedpac,local",
+            "--compare fedpac,local: write two of 'fedpac ",
+        ),
+        ("reproduce fedpac/table1 --seeds a", "--seeds a: write whole numbers separated by commas, as 0,1,2"),
+        ("reproduce fedpac/table1 --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
+        ("reproduce fedpac/table1 --budget 0m", "--budget 0m: write a time such as 90s, 30m or 8h"),
+        ("reproduce fedpac/table1 --rounds 0", "rounds=0 is not valid: input should be greater than 0"),
+        ("reproduce fedpac/table1 --seeds -1", "seeds.0=-1 is not valid: input should be greater than or equal to 0"),
+        ("reproduce fedpac/table1 --engine vectorized", "unknown engine 'vectorized'; did you mean 'vectorised'"),
+        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: ask for at least 1"),
+        ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
+        ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
+    ],
+)
+def test_bad_input_is_one_sentence(idiolect: Callable[[str], Said], line: str, sentence: str) -> None:
+    said = idiolect(line)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"idiolect: {sentence}"), said.err
+    assert said.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], small: Recipe) -> None:
+    said = idiolect("reproduce fedpac/table1 --results results --engine sequential --quiet")
+    assert said.code == 0
+    assert said.err.startswith("2 runs are left, about ")
+    for words in ("50.00", "measured", "no data", "A small table"):
+        assert words in said.out
+    kept = sorted(p.name for p in Path("results").rglob("*.json"))
+    assert kept == ["digits-fedper.json", "digits-local.json"]
+    assert Path("runs/reproduce/fedpac-table1.html").exists()
+    again = idiolect("reproduce fedpac/table1 --json --engine sequential --quiet")
+    assert "left" not in again.err, "all is run"
+    assert [c["status"] for c in json.loads(again.out)["cells"]] == ["differs", "measured", "no data"]
+    short = idiolect("reproduce fedpac/table1 --rounds 1 --results results --engine sequential --quiet")
+    assert short.code == 0
+    assert "nothing is kept in results: --rounds is for a trial" in short.err
+    assert sorted(p.name for p in Path("results").rglob("*.json")) == kept
+    assert len(list(Path("runs/reproduce").glob("digits-*"))) == 4, "another number of rounds is another run"
+
+
+def test_without_anything_to_run_the_reason_is_the_error(idiolect: Callable[[str], Said], small: Recipe) -> None:
+    said = idiolect("reproduce fedpac/table1 --only dataset=moon")
+    assert said.code == 0
+    assert "no data" in said.out
+
+
+def test_a_failed_run_shows_in_the_exit_code(
+    idiolect: Callable[[str], Said], small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise RunError("local, round 1, client 0: worker 1 died")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(reproduce, "run", failing)
+        said = idiolect("reproduce fedpac/table1 --methods local --quiet --workers 1 --out cells")
+    assert said.code == 1
+    assert "failed: local, round 1, client 0: worker 1 died" in said.err
+    assert "failed" in said.out
+    assert idiolect("reproduce fedpac/table1 --methods local --quiet --workers 1 --out cells").code == 0
+
+
+def test_methods_are_compared_and_the_table_is_written(idiolect: Callable[[str], Said], small: Recipe) -> None:
+    line = "reproduce fedpac/table1 --only dataset=digits --engine sequential --quiet --out cells"
+    said = idiolect(f"{line} --compare fedper,local --export latex")
+    assert said.code in (0, None)
+    shown = " ".join(said.out.split())
+    assert "FedPer against Local" in shown
+    assert "4 clients, one seed" in shown
+    assert "Written: cells/fedpac-table1/table.tex" in shown
+    text = Path("cells/fedpac-table1/table.tex").read_text()
+    assert text.startswith("\\begin{tabular}{lrrrl}\n\\toprule\nmethod & paper & ours & difference & status \\\\\n")
+    assert "local & 50.00 & " in text
+    said = idiolect(f"{line} --compare fedper,local --export csv --json")
+    assert "Written: cells/fedpac-table1/table.csv" in said.err
+    told = json.loads(said.out)
+    (both,) = told["compared"]
+    assert (both["setting"], both["method"], both["base"]) == ("digits", "fedper", "local")
+    rows = pd.read_csv("cells/fedpac-table1/table.csv")
+    assert list(rows["method"]) == ["local", "fedper"]
+    for row, one in zip(rows.to_dict("records"), told["cells"], strict=True):
+        assert row["measured"] == pytest.approx(one["measured"], rel=1e-15)
+        assert row["worst_decile"] == pytest.approx(one["facts"]["worst_decile"], rel=1e-15)
+    nothing = idiolect("reproduce fedpac/table1 --only dataset=moon --quiet --out none --export png")
+    assert "--export png: there is nothing to write yet" in nothing.err
+    pictures = idiolect(f"{line} --export png").out
+    assert "Written: cells/fedpac-table1/rounds.png" in pictures
+    assert Path("cells/fedpac-table1/rounds.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("cells/fedpac-table1.html").read_text()
+    assert page.count("Copy LaTeX") == 2
