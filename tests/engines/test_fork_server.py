@@ -19,6 +19,7 @@ import toy
 import workers
 
 from idiolect.engines import Job, Processes, Sequential, fit
+from idiolect.engines.processes import pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every worker is an interpreter of its own")
 
