@@ -37,7 +37,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 check: lint  ## what continuous integration runs: style, types, layers, tests
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3
 
 # The plainest instructions of torch differ from any processor's own. Ray's clusters are left out.
 rounding: setup  ## tests of engines, contract and methods again, as a processor of another kind rounds

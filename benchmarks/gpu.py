@@ -36,7 +36,8 @@ from idiolect.core.method import SGD, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData
 from idiolect.engines import Engine, Job, Record, Sequential, State, fit, vectorised
-from idiolect.engines.vectorised import Unfolded, Vectorised
+from idiolect.engines.vectorised import Vectorised
+from idiolect.engines.vectorised.graphs import Unfolded
 
 AGREED, SEVERAL = 1e-4, 200  # relative difference; rounds of a paper's table
 OPTIONS: list[dict[str, Any]] = [

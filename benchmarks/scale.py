@@ -175,10 +175,10 @@ def checkpoint() -> str:
 
 def digest() -> str:
     """How a state's version is made, in the ray engine."""
-    from idiolect.engines.ray import engine
+    from idiolect.engines.ray import messages
 
     state = torch.zeros(107_690)
-    return f"version of a state: {spent(lambda: engine._version(state), 50) * 1e3 / 0.43076:.2f} ms a MB"
+    return f"version of a state: {spent(lambda: messages.version_of(state), 50) * 1e3 / 0.43076:.2f} ms a MB"
 
 
 def main() -> None:

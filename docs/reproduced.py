@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from idiolect import methods
-from idiolect.reproduction import recipes, reproduce
+from idiolect.reproduction import outcomes, parts, recipes, results
+from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.reproduce import digest
 from idiolect.reproduction.verdicts import decimals, meant, number, ours, theirs
 
 HERE = Path(__file__).parent
@@ -131,7 +131,7 @@ def _measured(recipe: Recipe) -> list[Cell]:
 
 def _verdict(recipe: Recipe, cell: Cell) -> str | None:
     if cell.value is not None:
-        return reproduce.outcome(cell, []).status
+        return outcomes.outcome(cell, []).status
     found = kept(recipe, cell)
     return found["verdict"] if found else None
 
@@ -204,7 +204,7 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     paper = theirs(recipe, cell)
     found = kept(recipe, cell)
     if cell.value is not None:
-        computed = reproduce.outcome(cell, [])
+        computed = outcomes.outcome(cell, [])
         return f"{paper} / **{ours(recipe, cell, computed.value)}** {BADGES[computed.status]}"
     if found is None:
         stands = ("otherwise" if recipe.kind == "settings" else "cannot be had") if cell.absent else "·"
@@ -220,7 +220,7 @@ def _protocols(cells: Sequence[Cell]) -> list[str]:
     for c in cells:
         if c.study is not None and c.reads == "accuracy":
             shared = c.moment and c.where.get("method") != c.study.methods[0].name
-            said.setdefault(str(c.study.protocol if shared else reproduce.protocol_of(c)), []).append(c)
+            said.setdefault(str(c.study.protocol if shared else outcomes.protocol_of(c)), []).append(c)
     names = {p: list(dict.fromkeys(map(_method, mine))) for p, mine in said.items()}
     everyone = {name for mine in names.values() for name in mine}
     few = {p for p, mine in names.items() if 2 * len(mine) < len(everyone)}
@@ -293,8 +293,8 @@ def collect(runs: Path, seeds: Sequence[int]) -> None:
     for recipe in (recipes.get(name) for name in recipes.names()):
         for cell in recipe.cells:
             if cell.study is not None:
-                found = reproduce.outcome(cell, reproduce.parts(cell, runs, seeds=seeds))
-                if path := reproduce.keep(recipe, found, RESULTS):
+                found = outcomes.outcome(cell, parts.parts(cell, runs, seeds=seeds))
+                if path := results.keep(recipe, found, RESULTS):
                     print(path.relative_to(RESULTS), found.status)
 
 

@@ -33,8 +33,11 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.engines import Job, Record, Sequential, State, fit
-from idiolect.engines.ray import engine as nodes
-from idiolect.engines.ray.engine import Host, Lost, Ray
+from idiolect.engines.ray import messages, nodes
+from idiolect.engines.ray import session as session_of_ray
+from idiolect.engines.ray.engine import Ray
+from idiolect.engines.ray.host import Host
+from idiolect.engines.ray.nodes import Lost
 from idiolect.simulation.client_runner import groups
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -129,15 +132,15 @@ def test_a_node_makes_the_same_groups_again(sizes: list[int], draw: st.DataObjec
         assert sorted(sorted(places[k] for k in group) for group in again) == sorted(map(sorted, part))
 
 
-def _node(number: int, workers: int) -> nodes._Node:
-    return nodes._Node(number, str(number), str(number), workers, 8, None, None, True, 0.0)
+def _node(number: int, workers: int) -> nodes.Node:
+    return nodes.Node(number, str(number), str(number), workers, 8, None, None, True, 0.0)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=80), st.lists(st.integers(1, 8), min_size=1, max_size=5))
 @settings(deadline=None, max_examples=25)
 def test_new_clients_spread_by_rows_for_each_worker(sizes: list[int], workers: list[int]) -> None:
     some = [_node(k, n) for k, n in enumerate(workers)]
-    todo = nodes._Todo(lambda group: sizes[group[0]], 8)
+    todo = nodes.Todo(lambda group: sizes[group[0]], 8)
     todo.plan([[k] for k in range(len(sizes))], some, lambda group: None)
     has = {n: [sizes[group[0]] for group in todo._queues.get(n, ())] for n in some}
     assert sorted(size for sizes in has.values() for size in sizes) == sorted(sizes)
@@ -148,7 +151,7 @@ def test_new_clients_spread_by_rows_for_each_worker(sizes: list[int], workers: l
 
 def test_clients_come_back_to_their_node_unless_another_is_idle() -> None:
     a, b = some = [_node(0, 1), _node(1, 1)]
-    todo = nodes._Todo(lambda group: 10, 8)
+    todo = nodes.Todo(lambda group: 10, 8)
     todo.plan([[k] for k in range(6)], some, lambda group: a if group[0] < 4 else b)
     taken: dict[int, list[int]] = {0: [], 1: []}
     while todo:
@@ -163,7 +166,7 @@ def test_clients_come_back_to_their_node_unless_another_is_idle() -> None:
 def test_a_part_is_as_large_as_it_may_be() -> None:
     """Half of what is left, no more than 8 groups a worker or what memory allows, no less than one a worker."""
     for workers, most, sizes in ((1, 8, [8, 8, 7, 3, 2, 1, 1]), (1, 2, [2] * 14 + [1, 1]), (4, 8, [15, 7, 4, 4])):
-        todo = nodes._Todo(lambda group: 1, most)
+        todo = nodes.Todo(lambda group: 1, most)
         node = _node(0, workers)
         todo.plan([[k] for k in range(30)], [node], lambda group: None)
         assert [len(todo.take(node)) for _ in sizes] == sizes
@@ -176,17 +179,17 @@ def test_a_part_is_as_large_as_it_may_be() -> None:
 
 def _host() -> Host:
     host = Host([])
-    rest = nodes._array(replace(DATA, x_R=DATA.x_R[:0]))
+    rest = messages.pack(replace(DATA, x_R=DATA.x_R[:0]))
     host.start("sequential", 1, DATA.x_R.numpy(), rest)
     return host
 
 
 def _asked(host: Host, states: list[Any], kept: list[int]) -> Any:
-    job = nodes._array(_job(ballast=BALLAST)._replace(data=None))  # type: ignore[arg-type]
+    job = messages.pack(_job(ballast=BALLAST)._replace(data=None))  # type: ignore[arg-type]
     ids = torch.tensor([4, 1])
     down = Down(torch.tensor([0, 0]), ids)
-    message = nodes._array(([4, 1], down.own, states, kept))
-    error, answer = nodes._said(host.run(1, job, "local", 1, 1, nodes._array(down.shared), message))
+    message = messages.pack(([4, 1], down.own, states, kept))
+    error, answer = messages.unpack(host.run(1, job, "local", 1, 1, messages.pack(down.shared), message))
     assert error is None
     return answer
 
@@ -201,7 +204,7 @@ def test_a_node_keeps_states_by_version(monkeypatch: pytest.MonkeyPatch) -> None
     third = _asked(host, [None, None], [first.versions[0], second.versions[1]])
     assert third.missing == [4], "it has a later state of client 4, and must not use it"
     assert third.results == []
-    monkeypatch.setattr(nodes, "_KEPT", 12 * BALLAST)  # room for one
+    monkeypatch.setattr(hosting, "_KEPT", 12 * BALLAST)  # room for one
     fourth = _asked(host, start, [0, 0])
     assert _asked(host, [None, None], fourth.versions).missing == [4]
     host.close(1)
@@ -211,20 +214,20 @@ def test_a_node_keeps_states_by_version(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_version_is_of_every_bit() -> None:
     state = {"a": torch.zeros(3), "b": torch.tensor([True, False])}
-    versions = {nodes._version(state), nodes._version(tree.copy(state))}
+    versions = {messages.version_of(state), messages.version_of(tree.copy(state))}
     assert len(versions) == 1
     for other in (
         {"a": torch.tensor([0.0, -0.0, 0.0]), "b": state["b"]}, {"a": torch.zeros(3), "b": torch.tensor([True, True])},
         {"a": torch.zeros(3, 1), "b": state["b"]}, {"a": torch.zeros(3, dtype=torch.int32), "b": state["b"]},
     ):  # fmt: skip
-        versions.add(nodes._version(other))
+        versions.add(messages.version_of(other))
     assert len(versions) == 5
 
 
 def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first round all states are sent; later only those that a node has not, or no longer has to have."""
     sent: list[tuple[list[int], list[int]]] = []
-    pack = nodes._array
+    pack = messages.pack
 
     def spy(message: Any) -> Any:
         if type(message) is tuple and len(message) == 4:
@@ -233,7 +236,7 @@ def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> 
             sent.append((ids, kept))
         return pack(message)
 
-    monkeypatch.setattr(nodes, "_array", spy)
+    monkeypatch.setattr(session_of_ray, "pack", spy)
     job = _job(ballast=BALLAST)
     session = runs_on.open(job)
     ids = list(range(6))
@@ -255,7 +258,7 @@ def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> 
         }
         assert sum(version > 0 for version in kept.values()) >= 2
         sent.clear()
-        session._version_K[:] = nodes._version(states[0])  # a node that no longer has what it should
+        session._version_K[:] = messages.version_of(states[0])  # a node that no longer has what it should
         third: Any = session.map("local", 3, ids, down, states, lambda: False)
         assert [int(t.client[0]) for t in third] == [1] * 6
         assert any(version > 0 for _, kept in sent for version in kept)
@@ -445,7 +448,7 @@ def test_engine_that_cannot_be(options: dict[str, Any], words: str) -> None:
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "find_spec", lambda name: None)
+    monkeypatch.setattr(joining, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'^the ray engine needs Ray: pip install "idiolect\[ray\]"$'):
         Ray()
 
@@ -457,18 +460,18 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
         "from functools import partial\n"
         "import counting, listening, toy\n"
         "from idiolect.engines import Job, fit\n"
-        "from idiolect.engines.ray import engine as ray\n"
+        "from idiolect.engines.ray import Ray, cluster\n"
         "from idiolect.core.errors import InputError\n"
         "mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "ray._REACHED = 1\n"
+        "cluster._REACHED = 1\n"
         "try:\n"
-        "    with ray.Ray(address='127.0.0.1:9'): pass\n"
+        "    with Ray(address='127.0.0.1:9'): pass\n"
         "except InputError as error: print(error)\n"
-        "with ray.Ray(1) as cluster:\n"
+        "with Ray(1) as engine:\n"
         "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN\n"
-        "    end = fit(Job('counting', counting.build, toy.data(), 3), cluster, rounds=2)\n"
+        "    end = fit(Job('counting', counting.build, toy.data(), 3), engine, rounds=2)\n"
         "    print(json.dumps(listening.addresses(os.environ['IDIOLECT_TEST'])))\n"
-        "print(end.server.tolist(), cluster.workers)\n"
+        "print(end.server.tolist(), engine.workers)\n"
     )
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:

@@ -34,8 +34,12 @@ from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, Interrupted, RunError
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
-from idiolect.engines import Engine, Job, Record, Sequential, State, begin, fit, vectorised
-from idiolect.engines.vectorised import Unfolded, Vectorised, mapped, plan
+from idiolect.engines import Engine, Job, Record, Sequential, State, begin, fit
+from idiolect.engines.vectorised import engine as vectorised
+from idiolect.engines.vectorised import groups
+from idiolect.engines.vectorised.engine import Vectorised
+from idiolect.engines.vectorised.graphs import Unfolded, mapped
+from idiolect.engines.vectorised.groups import plan
 from idiolect.runs.checkpoint import load, save
 from idiolect.training import joins_by_training, log_softmax_of, train_model, trained, untrained
 
@@ -225,7 +229,7 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
         return run(self, round, ids, *rest)
 
     monkeypatch.setattr(vectorised.Chunks, "_local", limited)
-    monkeypatch.setattr(vectorised, "_PADDED", 1)  # all together
+    monkeypatch.setattr(groups, "_PADDED", 1)  # all together
     ours = _run(_job("fedper"), Vectorised(device="cpu"), 2)
     _agree(ours, _plain(_job("fedper"), 2), 1e-4)
     assert tried == [4, 2, 2, 2, 2]  # the second round knows

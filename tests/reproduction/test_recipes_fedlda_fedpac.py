@@ -11,7 +11,8 @@ import torch
 
 from idiolect import report
 from idiolect.reproduction import recipes
-from idiolect.reproduction.reproduce import digest, outcome
+from idiolect.reproduction.outcomes import outcome
+from idiolect.reproduction.parts import digest
 from idiolect.studies import Study, run
 
 torch.set_num_threads(1)

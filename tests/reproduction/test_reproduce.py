@@ -20,7 +20,7 @@ from idiolect import data, methods, report
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.report.figures import palette, sensitivity
 from idiolect.report.tables import duration
-from idiolect.reproduction import forecast, recipes, reproduce, verdicts
+from idiolect.reproduction import forecast, outcomes, pages, parts, recipes, reproduce, results, verdicts
 from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
@@ -50,16 +50,14 @@ def accuracy(method: str, out: Path, **settings: Any) -> float:
     return 100 * float(last[last.moment == "adapted"].value.mean())
 
 
-def run(cells: list[Cell], out: Path, **how: Any) -> list[reproduce.Outcome]:
+def run(cells: list[Cell], out: Path, **how: Any) -> list[outcomes.Outcome]:
     return list(reproduce.reproduce(cells, out, engine="sequential", **how))
 
 
 def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> None:
     tuned = made("fedavg_ft")
     received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received")
-    assert [p.folder for p in reproduce.parts(tuned, tmp_path)] == [
-        p.folder for p in reproduce.parts(received, tmp_path)
-    ]
+    assert [p.folder for p in parts.parts(tuned, tmp_path)] == [p.folder for p in parts.parts(received, tmp_path)]
     said: list[str] = []
     found = run([received, tuned], tmp_path / "cells", told=said.append)
     assert len(said) == len(list((tmp_path / "cells").iterdir())) == 1
@@ -80,17 +78,17 @@ def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> Non
     ]  # fmt: skip
     found = run(cells, tmp_path, seeds=[0, 1])
 
-    one, other = reproduce.together(cells, tmp_path, seeds=[0, 1])
+    one, other = pages.together(cells, tmp_path, seeds=[0, 1])
     assert one.titles == {"fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "local": "Local"}
     assert list(other.titles) == ["local"]
     rows = idl.report.summary(one) + idl.report.summary(other)
     assert [100 * float(r.accuracy or 0) for r in rows] == pytest.approx([o.value for o in found])
     assert {r.seeds for r in rows} == {2}
     recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
-    page = reproduce.page(recipe, [one, other], tmp_path)
+    page = pages.page(recipe, [one, other], tmp_path)
     assert page == tmp_path / "fedpac-table1.html"
     assert "FedAvg-FT" in page.read_text()
-    assert reproduce.page(recipe, [], tmp_path / "none") is None
+    assert pages.page(recipe, [], tmp_path / "none") is None
 
 
 def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
     ]
     fresh = Cell({**cells[0].where, "clients": "new"}, cells[0].study, condition="")
     loose, tight, _ = run([*cells, fresh], tmp_path)
-    (one,) = reproduce.together([*cells, fresh], tmp_path)
+    (one,) = pages.together([*cells, fresh], tmp_path)
     assert {r.label: 100 * float(r.accuracy or 0) for r in idl.report.summary(one)} == pytest.approx(
         {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
     )
@@ -125,7 +123,7 @@ def as_measured(c: Cell, one: report.Run) -> report.Run:
         study=one.study | {"methods": [use]},
         manifest=one.manifest | {"methods": about},
         records=one.records.assign(
-            method=use["label"], moment=one.records["moment"].replace("adapted", reproduce.protocol_of(c).moment)
+            method=use["label"], moment=one.records["moment"].replace("adapted", outcomes.protocol_of(c).moment)
         ),
         timings=one.timings.assign(method=use["label"]),
     )
@@ -154,7 +152,7 @@ def test_figures_against_a_number_have_a_curve_of_it(
     some_run: report.Run, recipe: str, axis: str, groups: list[str], at: tuple[float, ...], count: int
 ) -> None:
     cells = [c for c in recipes.get(recipe).cells if c.study]
-    runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
+    runs = pages.beside((c, as_measured(c, some_run)) for c in cells)
     drawn = sensitivity(runs, palette(runs))
     assert [figure.title.partition(" (")[2].rstrip(")") for figure in drawn] == groups
     for figure in drawn:
@@ -169,8 +167,8 @@ def test_figures_against_a_number_have_a_curve_of_it(
 def test_what_is_drawn_together_is_named_by_what_it_shares(some_run: report.Run) -> None:
     def sections(recipe: str) -> list[tuple[str, int]]:
         cells = [c for c in recipes.get(recipe).cells if c.study]
-        runs = reproduce.beside((c, as_measured(c, some_run)) for c in cells)
-        assert {label for run in runs for label in run.titles} == set(reproduce.labels(cells))
+        runs = pages.beside((c, as_measured(c, some_run)) for c in cells)
+        assert {label for run in runs for label in run.titles} == set(pages.labels(cells))
         return [(run.name, len(run.titles)) for run in runs]
 
     assert sections("fedcr/fig3b") == [("fashion_mnist non-iid_1", 10)], "FedSR's learning rate is its own"
@@ -183,30 +181,30 @@ def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
     for c in recipes.get("fedlda/fig1a").cells:
         assert c.study is not None
         assert c.study.protocol.observe == ("gaussianity",)
-        assert reproduce.protocol_of(c).moment == c.study.protocol.moment
+        assert outcomes.protocol_of(c).moment == c.study.protocol.moment
 
 
 def test_what_is_under_way_is_left_out_where_whole_runs_are_asked_for(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper", rounds=400)]
-    parts = [part for c in cells for part in reproduce.parts(c, tmp_path)]
-    parts[0].study.model_copy(update={"rounds": 4}).run(parts[0].folder, engine="sequential")
-    (parts[0].folder / "study.yaml").write_text(parts[0].study.to_yaml())
-    manifest = json.loads((parts[0].folder / "manifest.json").read_text())
+    runs_ = [part for c in cells for part in parts.parts(c, tmp_path)]
+    runs_[0].study.model_copy(update={"rounds": 4}).run(runs_[0].folder, engine="sequential")
+    (runs_[0].folder / "study.yaml").write_text(runs_[0].study.to_yaml())
+    manifest = json.loads((runs_[0].folder / "manifest.json").read_text())
     del manifest["study"], manifest["seal"]  # which would tell of the edit
-    (parts[0].folder / "manifest.json").write_text(json.dumps(manifest))
-    assert [list(run.titles) for run in reproduce.together(cells, tmp_path)] == [["local"]]
-    assert reproduce.together(cells, tmp_path, whole=True) == []
+    (runs_[0].folder / "manifest.json").write_text(json.dumps(manifest))
+    assert [list(run.titles) for run in pages.together(cells, tmp_path)] == [["local"]]
+    assert pages.together(cells, tmp_path, whole=True) == []
 
 
 def test_the_names_of_runs() -> None:
     same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
-    assert len({reproduce.digest(c.study) for c in same if c.study}) == 1
+    assert len({parts.digest(c.study) for c in same if c.study}) == 1
     others = [
         made("fedpac:alignment=0"), made("fedper"), made("fedpac", lr=0.02), made("fedpac", rounds=5),
         made("fedpac", protocol={"weighting": "row"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
         made("fedpac", partition="iid"), made("fedpac", keep=0.5),
     ]  # fmt: skip
-    assert len({reproduce.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
+    assert len({parts.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
 
 
 def test_a_budget_stops_at_a_whole_round_and_the_rest_follows(tmp_path: Path) -> None:
@@ -239,7 +237,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = made("local", checkpoint_every=1)
-    (part,) = reproduce.parts(mine, tmp_path / "cells")
+    (part,) = parts.parts(mine, tmp_path / "cells")
 
     class Stop(Silent):
         def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
@@ -257,14 +255,14 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
         with pytest.raises(RunError, match="the disk is full"):
             part.study.run(part.folder, engine="sequential", resume=True)
     assert part.done == 4
-    assert reproduce.outcome(mine, [part]).status == "under way", "the records are of round 2"
+    assert outcomes.outcome(mine, [part]).status == "under way", "the records are of round 2"
     (part.folder / "timings.parquet").write_bytes(b"broken")
-    assert reproduce.outcome(mine, [part]).status == "under way"
+    assert outcomes.outcome(mine, [part]).status == "under way"
     (found,) = run([mine], tmp_path / "cells")
     assert found.value == pytest.approx(accuracy("local", tmp_path / "plain"))
 
 
-def diverges(part: reproduce.Part) -> None:
+def diverges(part: parts.Part) -> None:
     """As a run would note it."""
     part.folder.mkdir(exist_ok=True)
     noted = {"method": part.study.methods[0].label, "seed": part.study.seeds[0], "round": 1, "said": "client 3"}
@@ -274,8 +272,8 @@ def diverges(part: reproduce.Part) -> None:
 def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
     mine = made("local", 99.0)
     run([mine], tmp_path)
-    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
-    diverges(parts[1])
+    runs_ = parts.parts(mine, tmp_path, seeds=[0, 1])
+    diverges(runs_[1])
     (found,) = run([mine], tmp_path, seeds=[0, 1])
     assert list(found.seeds or {}) == [0]
     assert found.rounds == 4
@@ -285,11 +283,11 @@ def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
 def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
     mine = made("local")
     run([mine], tmp_path, seeds=[0, 1])
-    parts = reproduce.parts(mine, tmp_path, seeds=[0, 1])
-    path = parts[1].folder / "records.parquet"
+    runs_ = parts.parts(mine, tmp_path, seeds=[0, 1])
+    path = runs_[1].folder / "records.parquet"
     records = pd.read_parquet(path)
     records[records["metric"] != "brier"].to_parquet(path)
-    facts = reproduce.outcome(mine, parts).facts or {}
+    facts = outcomes.outcome(mine, runs_).facts or {}
     assert "calibration_error" in facts
     assert "brier" not in facts
 
@@ -326,8 +324,8 @@ def test_an_interval_counts_from_three_seeds_on(
 ) -> None:
     mine, given = made("local", paper), iter(values)
     monkeypatch.setattr(reproduce, "measured", lambda cell, folder: (next(given), {}, 1.0))
-    monkeypatch.setattr(reproduce.Part, "finished", True)
-    found = reproduce.outcome(mine, reproduce.parts(mine, tmp_path, seeds=range(len(values))))
+    monkeypatch.setattr(parts.Part, "finished", True)
+    found = outcomes.outcome(mine, parts.parts(mine, tmp_path, seeds=range(len(values))))
     assert (found.value, found.status) == (89.0, status)
 
 
@@ -406,7 +404,7 @@ def test_what_is_computed_needs_no_run(tmp_path: Path) -> None:
 def test_a_folder_of_another_study(tmp_path: Path) -> None:
     mine = made("local")
     run([mine], tmp_path)
-    (part,) = reproduce.parts(mine, tmp_path)
+    (part,) = parts.parts(mine, tmp_path)
     path = part.folder / "study.yaml"
     path.write_text(path.read_text().replace("lr: 0.01", "lr: 0.5"))
     other = made("fedper")
@@ -418,7 +416,7 @@ def test_a_folder_of_another_study(tmp_path: Path) -> None:
 def test_a_broken_folder_costs_its_own_cell(tmp_path: Path) -> None:
     cells = [made("local"), made("fedper")]
     run(cells, tmp_path)
-    (part,) = reproduce.parts(cells[0], tmp_path)
+    (part,) = parts.parts(cells[0], tmp_path)
     (part.folder / "records.parquet").write_bytes(b"PAR1")
     found = run(cells, tmp_path)
     assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
@@ -461,52 +459,52 @@ def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest
 def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
     (found,) = run(list(recipe.cells), tmp_path / "cells")
-    path = reproduce.keep(recipe, found, tmp_path / "results")
+    path = results.keep(recipe, found, tmp_path / "results")
     assert path == tmp_path / "results" / "fedpac" / "table1" / "digits-local.json"
     kept = json.loads(path.read_text())
     assert kept["measured"] == pytest.approx(found.value, abs=1e-4)
     assert kept["verdict"] == "differs"
     assert kept["published"] == 99.0
     assert kept["rounds"] == 4
-    assert kept["hash"] == reproduce.digest(recipe.cells[0].study)  # type: ignore[arg-type]
+    assert kept["hash"] == parts.digest(recipe.cells[0].study)  # type: ignore[arg-type]
     assert Study(**kept["study"]).run(tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
         float(found.value or 0) / 100  # type: ignore[arg-type]
     )
     path.write_text(json.dumps(kept | {"because": "four rounds and not 200"}))
-    reproduce.keep(recipe, found, tmp_path / "results")
+    results.keep(recipe, found, tmp_path / "results")
     assert json.loads(path.read_text())["because"] == "four rounds and not 200"
     path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "hash": "another study's"}))
-    reproduce.keep(recipe, found, tmp_path / "results")
+    results.keep(recipe, found, tmp_path / "results")
     assert not json.loads(path.read_text())["because"], "it was the reason of another number"
-    reproduce.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
+    results.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
     assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
     path.write_text('{"recipe": ')
     with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
-        reproduce.keep(recipe, found, tmp_path / "results")
-    not_run = reproduce.Outcome(recipe.cells[0], "not run")
-    assert reproduce.keep(recipe, not_run, tmp_path / "none") is None
+        results.keep(recipe, found, tmp_path / "results")
+    not_run = outcomes.Outcome(recipe.cells[0], "not run")
+    assert results.keep(recipe, not_run, tmp_path / "none") is None
 
 
 def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
     (found,) = run(list(recipe.cells), tmp_path / "cells")
-    (part,) = reproduce.parts(found.cell, tmp_path / "cells")
+    (part,) = parts.parts(found.cell, tmp_path / "cells")
     path = part.folder / "engine.json"
     (sitting,) = json.loads(path.read_text())
     del sitting["seal"]  # of the file as it was
     elsewhere = sitting | {"machine": "a GPU", "versions": sitting["versions"] | {"torch": "2.11+cuda"}}
     path.write_text(json.dumps([sitting, elsewhere, elsewhere]))
-    again = reproduce.outcome(found.cell, [part])
-    kept = json.loads(reproduce.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
+    again = outcomes.outcome(found.cell, [part])
+    kept = json.loads(results.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
     assert kept["machine"] == f"{sitting['machine']}; a GPU"
     assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
     path.write_text('[{"engine": "sequential", "workers": 1}]')
-    assert (reproduce.outcome(found.cell, [part]).machine, reproduce.outcome(found.cell, [part]).versions) == ("", {})
+    assert (outcomes.outcome(found.cell, [part]).machine, outcomes.outcome(found.cell, [part]).versions) == ("", {})
     path.unlink()
-    assert reproduce.outcome(found.cell, [part]).machine == ""
+    assert outcomes.outcome(found.cell, [part]).machine == ""
     path.write_text('[{"engine": ')
     with pytest.raises(InputError, match=r"engine\.json cannot be read .*: restore it, or delete it"):
-        reproduce.outcome(found.cell, [part])
+        outcomes.outcome(found.cell, [part])
 
 
 def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) -> None:
@@ -515,13 +513,13 @@ def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) 
     (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
     (another,) = run(list(recipe.cells), tmp_path / "cells", seeds=[2])
     (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
-    path = reproduce.keep(recipe, several, tmp_path / "results")
+    path = results.keep(recipe, several, tmp_path / "results")
     assert path is not None
     before = path.read_text()
-    assert reproduce.keep(recipe, fewer, tmp_path / "results") is None
-    assert reproduce.keep(recipe, another, tmp_path / "results") is None
+    assert results.keep(recipe, fewer, tmp_path / "results") is None
+    assert results.keep(recipe, another, tmp_path / "results") is None
     assert path.read_text() == before
-    assert reproduce.keep(recipe, others, tmp_path / "results") == path
+    assert results.keep(recipe, others, tmp_path / "results") == path
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
 
 
@@ -557,7 +555,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(cells[:1], tmp_path)
     after = forecast.forecast(cells, tmp_path, workers=2)
     assert (after[0].done, after[0].seconds) == (40, 0.0)
-    (part,) = reproduce.parts(cells[1], tmp_path)
+    (part,) = parts.parts(cells[1], tmp_path)
     with pytest.raises(idl.errors.Interrupted):
         part.study.run(part.folder, engine="sequential", budget=0.0)
     assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
@@ -565,7 +563,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
     assert will_not.seconds == 0.0
     assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
-    other = reproduce.parts(cells[2], tmp_path)[0].folder
+    other = parts.parts(cells[2], tmp_path)[0].folder
     other.mkdir()
     (other / "study.yaml").write_text(part.study.to_yaml())
     past = forecast.forecast(cells, tmp_path, workers=2)
@@ -581,7 +579,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper")]
-    (part,) = reproduce.parts(cells[0], tmp_path)
+    (part,) = parts.parts(cells[0], tmp_path)
     part.study.model_copy(update={"rounds": 4}).run(part.folder, engine="sequential")
     (part.folder / "study.yaml").write_text(part.study.to_yaml())
     (times,) = part.folder.glob("cells/*/timings.parquet")

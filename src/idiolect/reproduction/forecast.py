@@ -30,8 +30,8 @@ from idiolect.engines import Job, begin
 from idiolect.engines.processes import cores
 from idiolect.engines.threads import OneThread
 from idiolect.report.tables import duration
+from idiolect.reproduction.parts import Part, diverged, parts
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.reproduce import Part, diverged, parts
 from idiolect.runs import environment
 from idiolect.runs.store import seconds_of_rounds
 from idiolect.simulation.client_runner import Site

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from idiolect import report
 from idiolect.core.terminal import Text
+from idiolect.reproduction.outcomes import MARGIN, SEEDS, Outcome
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.reproduce import MARGIN, SEEDS, Outcome
 
 _STYLES = {
     "matches": "green",

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field, StrictBool
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from torch.overrides import TorchFunctionMode
 
 from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError, Interrupted, RunError, blame, option
 from idiolect.core.method import Data, Down
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
+from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
+from idiolect.engines.vectorised.groups import plan
 from idiolect.simulation.client_runner import Job, Measured, Site, Stage, Stop, Trained, check
 from idiolect.training import Personal
 
-# R rows of everybody, K clients of a chunk, N rows of the longest of them, C classes, U lengths
-
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
-
-_PADDED = 10  # of so many rows, one may be padding
 _CHUNK = 16  # clients at a time where memory is not measured
 _FIRST = 4  # clients of the first chunk on a GPU, by whose memory the next ones are sized
 _FILL = 0.8  # share of the free memory that a chunk may take
@@ -279,7 +275,7 @@ class Chunks:
         data = self._data(self._site.job.data.train, some, length)
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
         with self._engine.arithmetic("local"):
-            back = tree.map(_host, self._captured(inputs) if graphs else self._train(*inputs))
+            back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
         found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
         if tree.not_finite(back) is not None:
             for i, trained in zip(ids, found, strict=True):
@@ -320,7 +316,7 @@ class Chunks:
                 found[k] = self._site.measure(round, ids[k], logp_NC[: len(rows[k])])
         if self._site.job.watch is None:
             return found
-        down, adapted = tree.map(_host, Down(shared, own)), tree.map(_host, adapted)
+        down, adapted = tree.map(to_host, Down(shared, own)), tree.map(to_host, adapted)
         for k, i in enumerate(ids):  # observed one after another on the host, which is not what takes time
             mine = Down(down.shared, tree.rows(down.own, k))
             found[k] = found[k]._replace(observed=self._site.observe(stage, round, i, mine, tree.rows(adapted, k)))
@@ -350,102 +346,6 @@ class Fit(NamedTuple):
 
     clients: int
     rows: int
-
-
-class Graph:
-    """A function of tensors on a GPU, captured as a CUDA graph, for inputs of the same shapes. Not yet measured.
-
-    Raises:
-        InputError: it does what no graph can hold, such as waiting for the device.
-    """
-
-    def __init__(self, function: Callable[..., Tree], inputs: Tree, pool: Any) -> None:
-        flat, build = tree.flatten(inputs)
-        rows = inputs[2].x_R, inputs[2].y_R
-        self._inputs = build([a if any(a is r for r in rows) else a.clone() for a in flat])  # those of all stay
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(*self._inputs)  # what libraries set up at a first call is no part of a graph
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(self._graph, pool):
-                self._outputs = function(*self._inputs)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            what = " ".join(str(error).split())
-            raise InputError(f"graphs=true is not possible with this method ({what}): leave it out") from error
-
-    def __call__(self, inputs: Tree) -> Tree:
-        """What the function gives; good until the next call."""
-        for kept, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
-            if kept is not new:
-                kept.copy_(new)
-        self._graph.replay()
-        return self._outputs
-
-
-class Unfolded(TorchFunctionMode):
-    """Inside, a convolution of images without groups copies its windows out and is one product."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_conv2d if function is torch.conv2d else function)(*args, **(kwargs or {}))
-
-
-def _conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:  # fmt: skip
-    if input.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    x = pad(input, [p for p in reversed(_pair(padding)) for _ in range(2)]).transpose(0, 1)  # channels, images, H, W
-    for axis, size, step in zip((-2, -1), weight.shape[2:], _pair(stride), strict=True):
-        end = (x.shape[axis] - size) // step * step + 1
-        x = torch.stack([x.transpose(axis, -1)[..., k : k + end : step].transpose(axis, -1) for k in range(size)])
-    columns = x.flatten(3).flatten(0, 2)  # a window's places and channels, by images and their places
-    out = (weight.permute(0, 3, 2, 1).flatten(1) @ columns).view(-1, len(input), *x.shape[-2:]).transpose(0, 1)
-    return out if bias is None else out + bias[:, None, None]
-
-
-def _pair(value: Any) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def mapped(function: Callable[..., Tree], axes: Any) -> Callable[..., Tree]:
-    """A function of a method over clients."""
-    return torch.func.vmap(lambda *a: function(*a), in_dims=axes)  # vmap reads the signature of a plain function
-
-
-def plan(rows: Sequence[int]) -> list[list[int]]:
-    """The fewest groups of clients in which padding to the longest makes no more than a tenth of the rows.
-
-    Of as many groups, those with the least padding. Places in ``rows``, the longest client first.
-    """
-    if not rows:
-        return []
-    size_K = np.asarray(rows)
-    order_K = np.argsort(-size_K, kind="stable")
-    first_U = np.flatnonzero(np.diff(size_K[order_K], prepend=-1))  # where another length begins
-    end_U = np.append(first_U[1:], len(rows))
-    # rows, padding included, of a group from the i-th length to the j-th
-    cost_UU = (size_K[order_K][first_U][:, None] * (end_U - first_U[:, None])).astype(float)
-    cost_UU[np.tril_indices(len(first_U), -1)] = np.inf
-    best_U, cuts = cost_UU[0], []
-    while (best_U[-1] - size_K.sum()) * _PADDED > best_U[-1]:
-        total_UU = best_U[:-1, None] + cost_UU[1:]  # one group more, which begins at i + 1
-        cuts.append(total_UU.argmin(0) + 1)
-        best_U = total_UU.min(0)
-    starts, last = [], len(first_U) - 1
-    for cut_U in reversed(cuts):
-        starts.append(cut_U[last])
-        last = cut_U[last] - 1
-    return [group.tolist() for group in np.split(order_K, first_U[starts[::-1]])]
-
-
-def _host(a: Tensor) -> Tensor:
-    return (a.float() if a.dtype == torch.bfloat16 else a).cpu()
 
 
 def _who(ids: Sequence[int]) -> str:

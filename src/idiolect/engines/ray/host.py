@@ -1,0 +1,162 @@
+"""What runs on a node: an engine of its own, and the clients' states that it keeps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from idiolect.core import tree
+from idiolect.core.errors import IdiolectError, Interrupted, RunError
+from idiolect.core.method import Down
+from idiolect.core.tree import Tree
+from idiolect.data import FederatedData, shared_memory
+from idiolect.engines.processes import Processes
+from idiolect.engines.ray.cluster import versions
+from idiolect.engines.ray.messages import SMALL, one_line, pack, unpack, version_of
+from idiolect.engines.sequential import Sequential
+from idiolect.simulation.client_runner import Stage, Trained
+from idiolect.simulation.rounds import Engine, Session
+
+_KEPT = 2**31  # bytes of states that a node keeps
+
+
+class _Answer(NamedTuple):
+    """What a node made of a part: results with the versions of the states that it keeps of them (0 for none)."""
+
+    results: list[Any]
+    versions: list[int]
+    missing: list[int]
+    """Clients whose state it was to have and has not; then there are no results."""
+    seconds: float
+    """That the node has worked for the job in all."""
+
+
+class _Held:
+    """A job on a node, and how many calls use it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.users = session, 0
+        self.stamp = 0
+        self.shared: Tree = None
+
+
+class Host:
+    """What runs on a node: an engine, and of each open job its session and the latest states of its clients."""
+
+    def __init__(self, path: list[str]) -> None:
+        sys.path.extend(p for p in path if p not in sys.path)
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _Held] = {}
+        self._closed: set[int] = set()
+        self._states: dict[tuple[int, int], tuple[int, Tree]] = {}
+        self._bytes = 0
+
+    def start(self, inner: str, workers: int, rows: NDArray[Any], rest: NDArray[np.uint8]) -> str:
+        """Copy the rows out of Ray's store into a file that workers map, and say which versions this node has."""
+        data: FederatedData = unpack(rest)
+        x_R, file = shared_memory.shared(rows.shape, data.x_R.dtype)
+        np.copyto(x_R.numpy(), rows)
+        self._data = replace(data, x_R=x_R, file=file)
+        self._engine = _engine(inner, workers).__enter__()
+        self._turn: AbstractContextManager[Any] = nullcontext() if inner == "processes" else threading.Lock()
+        return versions()
+
+    def run(
+        self, number: int, job: NDArray[np.uint8], stage: Stage, round: int, stamp: int, shared: NDArray[np.uint8],
+        message: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:  # fmt: skip
+        """One stage of some clients: the error or the answer."""
+        torch.set_num_threads(1)  # of this thread
+        try:
+            with self._using(number, job) as held:
+                return pack((None, self._run(held, number, stage, round, stamp, shared, message)))
+        except IdiolectError as error:
+            return pack((error, None))
+        except Exception as error:  # noqa: BLE001  a node never ends by itself, so that the engine can say what failed
+            what = f"a node failed ({type(error).__name__}: {one_line(error)})"
+            mend = "put the method in a module that every node can import, or use the sequential engine"
+            return pack((RunError(f"{what}: {mend}"), None))
+
+    def close(self, number: int) -> None:
+        """Let go of a job; what is under way of it ends."""
+        with self._lock:
+            self._closed.add(number)
+            self._forget(number)
+
+    def _run(
+        self, held: _Held, number: int, stage: Stage, round: int, stamp: int, shared: NDArray[np.uint8],
+        message: NDArray[np.uint8],
+    ) -> _Answer:  # fmt: skip
+        ids, own, states, kept = unpack(message)
+        with self._lock:
+            if held.stamp != stamp:
+                held.stamp, held.shared = stamp, unpack(shared)
+            down = Down(held.shared, own)
+            missing = []
+            for k, (id, version) in enumerate(zip(ids, kept, strict=True)):
+                if version:
+                    has, states[k] = self._states.get((number, id), (0, None))
+                    missing += [id] if has != version else []
+        if missing:
+            return _Answer([], [], missing, held.session.seconds)
+        with self._turn:
+            found = held.session.map(stage, round, ids, down, states, lambda: number in self._closed)
+        versions = [
+            self._keep(number, id, f.client) if isinstance(f, Trained) else 0 for id, f in zip(ids, found, strict=True)
+        ]
+        return _Answer(list(found), versions, [], held.session.seconds)
+
+    def _keep(self, number: int, id: int, state: Tree) -> int:
+        """Keep a state; its version, or 0 where it is not worth it."""
+        if tree.nbytes(state) <= SMALL:
+            return 0
+        version = version_of(state)
+        with self._lock:
+            _, old = self._states.pop((number, id), (0, ()))
+            self._states[number, id] = version, state
+            self._bytes += tree.nbytes(state) - tree.nbytes(old)
+            while self._bytes > _KEPT:
+                _, old = self._states.pop(next(iter(self._states)))
+                self._bytes -= tree.nbytes(old)
+        return version
+
+    @contextmanager
+    def _using(self, number: int, job: NDArray[np.uint8]) -> Iterator[_Held]:
+        with self._lock:
+            if number in self._closed:
+                raise Interrupted
+            if number not in self._jobs:
+                self._jobs[number] = _Held(self._engine.open(unpack(job)._replace(data=self._data)))
+            held = self._jobs[number]
+            held.users += 1
+        try:
+            yield held
+        finally:
+            with self._lock:
+                held.users -= 1
+                if number in self._closed:
+                    self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if number in self._jobs and not self._jobs[number].users:
+            self._jobs.pop(number).session.close()
+            for key in [k for k in self._states if k[0] == number]:
+                self._bytes -= tree.nbytes(self._states.pop(key)[1])
+
+
+def _engine(inner: str, workers: int) -> Engine:
+    if inner == "processes":
+        return Processes(workers)
+    if inner == "sequential":
+        return Sequential()
+    from idiolect.engines.vectorised import Vectorised
+
+    return Vectorised()

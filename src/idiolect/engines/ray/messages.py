@@ -1,0 +1,41 @@
+"""What travels between the program and the nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from idiolect.core import tree
+from idiolect.core.tree import Tree
+from idiolect.engines import serialization
+
+SMALL = 4096  # bytes up to which a state is sent each time
+
+
+def pack(message: Any) -> NDArray[np.uint8]:
+    """Anything that pickles, as Ray keeps it without another copy."""
+    return np.frombuffer(serialization.pack(message), np.uint8)
+
+
+def unpack(array: NDArray[np.uint8]) -> Any:
+    """What ``pack`` was given."""
+    return pickle.loads(array.data)
+
+
+def version_of(state: Tree) -> int:
+    """A number that no other state has: a digest of its bytes, so that what a node keeps is never wrong."""
+    digest = hashlib.sha256()
+    for leaf in tree.leaves(state):
+        digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+        digest.update(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(digest.digest()[:8], "little") >> 1 | 1
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split())[:300]

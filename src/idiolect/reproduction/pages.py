@@ -1,0 +1,148 @@
+"""Runs of several cells together, as one page and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from idiolect import methods, report
+from idiolect.core import files
+from idiolect.reproduction.outcomes import protocol_of
+from idiolect.reproduction.parts import parts
+from idiolect.reproduction.recipes import Cell, Recipe, named
+
+
+def together(
+    cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,), whole: bool = False
+) -> list[report.Run]:
+    """What has been measured so far of some cells, as the report draws it (see ``beside``).
+
+    Args:
+        cells: of a recipe.
+        out, rounds, seeds: of their runs, as for ``reproduce``.
+        whole: leave out runs that are not through.
+    """
+    there = [(c, part) for c in cells if c.condition is None for part in parts(c, out, rounds=rounds, seeds=seeds)]
+    return beside(
+        (c, report.read(part.folder))
+        for c, part in there
+        if (part.folder / "records.parquet").exists() and (part.finished or not whole)
+    )
+
+
+def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
+    """The methods of one setting in one run, which is called by what its cells share; their labels are ``labels``."""
+    runs: dict[str, list[tuple[Cell, report.Run]]] = {}
+    for c, its in those:
+        runs.setdefault(_setting(c), []).append((c, its))
+    found = []
+    for all_ in runs.values():
+        cells = [c for c, _ in all_]
+        whole = reduce(_joined, (_as_cell(c, its, _called(c, cells)) for c, its in all_))
+        shared = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
+        found.append(replace(whole, name=named(shared)))
+    return found
+
+
+def labels(cells: Iterable[Cell]) -> list[str]:
+    """What cells are called in the report: by their method, and where one setting has it several times, by what tells
+    these cells apart, too.
+    """
+    settings: dict[str, list[Cell]] = {}
+    for c in cells:
+        if c.study is not None and c.condition is None:
+            settings.setdefault(_setting(c), []).append(c)
+    return list(dict.fromkeys(_called(c, some) for some in settings.values() for c in some))
+
+
+def _setting(c: Cell) -> str:
+    """What a cell's method is run on; its learning rate is the method's own."""
+    assert c.study is not None
+    own = {"name", "seeds", "methods", "protocol", "lr"}
+    return json.dumps(c.study.model_dump(exclude=own), default=str)
+
+
+def _called(c: Cell, others: Sequence[Cell]) -> str:
+    """A cell's method, and where cells of one setting have it with other options, the conditions that differ."""
+    assert c.study is not None
+    method = c.where.get("method", c.study.methods[0].label)
+    same = [o.where for o in others if o.where.get("method") == method]
+    more = [f"{k}={v}" for k, v in c.where.items() if any(w.get(k) != v for w in same)]
+    return " ".join(map(str, [method, *more]))
+
+
+def page(recipe: Recipe, runs: list[report.Run], out: Path, head: report.Head | None = None) -> Path | None:
+    """Write the page of a recipe's runs (see ``together``) into their folder; None where there are none."""
+    return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
+
+
+def export(
+    recipe: Recipe, form: Literal["latex", "csv", "png"], runs: Sequence[report.Run], head: report.Head, out: Path
+) -> list[Path]:
+    """Write the table of a recipe, or every figure, into its folder in ``out``; nothing where there is none.
+
+    Args:
+        recipe: what was reproduced.
+        form: of the file.
+        runs: what is drawn (see ``together``).
+        head: the table.
+        out: folder of the runs' folders.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    folder = out / recipe.name.replace("/", "-")
+    if form == "png":
+        return report.pictures(runs, folder)
+    if not head.rows:
+        return []
+    path = folder / report.TABLES[form]
+    files.write(path, {name.lower(): text for name, text in head.copied}[form])
+    return [path]
+
+
+def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
+    """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
+    (use,) = run.study["methods"]
+    name = str(c.where.get("method", use["name"]))
+    where = {k: v for k, v in c.where.items() if k != "method"}
+    protocol = protocol_of(c)
+    kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
+    about = dict(run.manifest["methods"][use["label"]])
+    if name in methods.names():  # by its name alone: the options are the table's
+        entry = methods.get(name)
+        about = {"name": name, "title": entry.title, "summary": entry.summary}
+    return replace(
+        run,
+        study=run.study
+        | {
+            "protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump(),
+            "methods": [use | {"label": label, "name": name, "where": where}],
+        },
+        manifest=run.manifest | {"methods": {label: about}},
+        records=kept.assign(method=label, moment=kept["moment"].replace(protocol.moment, "adapted")),
+        timings=run.timings.assign(method=label),
+        diverged=tuple(d._replace(method=label) for d in run.diverged),
+    )
+
+
+def _joined(a: report.Run, b: report.Run) -> report.Run:
+    """Two runs of one setting as one."""
+    return replace(
+        a,
+        study=a.study
+        | {
+            "seeds": sorted({*a.study["seeds"], *b.study["seeds"]}),
+            "methods": [*a.study["methods"], *(u for u in b.study["methods"] if u not in a.study["methods"])],
+        },
+        manifest=a.manifest | {"methods": a.manifest["methods"] | b.manifest["methods"]},
+        records=pd.concat([a.records, b.records], ignore_index=True).drop_duplicates(),
+        timings=pd.concat([a.timings, b.timings], ignore_index=True).drop_duplicates(),
+        diverged=tuple(dict.fromkeys([*a.diverged, *b.diverged])),
+    )

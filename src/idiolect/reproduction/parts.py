@@ -1,0 +1,92 @@
+"""The runs that a cell of a table needs: one of each method and seed, in a folder named after what it computes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect import report
+from idiolect.core.errors import InputError, option
+from idiolect.reproduction.recipes import Cell
+from idiolect.runs import checkpoint
+from idiolect.runs.store import computed, difference, joined_rounds
+from idiolect.studies.config import Study, labelled
+
+
+def digest(study: Study) -> str:
+    """A name for what a study computes: the same for studies that differ in their name alone.
+
+    Settings and options at their defaults do not count, so that a new one renames no run. Whether a folder of this name
+    holds this very study is asked besides.
+    """
+    usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
+    told = computed(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
+    settings = {k: v for k, v in told.items() if k in usual and v != usual[k]}
+    uses = [labelled(u.name, u.options) for u in study.methods]
+    text = json.dumps(_plain([settings, uses]), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    """With whole numbers as such, so that 20 and 20.0 are the same."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Part(NamedTuple):
+    """One run: a method with a seed."""
+
+    study: Study
+    folder: Path
+
+    @property
+    def done(self) -> int:
+        """Rounds on disk.
+
+        Raises:
+            InputError: the folder holds another study, as of a version with other defaults.
+        """
+        there = self.folder / "study.yaml"
+        if there.exists() and (differs := difference(computed(Study.look(there)), computed(self.study))):
+            raise InputError(
+                f"{self.folder} holds another study ({differs}): move it away, or name another with {option('out')}"
+            )
+        checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
+        return max((checkpoint.rounds(path) for path in checkpoints), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are on disk and what they measured stands in the run's records, which are joined last.
+
+        Raises:
+            InputError: as ``done``.
+        """
+        return min(self.done, joined_rounds(self.folder)) >= self.study.rounds
+
+
+def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[Part]:
+    """The runs of a cell, one for each seed; none where it needs no training."""
+    if cell.study is None:
+        return []
+    more = {} if rounds is None else {"rounds": rounds}
+    found = []
+    for seed in seeds:
+        study = cell.study.model_copy(update={"seeds": (seed,), **more})
+        use = study.methods[0]
+        found.append(Part(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
+    return found
+
+
+def diverged(folder: Path) -> str | None:
+    """Where training diverged in a run of this folder, if it did.
+
+    Raises:
+        InputError: its note of that cannot be read.
+    """
+    return next((found.said for found in report.divergences(folder)), None)
