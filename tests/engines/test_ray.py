@@ -33,6 +33,8 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.engines import Job, Record, Sequential, State, fit
+from idiolect.engines.ray import cluster as joining
+from idiolect.engines.ray import host as hosting
 from idiolect.engines.ray import messages, nodes
 from idiolect.engines.ray import session as session_of_ray
 from idiolect.engines.ray.engine import Ray
