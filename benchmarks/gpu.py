@@ -35,8 +35,9 @@ from idiolect.core.errors import IdiolectError
 from idiolect.core.method import SGD, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData
-from idiolect.engines import Engine, Job, Record, Sequential, State, fit, vectorised
+from idiolect.engines import Engine, Job, Record, Sequential, State, fit
 from idiolect.engines.vectorised import Vectorised
+from idiolect.engines.vectorised import engine as graphs_user
 from idiolect.engines.vectorised.graphs import Unfolded
 
 AGREED, SEVERAL = 1e-4, 200  # relative difference; rounds of a paper's table
@@ -114,11 +115,11 @@ def one_by_one() -> Iterator[None]:
     def plain(function: Callable[..., Any], axes: Any) -> Callable[..., Any]:
         return lambda *a: tree.map(lambda leaf: leaf.detach()[None], function(*map(alone, a, axes)))
 
-    mapped, vectorised.mapped = vectorised.mapped, plain
+    mapped, graphs_user.mapped = graphs_user.mapped, plain
     try:
         yield
     finally:
-        vectorised.mapped = mapped
+        graphs_user.mapped = mapped
 
 
 # --- 1. agreement

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import idiolect as idl
 from idiolect.engines import Processes
 from idiolect.studies import Study
 
@@ -28,7 +29,7 @@ def main() -> None:
         for turn in range(asked.turns):
             for lanes, found in runs.items():
                 Processes.lanes = lanes
-                result = study.run(Path(folder) / f"{turn}-{lanes}", engine="processes")
+                result = idl.run(study, Path(folder) / f"{turn}-{lanes}", engine="processes")
                 found.append(result.runs[-1])
     for lanes, found in runs.items():
         busy, seconds = (statistics.median(r[k] for r in found) for k in ("busy", "seconds"))

@@ -24,6 +24,7 @@ import pytest
 import yaml
 from PIL import Image
 
+import idiolect as idl
 from idiolect import cli, data
 from idiolect.core import files
 from idiolect.data.partitions import Split
@@ -658,7 +659,7 @@ def test_describe_own_data_and_a_study(called: Command) -> None:
 
 def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
     source = data.from_arrays(np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2, name="mine")
-    Study(data=source, partition="iid", clients=3, rounds=1, model="mlp").run(out="r", engine="sequential")
+    idl.run(Study(data=source, partition="iid", clients=3, rounds=1, model="mlp"), out="r", engine="sequential")
     for line in ("run r/study.yaml", "run --resume --out r", "describe r/study.yaml"):
         refused(called(line), "data given: mine, ", "they stood in a Python program: run the study from there")
     assert called("report r").code == 0

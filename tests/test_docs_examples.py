@@ -58,7 +58,7 @@ def commands(page: Path) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "digits"
     study = idl.Study(methods=["fedavg", "pfedfda"], rounds=1, local_epochs=1, clients=3, partition="iid")
-    study.run(folder, engine="sequential")
+    idl.run(study, folder, engine="sequential")
     return folder
 
 
@@ -117,7 +117,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs", "mine", "study.yaml").unlink()  # an example makes this run
-    train, real = idl.Study.run, reproduce.reproduce
+    train, real = idl.run, reproduce.reproduce
 
     def quick(study: idl.Study, out: Any = None, **how: Any) -> Any:
         few = {"rounds": 1, "local_epochs": 1, "clients": study.clients and min(5, study.clients)}
@@ -127,7 +127,7 @@ def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: 
         inspect.signature(real).bind(*given, **how)
         return []
 
-    monkeypatch.setattr(idl.Study, "run", quick)
+    monkeypatch.setattr(idl, "run", quick)
     monkeypatch.setattr(reproduce, "reproduce", asked)
     for block in blocks(page):
         assert block.language in LANGUAGES, f"nobody runs {block.language!r}"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+import idiolect as idl
 from idiolect import cli
 from idiolect.core import files
 from idiolect.core.errors import InputError, as_options
@@ -75,7 +76,7 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=str(folder / "p.csv"), target="diagnosis", client_column="site", drop="patient", model="mlp", rounds=1,
         local_epochs=1, methods="fedavg",
     )  # fmt: skip
-    study.run(folder / "run", engine="sequential")
+    idl.run(study, folder / "run", engine="sequential")
     return folder / "run"
 
 

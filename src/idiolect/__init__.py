@@ -2,7 +2,7 @@
 
 >>> import idiolect as idl
 >>> study = idl.Study(dataset="digits", methods=["fedavg", "fedpac"], rounds=2)
->>> result = study.run(out="runs/first")  # doctest: +SKIP
+>>> result = idl.run(study, out="runs/first")  # doctest: +SKIP
 >>> result.table(), result.report()  # doctest: +SKIP
 """
 
@@ -16,9 +16,9 @@ from idiolect.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from idiolect import data
-    from idiolect.studies import Result, Study, Use, use
+    from idiolect.studies import Result, Study, Use, run, use
 
-__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "data", "use"]
+__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "data", "run", "use"]
 
 
 def __getattr__(name: str) -> Any:

@@ -75,11 +75,11 @@ def test_python_and_the_command_line_each_hear_their_own_names(
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "letter.txt").write_text("mine")
     with pytest.raises(InputError) as python:
-        study.run(out="there")
+        idl.run(study, out="there")
     said = "there exists: choose another folder with {}, or continue the run in it with {}"
     assert str(python.value) == said.format("out=...", "resume=True")
     with pytest.raises(InputError, match=r"^resume needs the folder to continue: give out=\.\.\.$"):
-        study.run(resume=True)
+        idl.run(study, resume=True)
     with pytest.raises(SystemExit):
         cli.main(["run", "--clients", "2", "--partition", "iid", "--rounds", "1", "--out", "there"])
     assert " ".join(capsys.readouterr().err.split()) == f"idiolect: {said.format('--out', '--resume')}"

@@ -44,7 +44,7 @@ def made(method: str, published: float | None = None, where: dict[str, Any] | No
 
 def accuracy(method: str, out: Path, **settings: Any) -> float:
     """Per cent, of a plain run."""
-    result = Study(methods=[method], **SMALL | settings).run(out, engine="sequential")
+    result = idl.run(Study(methods=[method], **SMALL | settings), out, engine="sequential")
     records = result.records
     last = records[(records.metric == "accuracy") & (records["round"] == records["round"].max())]
     return 100 * float(last[last.moment == "adapted"].value.mean())
@@ -109,7 +109,7 @@ def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def some_run(tmp_path_factory: pytest.TempPathFactory) -> report.Run:
     folder = tmp_path_factory.mktemp("run") / "run"
-    Study(methods=["local"], **SMALL).run(folder, engine="sequential")
+    idl.run(Study(methods=["local"], **SMALL), folder, engine="sequential")
     return report.read(folder)
 
 
@@ -245,7 +245,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
                 raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        part.study.run(part.folder, engine="sequential", watcher=Stop())
+        idl.run(part.study, part.folder, engine="sequential", watcher=Stop())
 
     def full(store: Store) -> None:
         raise RunError("the disk is full")
@@ -253,7 +253,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "merge", full)
         with pytest.raises(RunError, match="the disk is full"):
-            part.study.run(part.folder, engine="sequential", resume=True)
+            idl.run(part.study, part.folder, engine="sequential", resume=True)
     assert part.done == 4
     assert outcomes.outcome(mine, [part]).status == "under way", "the records are of round 2"
     (part.folder / "timings.parquet").write_bytes(b"broken")
@@ -323,7 +323,7 @@ def test_an_interval_counts_from_three_seeds_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], paper: float, status: str
 ) -> None:
     mine, given = made("local", paper), iter(values)
-    monkeypatch.setattr(reproduce, "measured", lambda cell, folder: (next(given), {}, 1.0))
+    monkeypatch.setattr(outcomes, "measured", lambda cell, folder: (next(given), {}, 1.0))
     monkeypatch.setattr(parts.Part, "finished", True)
     found = outcomes.outcome(mine, parts.parts(mine, tmp_path, seeds=range(len(values))))
     assert (found.value, found.status) == (89.0, status)
@@ -340,7 +340,7 @@ def test_weighting_and_new_clients(tmp_path: Path) -> None:
     clean = Cell(base.where, base.study, condition="")
     dark = Cell(base.where, base.study, condition="invert")
     trained, fresh, inverted = run([base, clean, dark], tmp_path / "b")
-    result = base.study.model_copy(update={"name": "x"}).run(tmp_path / "c", engine="sequential")
+    result = idl.run(base.study.model_copy(update={"name": "x"}), tmp_path / "c", engine="sequential")
     rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.joined()]
     assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
     assert "over new clients" in fresh.protocol
@@ -467,7 +467,7 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     assert kept["published"] == 99.0
     assert kept["rounds"] == 4
     assert kept["hash"] == parts.digest(recipe.cells[0].study)  # type: ignore[arg-type]
-    assert Study(**kept["study"]).run(tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
+    assert idl.run(Study(**kept["study"]), tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
         float(found.value or 0) / 100  # type: ignore[arg-type]
     )
     path.write_text(json.dumps(kept | {"because": "four rounds and not 200"}))
@@ -556,8 +556,8 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     after = forecast.forecast(cells, tmp_path, workers=2)
     assert (after[0].done, after[0].seconds) == (40, 0.0)
     (part,) = parts.parts(cells[1], tmp_path)
-    with pytest.raises(idl.errors.Interrupted):
-        part.study.run(part.folder, engine="sequential", budget=0.0)
+    with pytest.raises(idl.Interrupted):
+        idl.run(part.study, part.folder, engine="sequential", budget=0.0)
     assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
     diverges(part)
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
@@ -580,7 +580,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper")]
     (part,) = parts.parts(cells[0], tmp_path)
-    part.study.model_copy(update={"rounds": 4}).run(part.folder, engine="sequential")
+    idl.run(part.study.model_copy(update={"rounds": 4}), part.folder, engine="sequential")
     (part.folder / "study.yaml").write_text(part.study.to_yaml())
     (times,) = part.folder.glob("cells/*/timings.parquet")
     whole = times.read_bytes()

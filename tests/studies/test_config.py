@@ -119,7 +119,7 @@ def test_a_study_cannot_be_changed() -> None:
 
 def test_result(tmp_path: Path) -> None:
     study = idl.Study(**SMALL, methods="local,fedavg", seeds=(0, 1), participation=0.5)
-    result = study.run(out=tmp_path / "r", engine="sequential")
+    result = idl.run(study, out=tmp_path / "r", engine="sequential")
     assert isinstance(result, idl.Result)
     records = result.records
     assert isinstance(records, pd.DataFrame)
@@ -147,19 +147,19 @@ def test_result(tmp_path: Path) -> None:
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     study = idl.Study(**SMALL | {"rounds": 1}, methods="local", name="mine")
-    assert [study.run(engine="sequential").folder for _ in range(3)] == [
+    assert [idl.run(study, engine="sequential").folder for _ in range(3)] == [
         Path("runs/mine"), Path("runs/mine-2"), Path("runs/mine-3"),
     ]  # fmt: skip
-    assert study.run(out="deep/er/one", engine="sequential").folder == Path("deep/er/one")
+    assert idl.run(study, out="deep/er/one", engine="sequential").folder == Path("deep/er/one")
     with pytest.raises(InputError, match="deep/er/one exists"):
-        study.run(out="deep/er/one")
+        idl.run(study, out="deep/er/one")
     with pytest.raises(InputError, match=r"give out=\.\.\."):
-        study.run(resume=True)
+        idl.run(study, resume=True)
 
 
 def test_workers_are_not_counted_as_a_methods_time(tmp_path: Path) -> None:
     study = idl.Study(**SMALL, methods="local,fedavg")
-    study.run(out=tmp_path / "r", engine="processes", workers=1)
+    idl.run(study, out=tmp_path / "r", engine="processes", workers=1)
     seconds = pd.read_parquet(tmp_path / "r" / "timings.parquet").groupby("method").seconds.sum()
     assert seconds["local"] < 1 + 3 * seconds["fedavg"]
 
@@ -168,11 +168,11 @@ def test_in_a_thread(tmp_path: Path) -> None:
     study = idl.Study(**SMALL, methods="fedavg")
     found: list[idl.Result] = []
     thread = threading.Thread(
-        target=lambda: found.append(study.run(out=tmp_path / "thread", engine="processes", workers=1))
+        target=lambda: found.append(idl.run(study, out=tmp_path / "thread", engine="processes", workers=1))
     )
     thread.start()
     thread.join()
-    study.run(out=tmp_path / "main", engine="sequential")
+    idl.run(study, out=tmp_path / "main", engine="sequential")
     assert found[0].records.equals(idl.Result(tmp_path / "main", study).records)
 
 
@@ -180,7 +180,7 @@ def test_script_without_a_main_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import idiolect as idl\n"
         f"study = idl.Study(**{SMALL!r}, methods='fedavg')\n"
-        "print(study.run(out='r', engine='processes', workers=2).rows()[0].accuracy)\n"
+        "print(idl.run(study, out='r', engine='processes', workers=2).rows()[0].accuracy)\n"
     )
     ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -190,7 +190,7 @@ def test_script_without_a_main_guard(tmp_path: Path) -> None:
 
 def test_message_of_the_same_bad_data_dir(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data_dir=.*there is no such folder; leave it out"):
-        idl.Study(data_dir=str(tmp_path / "nowhere")).run(out=tmp_path / "r")
+        idl.run(idl.Study(data_dir=str(tmp_path / "nowhere")), out=tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
 
 

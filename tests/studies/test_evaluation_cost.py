@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import idiolect as idl
 from idiolect.core.errors import as_options
 from idiolect.simulation.rounds import participants
 from idiolect.studies import Study, evaluation_cost
@@ -71,8 +72,8 @@ def test_a_run_says_it_before_its_first_round(
             seen.append(len(caplog.records))
 
     study = Study(clients=6, participation=0.1, rounds=1, methods="ditto", model="mlp", local_epochs=1)
-    study.run(tmp_path / "run", engine="sequential", watcher=Watcher())
+    idl.run(study, tmp_path / "run", engine="sequential", watcher=Watcher())
     assert seen == [1]
     assert "5 times in the evaluations, 1 times in the rounds" in caplog.text
-    study.run(tmp_path / "run", engine="sequential", resume=True)
+    idl.run(study, tmp_path / "run", engine="sequential", resume=True)
     assert len(caplog.records) == 1  # nothing is left to say it of

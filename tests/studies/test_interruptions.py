@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
 import workers
 
+import idiolect as idl
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.simulation import client_store, rounds
 from idiolect.studies import Study, use
@@ -128,7 +129,7 @@ def start(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[[s
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The records of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    STUDY.run(out, engine="sequential")
+    idl.run(STUDY, out, engine="sequential")
     return (out / "records.parquet").read_bytes()
 
 
@@ -249,16 +250,16 @@ class Disturbs(Silent):
 def test_worker_dies(whole: bytes, tmp_path: Path) -> None:
     kill = Disturbs("fedpac", 3, lambda: os.kill(min(workers.alive()), signal.SIGKILL))
     with pytest.raises(RunError) as caught:
-        STUDY.run(tmp_path / "r", engine="processes", workers=2, watcher=kill)
+        idl.run(STUDY, tmp_path / "r", engine="processes", workers=2, watcher=kill)
     assert re.fullmatch(
         r"a worker process died (between two rounds|in round \d \(\w+\)), perhaps for want of memory: "
         r"try fewer workers; what was done is kept, continue with: "
-        rf"study\.run\(out='{tmp_path / 'r'}', resume=True, engine='processes', workers=2\)",
+        rf"idl\.run\(study, out='{tmp_path / 'r'}', resume=True, engine='processes', workers=2\)",
         str(caught.value),
     )
     assert not workers.alive()
     assert _checkpoints(tmp_path / "r")["02-fedpac-seed0"] == 3
-    STUDY.run(tmp_path / "r", resume=True, engine="processes", workers=1)
+    idl.run(STUDY, tmp_path / "r", resume=True, engine="processes", workers=1)
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
 
 
@@ -271,18 +272,19 @@ def test_stopped_from_python(whole: bytes, tmp_path: Path) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match=r"^stopped after round 2 of 6 of fedpac, seed 0; continue") as once:
-        STUDY.run(
+        idl.run(
+            STUDY,
             tmp_path / "r",
             engine="sequential",
             watcher=Disturbs("fedpac", 2, lambda: signal.raise_signal(signal.SIGTERM)),
         )
     assert once.value.signal == signal.SIGTERM
     with pytest.raises(Interrupted, match=r"^stopped at once; continue") as again:
-        STUDY.run(tmp_path / "r", resume=True, engine="sequential", watcher=Disturbs("local", 3, twice))
+        idl.run(STUDY, tmp_path / "r", resume=True, engine="sequential", watcher=Disturbs("local", 3, twice))
     assert again.value.signal == signal.SIGINT
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert _checkpoints(tmp_path / "r")["03-local-seed0"] == 2
-    STUDY.run(tmp_path / "r", resume=True, engine="sequential")
+    idl.run(STUDY, tmp_path / "r", resume=True, engine="sequential")
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
 
 
@@ -292,7 +294,7 @@ def test_stopped_with_states_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     study = STUDY.model_copy(update={"methods": tuple(map(use, ("ditto", "fedrep"))), "participation": 0.5})
     name, *more = engine.split()
     how: dict[str, Any] = {"engine": name} | ({"workers": int(more[1])} if more else {})
-    study.run(tmp_path / "memory", engine="sequential")
+    idl.run(study, tmp_path / "memory", engine="sequential")
     monkeypatch.setattr(client_store, "_LARGE", -1)
 
     def interrupt() -> None:
@@ -301,10 +303,10 @@ def test_stopped_with_states_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     stop = Disturbs("fedrep", 4, interrupt)
     with pytest.raises(Interrupted):
-        study.run(tmp_path / "disk", watcher=stop, **how)
+        idl.run(study, tmp_path / "disk", watcher=stop, **how)
     kept = sorted(p.name for p in (tmp_path / "disk/cells").glob("*ditto*/clients/*"))
     assert len(kept) > 2, kept
-    study.run(tmp_path / "disk", resume=True, **how)
+    idl.run(study, tmp_path / "disk", resume=True, **how)
     assert (tmp_path / "disk/records.parquet").read_bytes() == (tmp_path / "memory/records.parquet").read_bytes()
 
 
@@ -320,11 +322,11 @@ def test_a_failure_beside_another_method(whole: bytes, tmp_path: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(rounds._Run, "aggregate", aggregate)
         with pytest.raises(RunError, match=r"^boom; what was done is kept, continue with: "):
-            STUDY.run(tmp_path / "r", engine="processes", workers=2)
+            idl.run(STUDY, tmp_path / "r", engine="processes", workers=2)
     stood = _checkpoints(tmp_path / "r")
     assert stood["01-fedavg-seed0"] == 2
     assert "03-local-seed0" not in stood, "nothing is begun after a failure"
-    STUDY.run(tmp_path / "r", resume=True, engine="processes", workers=2)
+    idl.run(STUDY, tmp_path / "r", resume=True, engine="processes", workers=2)
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
 
 
@@ -333,15 +335,15 @@ def test_stop_before_the_first_round(tmp_path: Path) -> None:
         def start(self, label: str, total: int, done: int) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: study.run"):
-        STUDY.run(tmp_path / "r", engine="sequential", watcher=Early())
+    with pytest.raises(Interrupted, match=r"^stopped after round 0 of 6 of fedavg, seed 0; continue with: idl.run"):
+        idl.run(STUDY, tmp_path / "r", engine="sequential", watcher=Early())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="only there are folders kept for one process")
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     """The second neither trains there nor takes the first one's drafts away."""
     study = Study(dataset="digits", clients=3, rounds=1, model="mlp", methods=["local"])
-    study.run(tmp_path / "run", engine="sequential")
+    idl.run(study, tmp_path / "run", engine="sequential")
     draft = tmp_path / "run" / ".records.parquet.1.tmp"
     draft.touch()
     first = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
@@ -351,9 +353,9 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(InputError, match=r"another process runs in .*run: wait for it"):
-            study.run(tmp_path / "run", engine="sequential", resume=True)
+            idl.run(study, tmp_path / "run", engine="sequential", resume=True)
         assert draft.exists()
         other.communicate(b"\n")
-    study.run(tmp_path / "run", engine="sequential", resume=True)
+    idl.run(study, tmp_path / "run", engine="sequential", resume=True)
     assert not draft.exists()
-    study.run(tmp_path / "run", engine="sequential", resume=True)
+    idl.run(study, tmp_path / "run", engine="sequential", resume=True)

@@ -52,7 +52,7 @@ def arrays(rows: int = 90, clients: bool = True) -> Source:
 
 
 def run(study: idl.Study, out: str = "r", **more: Any) -> idl.Result:
-    return study.run(out=out, engine="sequential", **more)
+    return idl.run(study, out=out, engine="sequential", **more)
 
 
 def written(out: str = "r") -> dict[str, Any]:

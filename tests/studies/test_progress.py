@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import idiolect as idl
 from idiolect.studies import Study
 from idiolect.studies.progress import Bars, Lines, watcher
 
@@ -173,7 +174,7 @@ def test_in_a_terminal(width: int) -> None:
 def test_of_a_run(tmp_path: Any, how: dict[str, Any]) -> None:
     study = Study(clients=4, rounds=2, local_epochs=1, model="mlp", methods="local,fedavg", seeds=(0, 1))
     console = terminal(100)
-    study.run(tmp_path / "r", watcher=Bars(console), **how)
+    idl.run(study, tmp_path / "r", watcher=Bars(console), **how)
     last = written(console).strip().splitlines()[-5:]
     assert [line.split()[0] for line in last[:4]] == ["local", "local", "fedavg", "fedavg"]
     assert all("2/2" in line and "%" in line and line.rstrip().endswith("done") for line in last[:4])

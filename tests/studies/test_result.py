@@ -36,7 +36,7 @@ def by_hand(folder: Path, moment: str, clients: range, weights: list[float]) -> 
 
 
 def test_accuracy_is_the_protocols_and_the_tables_number(tmp_path: Path) -> None:
-    result = study(protocol="moment=received,also=adapted,weighting=row").run(tmp_path / "r", engine="sequential")
+    result = idl.run(study(protocol="moment=received,also=adapted,weighting=row"), tmp_path / "r", engine="sequential")
     found = result.accuracy()
     tested = [round(0.2 * count) for count in (12, 24, 48)]  # Oslo joins and stands last
     assert found.to_dict() == pytest.approx(by_hand(tmp_path / "r", "received", range(3), list(map(float, tested))))
@@ -53,6 +53,6 @@ def test_accuracy_is_the_protocols_and_the_tables_number(tmp_path: Path) -> None
 
 
 def test_accuracy_of_new_clients(tmp_path: Path) -> None:
-    result = study(protocol="clients=new", seeds=[1]).run(tmp_path / "r", engine="sequential")
+    result = idl.run(study(protocol="clients=new", seeds=[1]), tmp_path / "r", engine="sequential")
     assert result.accuracy().to_dict() == pytest.approx(by_hand(tmp_path / "r", "joined", range(3, 4), [1.0]))
     assert result.client_accuracy().index.tolist() == ["Oslo"]

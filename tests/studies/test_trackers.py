@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import idiolect as idl
 from idiolect import cli
 from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.evaluation_protocol import Protocol
@@ -115,7 +116,7 @@ def test_measures_of_new_clients() -> None:
 @pytest.mark.parametrize("how", [{"engine": "sequential"}, {"engine": "processes", "workers": 2}])
 def test_each_method_has_trackers_of_its_own(tmp_path: Path, how: dict[str, Any]) -> None:
     found: list[Noted] = []
-    STUDY.run(tmp_path / "r", track=[lambda: Noted(found)], **how)
+    idl.run(STUDY, tmp_path / "r", track=[lambda: Noted(found)], **how)
     assert sorted(n.about for n in found) == [("fedavg", 0, 0), ("local", 0, 0)]
     for noted in found:
         label = noted.about[0]
@@ -133,20 +134,20 @@ def test_stopped_and_taken_up_again(tmp_path: Path) -> None:
     found: list[Noted] = []
     track: list[Callable[[], Tracker]] = [lambda: Noted(found)]
     with pytest.raises(Interrupted):
-        STUDY.run(tmp_path / "r", engine="sequential", watcher=stops_at(3), track=track)
+        idl.run(STUDY, tmp_path / "r", engine="sequential", watcher=stops_at(3), track=track)
     assert [n.about for n in found] == [("local", 0, 0)]
     assert (found[0].told[0][0], found[0].told[1]) == (2, "stopped")
-    STUDY.run(tmp_path / "r", engine="sequential", resume=True, track=track)
+    idl.run(STUDY, tmp_path / "r", engine="sequential", resume=True, track=track)
     assert [n.about for n in found[1:]] == [("local", 0, 3), ("fedavg", 0, 0)]
     assert (found[1].told[0][0], found[1].told[1]) == (4, "finished")
-    STUDY.run(tmp_path / "r", engine="sequential", resume=True, track=track)
+    idl.run(STUDY, tmp_path / "r", engine="sequential", resume=True, track=track)
     assert len(found) == 3, "nothing was left to run"
 
 
 def test_failed(tmp_path: Path) -> None:
     found: list[Noted] = []
     study = STUDY.model_copy(update={"lr": 1e30})
-    result = study.run(tmp_path / "r", engine="sequential", track=[lambda: Noted(found)])
+    result = idl.run(study, tmp_path / "r", engine="sequential", track=[lambda: Noted(found)])
     assert [(d.method, d.round) for d in result.diverged] == [("local", 1), ("fedavg", 1)]
     assert [n.told for n in found] == [["failed"], ["failed"]]
 
@@ -173,7 +174,7 @@ def test_a_tracker_that_fails_costs_nothing(tmp_path: Path, fails: str) -> None:
     broken = type("Broken", (Noted,), {fails: fail})
     sound: list[Noted] = []
     with pytest.warns(RuntimeWarning) as warned:
-        STUDY.run(tmp_path / "r", track=[lambda: broken(found), lambda: Noted(sound)], **how)
+        idl.run(STUDY, tmp_path / "r", track=[lambda: broken(found), lambda: Noted(sound)], **how)
     (one,) = warned
     assert str(one.message).endswith(" failed, and the run goes on without it: OSError: the server is gone")
     assert len(pd.read_parquet(tmp_path / "r" / "timings.parquet")) == 8
@@ -187,14 +188,14 @@ def test_a_tracker_that_fails_costs_nothing(tmp_path: Path, fails: str) -> None:
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError) as caught:
-        STUDY.run(tmp_path / "r", track=[f"{name}:x"])
+        idl.run(STUDY, tmp_path / "r", track=[f"{name}:x"])
     assert str(caught.value) == f"track={name!r} needs a package: pip install 'idiolect[{name}]'"
     assert not (tmp_path / "r").exists()
 
 
 def test_an_unknown_tracker(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^unknown tracker 'tensorbord'; did you mean 'tensorboard'\? Known: "):
-        STUDY.run(tmp_path / "r", track=["tensorbord"])
+        idl.run(STUDY, tmp_path / "r", track=["tensorbord"])
 
 
 # --- TensorBoard
@@ -252,12 +253,12 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = MlflowClient(tracking_uri=uri)
     study = Study(**STUDY.model_dump() | {"methods": ["local", "pfedhn:lr=0.125,server_lr=0.5"]})
     with pytest.raises(Interrupted):
-        study.run("r", engine="sequential", watcher=stops_at(3), track=[f"mlflow:{uri}"])
+        idl.run(study, "r", engine="sequential", watcher=stops_at(3), track=[f"mlflow:{uri}"])
     experiment = client.get_experiment_by_name("tracked")
     assert experiment is not None
     (first,) = client.search_runs([experiment.experiment_id])
     assert first.info.status == "KILLED"
-    study.run("r", engine="processes", workers=2, resume=True, track=[f"mlflow:{uri}"])
+    idl.run(study, "r", engine="processes", workers=2, resume=True, track=[f"mlflow:{uri}"])
     found = {r.data.tags["method"]: r for r in client.search_runs([experiment.experiment_id])}
     assert found.keys() == {"local", "pfedhn:lr=0.125,server_lr=0.5"}
     assert found["local"].info.run_id == first.info.run_id, "the same run goes on"
@@ -294,7 +295,7 @@ def test_a_dead_server_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as dead:
         where = f"mlflow:http://127.0.0.1:{dead.getsockname()[1]}"
         with pytest.warns(RuntimeWarning, match="mlflow.* failed, and the run goes on without it: ") as warned:
-            STUDY.run(tmp_path / "r", engine="sequential", track=[where])
+            idl.run(STUDY, tmp_path / "r", engine="sequential", track=[where])
         dead.setblocking(False)
         asked = 0
         with contextlib.suppress(BlockingIOError):
@@ -353,8 +354,8 @@ def test_wandb_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Run, Settings=dict))
     with pytest.raises(Interrupted):
-        STUDY.run(tmp_path / "r", engine="sequential", watcher=stops_at(3), track=["wandb:mine"])
-    STUDY.run(tmp_path / "r", engine="sequential", resume=True, track=["wandb:mine"])
+        idl.run(STUDY, tmp_path / "r", engine="sequential", watcher=stops_at(3), track=["wandb:mine"])
+    idl.run(STUDY, tmp_path / "r", engine="sequential", resume=True, track=["wandb:mine"])
     assert [[t if isinstance(t, int) else t[0] for t in r.told] for r in begun] == [[2, 1], [4, 0], [2, 4, 0]]
     assert begun[0].how["id"] == begun[1].how["id"] != begun[2].how["id"]
     assert {r.how["resume"] for r in begun} == {"allow"}
@@ -369,7 +370,7 @@ def test_wandb_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="needs pip install 'idiolect[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    STUDY.run(tmp_path / "r", engine="processes", workers=2, track=["wandb:mine"])
+    idl.run(STUDY, tmp_path / "r", engine="processes", workers=2, track=["wandb:mine"])
     for cell in ("01-local-seed0", "02-fedavg-seed0"):
         (kept,) = (tmp_path / "r" / "cells" / cell).glob("wandb/offline-run-*/*.wandb")
         assert kept.stat().st_size > 1000

@@ -44,7 +44,7 @@ def test_neither_a_repr_nor_a_file_of_a_run_holds_a_value(tmp_path: Path, given:
         assert leaks(named["data"].x_R.numpy().tobytes())
     study = idl.Study(**named, rounds=1, local_epochs=1, methods=["fedavg", "knnper"], new_clients="Porto+")
     federation = study.federation()
-    result = study.run(tmp_path / "run", engine="sequential")
+    result = idl.run(study, tmp_path / "run", engine="sequential")
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 8
     assert [path.name for path in files if leaks(path.read_bytes())] == []
@@ -61,7 +61,7 @@ def test_neither_a_repr_nor_a_file_of_a_run_holds_a_value(tmp_path: Path, given:
 def test_the_manifest_has_mean_and_deviation_of_the_columns_that_are_scaled(tmp_path: Path) -> None:
     frame = table().assign(height=np.arange(40.0))
     study = idl.Study(data=from_frame(frame, client_column="site"), rounds=1, local_epochs=1, methods=["local"])
-    made = study.run(tmp_path / "run", engine="sequential")
+    made = idl.run(study, tmp_path / "run", engine="sequential")
     found = json.loads((made.folder / "manifest.json").read_text())["normalisation"]
     assert list(found["columns"]) == ["age", "height"]
     federation = study.federation()

@@ -493,7 +493,7 @@ def reproduce_command(
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
     from idiolect import engines, report
-    from idiolect.reproduction import forecast, recipes, reproduce, verdicts
+    from idiolect.reproduction import forecast, pages, recipes, reproduce, results, verdicts
     from idiolect.studies import Study, trackers, watcher
 
     made = recipes.get(recipe)
@@ -503,7 +503,7 @@ def reproduce_command(
     engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
     for one in track or ():
         trackers.tracker(one)
-    pair = _two(compare, reproduce.labels(cells)) if compare else None
+    pair = _two(compare, pages.labels(cells)) if compare else None
     if dry_run:
         rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
         if as_json:
@@ -523,13 +523,13 @@ def reproduce_command(
     if results is not None and rounds is not None:
         _say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
     elif results is not None:
-        stay = [one for one in found if reproduce.keep(made, one, results) is None and one.value is not None]
+        stay = [one for one in found if results.keep(made, one, results) is None and one.value is not None]
         if stay:
             _say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
-    runs = reproduce.together(drawn, out, rounds=rounds, seeds=some)
-    page = reproduce.page(made, runs, out, head)
-    whole = reproduce.together(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
+    runs = pages.together(drawn, out, rounds=rounds, seeds=some)
+    page = pages.page(made, runs, out, head)
+    whole = pages.together(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
     compared = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
     if as_json:
         _print_json(
@@ -550,7 +550,7 @@ def reproduce_command(
     if pair and not compared:
         _say(err_console, f"--compare {compare}: no setting has whole runs of both yet")
     if export:
-        written = reproduce.export(made, export.value, runs, head, out)
+        written = pages.export(made, export.value, runs, head, out)
         for path in written:
             _say(err_console if as_json else out_console, f"Written: {path}")
         if not written:
@@ -817,11 +817,11 @@ def _engines() -> dict[str, dict[str, Any]]:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
-    from idiolect.reproduction import recipes, reproduce
+    from idiolect.reproduction import recipes
 
     def entry(name: str) -> dict[str, Any]:
         recipe = recipes.get(name)
-        to_run = {reproduce.digest(c.study) for c in recipe.cells if c.study}
+        to_run = {parts.digest(c.study) for c in recipe.cells if c.study}
         return {"summary": recipe.title, "kind": recipe.kind, "cells": len(recipe.cells), "runs": len(to_run)}
 
     return {name: entry(name) for name in recipes.names()}

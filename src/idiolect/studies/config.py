@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import pydantic
 import torch
@@ -24,9 +24,6 @@ from idiolect.core.method import SGD, Augment, Task, Training
 from idiolect.core.option_spec import Spec, lower, options_of, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
-
-if TYPE_CHECKING:
-    from idiolect.studies.result import Result
 
 log = logging.getLogger(__name__)
 
@@ -388,12 +385,6 @@ class Study(BaseModel):
             for u in self.methods
             for seed in self.seeds
         ]
-
-    def run(self, out: str | Path | None = None, **how: Any) -> Result:
-        """Run the study; ``how`` are the arguments of ``idiolect.studies.run``."""
-        from idiolect.studies.runner import run
-
-        return run(self, out, **how)
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

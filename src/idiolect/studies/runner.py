@@ -279,7 +279,7 @@ def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> s
     if not on_command_line():
         how = {"out": str(folder), "resume": True} | ({"engine": engine} if engine != "auto" else {})
         how |= {} if workers is None else {"workers": workers}
-        return f"study.run({', '.join(f'{k}={v!r}' for k, v in how.items())})"
+        return f"idl.run(study, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
     command = ["idiolect", "run", "--resume", "--out", str(folder)]
     command += ["--engine", engine] if engine != "auto" else []
     command += ["--workers", str(workers)] if workers is not None else []
