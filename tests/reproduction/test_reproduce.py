@@ -20,7 +20,7 @@ from idiolect import data, methods, report
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.report.figures import palette, sensitivity
 from idiolect.report.tables import duration
-from idiolect.reproduction import forecast, outcomes, pages, parts, recipes, reproduce, results, verdicts
+from idiolect.reproduction import forecast, outcome_files, outcomes, pages, parts, recipes, reproduce, verdicts
 from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
@@ -459,7 +459,7 @@ def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest
 def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
     (found,) = run(list(recipe.cells), tmp_path / "cells")
-    path = results.keep(recipe, found, tmp_path / "results")
+    path = outcome_files.keep(recipe, found, tmp_path / "results")
     assert path == tmp_path / "results" / "fedpac" / "table1" / "digits-local.json"
     kept = json.loads(path.read_text())
     assert kept["measured"] == pytest.approx(found.value, abs=1e-4)
@@ -471,18 +471,18 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
         float(found.value or 0) / 100  # type: ignore[arg-type]
     )
     path.write_text(json.dumps(kept | {"because": "four rounds and not 200"}))
-    results.keep(recipe, found, tmp_path / "results")
+    outcome_files.keep(recipe, found, tmp_path / "results")
     assert json.loads(path.read_text())["because"] == "four rounds and not 200"
     path.write_text(json.dumps(kept | {"because": "four rounds and not 200", "hash": "another study's"}))
-    results.keep(recipe, found, tmp_path / "results")
+    outcome_files.keep(recipe, found, tmp_path / "results")
     assert not json.loads(path.read_text())["because"], "it was the reason of another number"
-    results.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
+    outcome_files.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
     assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
     path.write_text('{"recipe": ')
     with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
-        results.keep(recipe, found, tmp_path / "results")
+        outcome_files.keep(recipe, found, tmp_path / "results")
     not_run = outcomes.Outcome(recipe.cells[0], "not run")
-    assert results.keep(recipe, not_run, tmp_path / "none") is None
+    assert outcome_files.keep(recipe, not_run, tmp_path / "none") is None
 
 
 def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     elsewhere = sitting | {"machine": "a GPU", "versions": sitting["versions"] | {"torch": "2.11+cuda"}}
     path.write_text(json.dumps([sitting, elsewhere, elsewhere]))
     again = outcomes.outcome(found.cell, [part])
-    kept = json.loads(results.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
+    kept = json.loads(outcome_files.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
     assert kept["machine"] == f"{sitting['machine']}; a GPU"
     assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
     path.write_text('[{"engine": "sequential", "workers": 1}]')
@@ -513,13 +513,13 @@ def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) 
     (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
     (another,) = run(list(recipe.cells), tmp_path / "cells", seeds=[2])
     (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
-    path = results.keep(recipe, several, tmp_path / "results")
+    path = outcome_files.keep(recipe, several, tmp_path / "results")
     assert path is not None
     before = path.read_text()
-    assert results.keep(recipe, fewer, tmp_path / "results") is None
-    assert results.keep(recipe, another, tmp_path / "results") is None
+    assert outcome_files.keep(recipe, fewer, tmp_path / "results") is None
+    assert outcome_files.keep(recipe, another, tmp_path / "results") is None
     assert path.read_text() == before
-    assert results.keep(recipe, others, tmp_path / "results") == path
+    assert outcome_files.keep(recipe, others, tmp_path / "results") == path
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
 
 

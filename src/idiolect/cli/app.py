@@ -493,7 +493,7 @@ def reproduce_command(
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
     from idiolect import engines, report
-    from idiolect.reproduction import forecast, pages, recipes, reproduce, results, verdicts
+    from idiolect.reproduction import forecast, outcome_files, pages, recipes, reproduce, verdicts
     from idiolect.studies import Study, trackers, watcher
 
     made = recipes.get(recipe)
@@ -523,7 +523,7 @@ def reproduce_command(
     if results is not None and rounds is not None:
         _say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
     elif results is not None:
-        stay = [one for one in found if results.keep(made, one, results) is None and one.value is not None]
+        stay = [one for one in found if outcome_files.keep(made, one, results) is None and one.value is not None]
         if stay:
             _say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
@@ -817,7 +817,7 @@ def _engines() -> dict[str, dict[str, Any]]:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
-    from idiolect.reproduction import recipes
+    from idiolect.reproduction import parts, recipes
 
     def entry(name: str) -> dict[str, Any]:
         recipe = recipes.get(name)
