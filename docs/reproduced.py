@@ -294,7 +294,7 @@ def collect(runs: Path, seeds: Sequence[int]) -> None:
         for cell in recipe.cells:
             if cell.study is not None:
                 found = outcomes.outcome(cell, parts.parts(cell, runs, seeds=seeds))
-                if path := results.keep(recipe, found, RESULTS):
+                if path := outcome_files.keep(recipe, found, RESULTS):
                     print(path.relative_to(RESULTS), found.status)
 
 
