@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect import methods
-from idiolect.reproduction import outcomes, parts, recipes
+from idiolect.reproduction import outcome_files, outcomes, parts, recipes
 from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.reproduction.verdicts import decimals, meant, number, ours, theirs
