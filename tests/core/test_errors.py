@@ -56,7 +56,7 @@ def test_below_the_command_line_no_message_names_its_options() -> None:
     """``option`` does, as the caller knows them. Lists of a command's words are commands, not messages."""
     named = []
     for path in SOURCE.rglob("*.py"):
-        if path.name in ("cli.py", "errors.py"):
+        if "cli" in path.parts or path.name == "errors.py":
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         words = {id(n) for part in ast.walk(tree) if isinstance(part, ast.List) for n in part.elts}
