@@ -1,7 +1,7 @@
 """Write docs/methods: an overview of all methods, and a page for each with its equations beside the code.
 
-Everything is read from the methods' own files and from a run on made-up rows; the cost of a round comes from
-docs/results/cost.json, which benchmarks/methods.py measures.
+Everything is read from the methods' own files and from a run on synthetic samples; the cost of a round comes from
+docs/results/cost.json, which benchmarks/methods.py measures. The table of settings in docs/runs.md is written too.
 
     python docs/build.py [--check]      # --check writes nothing, and fails where a page is out of date
 """
@@ -27,13 +27,15 @@ from idiolect import methods, models
 from idiolect.core.option_spec import plain
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, Message
+from idiolect.studies.settings import SETTINGS
 
 HERE = Path(__file__).parent
-PAGES, COST = HERE / "methods", HERE / "results" / "cost.json"
+PAGES, COST, RUNS = HERE / "methods", HERE / "results" / "cost.json", HERE / "runs.md"
 SOURCE = "../../src/idiolect/methods"
 COLUMNS, SHOWN = 64, 10  # of code beside an equation; parts of a message before the rest is counted
 NETWORK, SHAPE, CLASSES, CLIENTS = "cifar_cnn", (3, 32, 32), 10, 20
 LABEL = re.compile(r"\s*\[(\d+)\]")
+TABLE = re.compile(r"(<!-- settings: [^\n]* -->\n).*?(<!-- end of settings -->\n)", re.DOTALL)
 
 
 class Equation(NamedTuple):
@@ -253,6 +255,23 @@ messages of a round on made-up rows.
 C classes, d features, K clients, N rows of the client."""
 
 
+def settings() -> str:
+    """The page of studies with the table of their settings as it is now."""
+    out, group = ["| setting | option | | default |", "| :-- | :-- | :-- | :-- |"], ""
+    for name, setting in SETTINGS.items():
+        if setting.group != group:
+            group = setting.group
+            out.append(f"| **{group}** | | | |")
+        named = name if setting.option is None else setting.option
+        option = f"`--{named.replace('_', '-')}`" if named else "in a file only"
+        default = setting.unset or (f"`{setting.shown}`" if setting.shown else "")
+        out.append(f"| `{name}` | {option} | {_cell(setting.about)} | {default} |")
+    text, found = TABLE.subn(lambda mark: mark[1] + "\n".join(out) + "\n" + mark[2], RUNS.read_text())
+    if found != 1:
+        raise ValueError(f"{RUNS.name} has {found} places for the table of settings")
+    return text
+
+
 def pages() -> dict[Path, str]:
     """Every page by its path."""
     network = models.build(NETWORK, SHAPE, CLASSES)
@@ -261,7 +280,7 @@ def pages() -> dict[Path, str]:
         n: {t: profile.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }
     out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
-    return out | {PAGES / "index.md": overview(known, variants)}
+    return out | {PAGES / "index.md": overview(known, variants), RUNS: settings()}
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from PIL import Image
 
 import idiolect as idl
 from idiolect import cli, data
+from idiolect.cli.run import run_command
 from idiolect.core import files
 from idiolect.data.partitions import Split
 from idiolect.studies import Study
@@ -269,7 +270,7 @@ def test_help(idiolect: Command, line: str) -> None:
 
 def test_help_names_every_option(idiolect: Command) -> None:
     said = idiolect("run --help").out
-    options = inspect.signature(cli.run_command).parameters.keys() - {"study", "set_", "as_json"} | {"set", "json"}
+    options = inspect.signature(run_command).parameters.keys() - {"study", "set_", "as_json"} | {"set", "json"}
     for option in options:
         assert f"--{option.replace('_', '-')} " in said
 

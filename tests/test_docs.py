@@ -41,7 +41,11 @@ def test_pages_are_up_to_date(build: Any) -> None:
     made = build.pages()
     stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
     assert not stale, "run python docs/build.py"
-    assert {p.name for p in build.PAGES.glob("*.md")} == {p.name for p in made}
+    assert set(build.PAGES.glob("*.md")) == {path for path in made if path.parent == build.PAGES}
+
+
+def test_the_table_of_settings_is_up_to_date(build: Any) -> None:
+    assert build.RUNS.read_text() == build.settings(), "run python docs/build.py"
 
 
 def test_the_papers_pages_are_what_results_hold(reproduced: Any) -> None:

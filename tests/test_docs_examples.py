@@ -21,6 +21,7 @@ import yaml
 
 import idiolect as idl
 from idiolect import cli
+from idiolect.cli import list as listing
 from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +108,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     monkeypatch.setattr(diff, "compare", built)
     monkeypatch.setattr(diff, "of_run", lambda *given, **how: None)
     monkeypatch.setattr(diff, "of_recipe", lambda *given, **how: (None, None))
-    monkeypatch.setattr(cli, "_LISTS", dict.fromkeys(cli._LISTS, built))
+    monkeypatch.setattr(listing, "_LISTS", dict.fromkeys(listing._LISTS, built))
     for line in commands(page):
         with pytest.raises((Built, SystemExit)) as ended:
             cli.main(shlex.split(line, comments=True))

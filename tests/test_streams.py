@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from idiolect import cli
+from idiolect.cli import list as listing
+from idiolect.cli import output
 
 Ended = Callable[..., int]
 
@@ -50,7 +52,7 @@ def text(stream: io.TextIOWrapper) -> str:
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-8"])
 def test_letters_that_an_encoding_lacks(ended: Ended, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"±…█": {"summary": "ż é \udce9"}}
-    monkeypatch.setitem(cli._LISTS, cli.Kind.engines, lambda: entry)
+    monkeypatch.setitem(listing._LISTS, listing.Kind.engines, lambda: entry)
     out = narrow(encoding)
     assert ended(["list", "engines"], out) == 0
     wanted = {"ascii": "+-.#  \\u017c \\xe9 \\udce9", "utf-8": "±…█  ż é \\udce9"}
@@ -102,7 +104,7 @@ def test_a_full_output(ended: Ended, options: list[str]) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is Linux's")
 def test_errors_that_cannot_be_said(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "err_console", Console(stderr=True))  # which keeps what it could not write
+    monkeypatch.setattr(output, "err_console", Console(stderr=True))  # which keeps what it could not write
     with open("/dev/full", "w", encoding="utf-8") as full:
         assert ended(["report", "nowhere"], None, full) == 2
 
@@ -147,7 +149,7 @@ def test_what_nobody_named(ended: Ended, monkeypatch: pytest.MonkeyPatch, error:
     def fail() -> dict[str, Any]:
         raise error
 
-    monkeypatch.setitem(cli._LISTS, cli.Kind.engines, fail)
+    monkeypatch.setitem(listing._LISTS, listing.Kind.engines, fail)
     err = narrow("utf-8")
     assert ended(["list", "engines"], None, err) == 2
     assert text(err).startswith(f"idiolect: {said}")

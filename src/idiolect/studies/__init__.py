@@ -1,8 +1,29 @@
 """Studies: what is compared on what, run, and what came out; recipes of the papers' tables and figures."""
 
-from idiolect.studies.config import Study, Use, use
-from idiolect.studies.progress import watcher
-from idiolect.studies.result import Result
-from idiolect.studies.runner import run
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from idiolect.studies.config import Study, Use, use
+    from idiolect.studies.progress import watcher
+    from idiolect.studies.result import Result
+    from idiolect.studies.runner import run
 
 __all__ = ["Result", "Study", "Use", "run", "use", "watcher"]
+_MODULES = {
+    "Study": "config",
+    "Use": "config",
+    "use": "config",
+    "watcher": "progress",
+    "Result": "result",
+    "run": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the command line's help needs ``settings`` alone, without PyTorch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'idiolect.studies' has no attribute {name!r}")
+    return getattr(import_module(f"idiolect.studies.{_MODULES[name]}"), name)

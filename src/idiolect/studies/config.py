@@ -24,6 +24,7 @@ from idiolect.core.method import SGD, Augment, Task, Training
 from idiolect.core.option_spec import Spec, lower, options_of, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
+from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
-_USUAL = Spec(name="dirichlet", options={"alpha": 0.3})
+_USUAL = Spec.parse(USUAL_PARTITION)
 _GIVEN = "given: "  # begins what stands in a file for an object that Python gave
 
 
@@ -97,38 +98,38 @@ class Study(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
     )
-    name: Name = "study"
-    dataset: str | None = None
-    data_dir: str | None = None
-    data: str | Source | None = None
-    target: str | None = None
-    client_column: str | None = None
-    drop: tuple[str, ...] = ()
-    resize: str | None = None
-    partition: Any = None
-    sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = ()
-    keep: Keep | None = None
-    shifts: tuple[Spec, ...] = ()
-    new_clients: PositiveInt | str | None = None
-    new_shifts: tuple[Spec, ...] = ()
-    normalise: Normalise = "reference"
-    model: str = "auto"
-    methods: tuple[Use, ...] = Field(default=("fedavg", "fedavg_ft"), min_length=1, validate_default=True)
-    clients: PositiveInt | None = None
-    rounds: PositiveInt = 30
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    local_epochs: PositiveInt = 5
-    batch_size: PositiveInt = 50
-    lr: Rate = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    weight_decay: Decay = 5e-4
-    augment: Augment = "none"
-    drop_last: bool = False
-    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
-    data_seed: Seed = 0
-    protocol: Protocol = Protocol()
-    evaluate_every: PositiveInt | None = None
-    checkpoint_every: PositiveInt = 5
+    name: Name = field("name")
+    dataset: str | None = field("dataset")
+    data_dir: str | None = field("data_dir")
+    data: str | Source | None = field("data")
+    target: str | None = field("target")
+    client_column: str | None = field("client_column")
+    drop: tuple[str, ...] = field("drop")
+    resize: str | None = field("resize")
+    partition: Any = field("partition")
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
+    keep: Keep | None = field("keep")
+    shifts: tuple[Spec, ...] = field("shifts")
+    new_clients: PositiveInt | str | None = field("new_clients")
+    new_shifts: tuple[Spec, ...] = field("new_shifts")
+    normalise: Normalise = field("normalise")
+    model: str = field("model")
+    methods: tuple[Use, ...] = field("methods", min_length=1, validate_default=True)
+    clients: PositiveInt | None = field("clients")
+    rounds: PositiveInt = field("rounds")
+    participation: Annotated[float, Field(gt=0, le=1)] = field("participation")
+    local_epochs: PositiveInt = field("local_epochs")
+    batch_size: PositiveInt = field("batch_size")
+    lr: Rate = field("lr")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = field("momentum")
+    weight_decay: Decay = field("weight_decay")
+    augment: Augment = field("augment")
+    drop_last: bool = field("drop_last")
+    seeds: tuple[Seed, ...] = field("seeds", min_length=1)
+    data_seed: Seed = field("data_seed")
+    protocol: Protocol = field("protocol")
+    evaluate_every: PositiveInt | None = field("evaluate_every")
+    checkpoint_every: PositiveInt = field("checkpoint_every")
 
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
@@ -149,7 +150,7 @@ class Study(BaseModel):
                 object.__setattr__(self, name, value)
 
         if self.data is None:
-            settle(dataset=_known("dataset", self.dataset or "digits", data.names()))
+            settle(dataset=_known("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
             if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
                 pass
@@ -169,7 +170,7 @@ class Study(BaseModel):
             raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
         known = isinstance(self.partition, Spec) and (may_import() or not _is_path(self.partition))
         if self.clients is None and known and not data.follows_a_column(self.partition):
-            settle(clients=20)
+            settle(clients=USUAL_CLIENTS)
         return self
 
     @pydantic.field_validator("data", mode="before")

@@ -1,0 +1,44 @@
+"""``idiolect diff``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idiolect.cli.options import AsJson, conditions, option
+from idiolect.cli.output import out_console, print_json
+from idiolect.core.errors import InputError
+
+
+def diff_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="That of another, or a table such as fedpac/table1.")],
+    only: Annotated[
+        str | None, option("Which of the table's cells, as for reproduce.", "the one most like the run")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why two numbers differ: every setting, split, version or engine that does, the likeliest cause first.
+
+    Example: idiolect diff runs/digits runs/digits-2
+    """
+    from idiolect.reproduction import diff, recipes
+
+    mine = diff.of_run(run)
+    if Path(other).is_dir() or other not in recipes.names():
+        if only is not None:
+            raise InputError(f"--only goes with a table, and {other} is none: leave it out")
+        if not Path(other).is_dir():
+            raise InputError(f"there is no run folder {other} and no table {other}: idiolect list recipes has them all")
+        theirs = diff.of_run(Path(other))
+    else:
+        made = recipes.get(other)
+        mine, theirs = diff.of_recipe(made, recipes.chosen(made, conditions(only)), mine)
+    found = diff.compare(mine, theirs)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        for part in diff.render(found):
+            out_console.print(part)

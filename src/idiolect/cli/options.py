@@ -1,0 +1,130 @@
+"""Options of the command line: those of a study's settings, made from their table, and those that commands share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from idiolect.core.errors import InputError
+from idiolect.studies.settings import DATA, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
+
+COMMON, ENGINE = "Most used", "Engine"
+_PANELS = (COMMON, METHODS, DATA, PARTITION, SHIFTS, TRAINING, ENGINE, OUTPUT)
+
+
+def option(help: str, default: str = "", *names: str, metavar: str | None = None, panel: str | None = None) -> Any:
+    """An option whose help ends with its default in brackets."""
+    help += rf" [dim]\[{default}][/]" if default else ""
+    return typer.Option(*names, help=help, show_default=False, metavar=metavar, rich_help_panel=panel)
+
+
+def flag(name: str, help: str, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return option(help, "", f"--{name}", panel=panel)
+
+
+class Form(StrEnum):
+    """What ``--export`` writes."""
+
+    latex = "latex"
+    csv = "csv"
+    png = "png"
+
+
+StudyFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="STUDY.yaml", help="A study; options override its settings.", show_default=False),
+]
+Workers = Annotated[int | None, option("Worker processes.", "one per core", panel=ENGINE)]
+Track = Annotated[
+    list[str] | None,
+    option(
+        "Also tell tensorboard, mlflow or wandb what is measured, as tensorboard:DIR, mlflow:URI or wandb:PROJECT; "
+        "repeat.",
+        metavar="TRACKER",
+        panel=OUTPUT,
+    ),
+]
+AllowImport = Annotated[
+    bool,
+    flag(
+        "allow-import",
+        "Let the file of the study, or of the run to resume, name code by its import path; such code is run.",
+        ENGINE,
+    ),
+]
+Quiet = Annotated[bool, flag("quiet", "Show no progress.", OUTPUT)]
+AsJson = Annotated[bool, flag("json", "Print the table as JSON.", OUTPUT)]
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` stands among its other options, not in a panel of its own above them."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option."""
+        found: Any = super().get_help_option(ctx)
+        if found is not None:
+            found.rich_help_panel = OUTPUT
+        return found
+
+
+def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these settings of a study; those that are given reach it as ``settings``."""
+    options = {name: _option_of(name) for name in names}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        every = sorted([*options.values(), *(p for p in own if p.name != "settings")], key=_panel)
+
+        @wraps(command)
+        def called(**given: Any) -> None:
+            values = {name: given.pop(made.name) for name, made in options.items()}
+            settings = {k: str(v) if isinstance(v, Path) else v for k, v in values.items() if v is not None}
+            command(settings=settings, **given)
+
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in every}
+        return called
+
+    return decorate
+
+
+def _option_of(name: str) -> inspect.Parameter:
+    setting = SETTINGS[name]
+    named = setting.option or name
+    written = f"--{named.replace('_', '-')}"
+    switch = setting.type is bool
+    made = option(
+        setting.about,
+        "" if switch else setting.shown,
+        f"{written}/--no{written[1:]}" if switch else written,
+        metavar=setting.metavar or ("<str>" if setting.repeat else None),
+        panel=COMMON if setting.common else setting.group,
+    )
+    kind: Any = list[str] if setting.repeat else setting.type
+    annotation = Annotated[kind | None, made]
+    return inspect.Parameter(named, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+def _panel(parameter: inspect.Parameter) -> int:
+    """Where it stands in help; arguments come first."""
+    [about] = parameter.annotation.__metadata__
+    return _PANELS.index(about.rich_help_panel) if about.rich_help_panel else -1
+
+
+def conditions(text: str | None) -> dict[str, str]:
+    """The ``KEY=VALUE`` pairs of ``--only``."""
+    pairs = [piece.partition("=") for piece in (text or "").split(",") if piece.strip()]
+    if wrong := next((k for k, equals, _ in pairs if not equals), None):
+        raise InputError(f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, as dataset=cifar10")
+    found = {k.strip(): v.strip() for k, _, v in pairs}
+    if len(found) < len(pairs):
+        raise InputError(f"--only {text}: a key stands twice; join its values by +, as clients=20+100")
+    return found

@@ -1,0 +1,73 @@
+"""What the command line prints: the consoles, JSON, letters that an encoding lacks, and a command's last sentence."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from idiolect.core import terminal
+from idiolect.core.terminal import Text
+
+_PLAIN = {"±": "+-", "…": ".", "·": "-", "█": "#", "▓": "*", "▒": "+", "░": "."}
+out_console, err_console = Console(), Console(stderr=True)
+
+
+def print_json(content: Any) -> None:
+    """JSON in letters that the output takes."""
+    narrow = not (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    print(terminal.as_json(content, narrow))
+
+
+def say(console: Console, text: str) -> None:
+    """A text as it is, not wrapped."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def spell_out() -> None:
+    """Letters that the terminal's encoding lacks, and bytes that are no letters, are written in another way."""
+    codecs.register_error("idiolect", _spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
+            stream.reconfigure(errors="idiolect")  # type: ignore[union-attr]
+
+
+def _spelt(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in letters), error.end
+
+
+def last_words(error: Exception) -> str:
+    """A sentence for what nobody nearer could name."""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory ({said or 'none is left'}): take fewer rows or workers, or smaller images"
+    if isinstance(error, RecursionError):
+        return f"something that was read is nested too deeply ({said}): look at the study and the data"
+    if isinstance(error, UnicodeError):
+        return f"a name or a text is not UTF-8 ({said}): rename it, or save it in UTF-8"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename} ({error.strerror}): allow it, or give another path"
+    what = error.strerror if isinstance(error, OSError) else None
+    return f"cannot read or write ({what or said}): make room, or send the output elsewhere"
+
+
+def finish(sentence: str, code: int) -> NoReturn:
+    """End the program with this sentence on standard error, if any, and this exit code."""
+    with suppress(OSError):
+        if sentence:
+            say(err_console, f"idiolect: {sentence}")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:  # a full disk or a closed pipe, of which Python would complain once more at its end
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)

@@ -1,0 +1,151 @@
+"""``idiolect reproduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idiolect.cli.options import ENGINE, AsJson, Form, Quiet, Track, Workers, conditions, flag, option
+from idiolect.cli.output import err_console, out_console, print_json, say
+from idiolect.core.errors import InputError
+from idiolect.studies.settings import OUTPUT, SETTINGS
+
+_PANEL = "What is run"
+_SEEDS, _ENGINE, _RUNS = SETTINGS["seeds"].shown, "auto", Path("runs", "reproduce")
+
+
+def reproduce_command(
+    recipe: Annotated[str, typer.Argument(help="A table or figure, as fedpac/table1.", show_default=False)],
+    only: Annotated[
+        str | None,
+        option("Which cells, as dataset=fashion_mnist,clients=20; values joined by +.", "all", panel=_PANEL),
+    ] = None,
+    methods: Annotated[str | None, option("Of the table's methods these.", "all", panel=_PANEL)] = None,
+    seeds: Annotated[str, option("Separated by commas.", _SEEDS, panel=_PANEL)] = _SEEDS,
+    rounds: Annotated[int | None, option("In place of the paper's: then no verdict is kept.", panel=_PANEL)] = None,
+    budget: Annotated[
+        str | None,
+        option(
+            "Stop after 90s, 30m or 8h; the same command goes on.", "until all is run", metavar="TIME", panel=_PANEL
+        ),
+    ] = None,
+    dry_run: Annotated[bool, flag("dry-run", "Say what would run and how long it would take.", _PANEL)] = False,
+    engine: Annotated[str, option("As for run.", _ENGINE, panel=ENGINE)] = _ENGINE,
+    workers: Workers = None,
+    out: Annotated[Path, option("Folder of the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
+    results: Annotated[
+        Path | None, option("Write a file of each measured cell into this folder.", panel=OUTPUT)
+    ] = None,
+    compare: Annotated[
+        str | None, option("Compare two methods client by client, in each setting.", metavar="A,B", panel=OUTPUT)
+    ] = None,
+    export: Annotated[
+        Form | None,
+        option("Write the table (latex, csv), or all figures (png), into a folder of --out.", panel=OUTPUT),
+    ] = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of a paper, or part of it, and set the numbers beside the paper's.
+
+    Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
+    """
+    from idiolect import engines, report
+    from idiolect.reproduction import forecast, outcome_files, pages, recipes, reproduce, verdicts
+    from idiolect.studies import Study, trackers, watcher
+
+    made = recipes.get(recipe)
+    cells = recipes.chosen(made, conditions(only), methods.split(",") if methods else None)
+    some, seconds = _seeds(seeds), _seconds(budget)
+    Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # says what is wrong with them
+    engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
+    for one in track or ():
+        trackers.tracker(one)
+    pair = _two(compare, pages.labels(cells)) if compare else None
+    if dry_run:
+        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
+        if as_json:
+            print_json([r._asdict() for r in rows])
+        else:
+            out_console.print(forecast.render(made, rows))
+        return
+    if said := forecast.sentence(forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, patience=3)):
+        say(err_console, said)
+    found = list(
+        reproduce.reproduce(
+            cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
+            watcher=None if quiet else lambda: watcher(err_console), track=track or (),
+            told=lambda text: say(err_console, text),
+        )
+    )  # fmt: skip
+    if results is not None and rounds is not None:
+        say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
+    elif results is not None:
+        stay = [one for one in found if outcome_files.keep(made, one, results) is None and one.value is not None]
+        if stay:
+            say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
+    drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
+    runs = pages.together(drawn, out, rounds=rounds, seeds=some)
+    page = pages.page(made, runs, out, head)
+    whole = pages.together(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
+    compared = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
+    if as_json:
+        print_json(
+            {
+                "recipe": recipe,
+                "page": None if page is None else str(page),
+                "cells": [verdicts.as_json(one) for one in found],
+                "compared": [{"setting": run.name} | both._asdict() for run, both in compared],
+            }
+        )
+    else:
+        out_console.print(verdicts.table(made, found))
+        for run, both in compared:
+            say(out_console, f"\n{run.name}")
+            out_console.print(report.render_comparison(run, both))
+        if page is not None:
+            say(out_console, f"\nPage: {page}")
+    if pair and not compared:
+        say(err_console, f"--compare {compare}: no setting has whole runs of both yet")
+    if export:
+        written = pages.export(made, export.value, runs, head, out)
+        for path in written:
+            say(err_console if as_json else out_console, f"Written: {path}")
+        if not written:
+            say(err_console, f"--export {export.value}: there is nothing to write yet")
+    if any(one.to_retry for one in found):
+        raise typer.Exit(1)
+
+
+def _two(text: str, labels: Sequence[str]) -> tuple[str, str]:
+    """The two of ``A,B`` among labels, in which commas may stand."""
+    pieces = text.split(",")
+    for k in range(1, len(pieces)):
+        one, other = ",".join(pieces[:k]), ",".join(pieces[k:])
+        if one in labels and other in labels and one != other:
+            return one, other
+    raise InputError(f"--compare {text}: write two of {', '.join(map(repr, labels))}, separated by a comma")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(piece) for piece in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {text}: write whole numbers separated by commas, as 0,1,2") from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+        if not 0 < seconds < float("inf"):
+            raise ValueError
+        return seconds
+    except (ValueError, KeyError):
+        raise InputError(f"--budget {text}: write a time such as 90s, 30m or 8h") from None

@@ -1,0 +1,133 @@
+"""The settings of a study: of each the one description, the one default and the option that gives it.
+
+``Study`` takes its fields' defaults and descriptions from here, the command line its options, the documentation its
+table. Nothing heavy is imported, so that help is quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.option_spec import plain
+
+METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
+USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # where nothing else decides
+
+
+class Setting(NamedTuple):
+    """One setting of a study.
+
+    Attributes:
+        group: what it is about.
+        about: what it says, one or two sentences.
+        default: its value unless given.
+        unset: what its default means, where that is not to be read off the value.
+        type: of the value on the command line.
+        repeat: whether its option is repeated, once for each value.
+        metavar: what stands for its value in help.
+        option: its name on the command line where that is another, "" where only a file takes it.
+        common: whether it is among those that people use most.
+    """
+
+    group: str
+    about: str
+    default: Any = None
+    unset: str = ""
+    type: type = str
+    repeat: bool = False
+    metavar: str | None = None
+    option: str | None = None
+    common: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The default as help and documentation show it."""
+        if self.unset or self.default is None:
+            return self.unset
+        return ",".join(map(plain, self.default)) if isinstance(self.default, tuple) else plain(self.default)
+
+
+SETTINGS = {
+    "methods": Setting(METHODS, "Methods, separated by commas.", ("fedavg", "fedavg_ft"), common=True),
+    "model": Setting(METHODS, "Network, module.function, or by the data.", "auto", common=True),
+    "seeds": Setting(METHODS, "Of weights and batches, separated by commas.", (0,), common=True),
+    "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
+    "data": Setting(
+        DATA, "Your own: CSV or parquet file, folder of images, hf:owner/name of the hub, or module.function.",
+        metavar="WHERE", common=True,
+    ),
+    "target": Setting(
+        DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True
+    ),
+    "client_column": Setting(
+        DATA, "Column that says whose sample it is: a client for each value.", metavar="COLUMN"
+    ),
+    "drop": Setting(DATA, "Columns to leave out, joined by +.", (), metavar="COLUMNS"),
+    "resize": Setting(DATA, "Bring images to one size, as 32 or 32x24 (width x height).", metavar="SIZE"),
+    "data_dir": Setting(
+        DATA, "Folder that holds DATASET/{train,test}.parquet.", unset="$IDIOLECT_DATA, else the hub", type=Path
+    ),
+    "normalise": Setting(
+        DATA,
+        "By the set's usual mean and spread (reference), by those of its training samples (training), or to -1..1 "
+        "(symmetric).",
+        "reference",
+    ),
+    "clients": Setting(
+        PARTITION, "Number of clients.", unset=f"{USUAL_CLIENTS}, or all of client column", type=int, common=True
+    ),
+    "partition": Setting(
+        PARTITION, "How samples are split, or module.function.", unset=f"client column, else {USUAL_PARTITION}",
+        common=True,
+    ),
+    "sizes": Setting(
+        PARTITION, "Training samples per client: 600, or 300+600+1200 to draw one each.", (),
+        unset="from the partition",
+    ),
+    "keep": Setting(
+        PARTITION, "Keep 25% or 50 (samples) of each client's training samples.", unset="all"
+    ),
+    "new_clients": Setting(
+        PARTITION, "Who joins after training: the last 10 or 20%, or names joined by +.", unset="nobody"
+    ),
+    "data_seed": Setting(PARTITION, "Seed of the split and the shifts.", 0, type=int),
+    "shifts": Setting(
+        SHIFTS, "How some clients' samples differ, as corrupt:clients=0-49 or rotate:groups=4; repeat.", (),
+        repeat=True, option="shift",
+    ),
+    "new_shifts": Setting(
+        SHIFTS, "What else new clients are measured under, as corrupt:kind=each,severity=3; repeat.", (),
+        repeat=True, option="new_shift",
+    ),
+    "rounds": Setting(TRAINING, "Communication rounds.", 30, type=int, common=True),
+    "participation": Setting(TRAINING, "Share of the clients in each round.", 1.0, type=float),
+    "local_epochs": Setting(TRAINING, "Epochs per client and round.", 5, type=int),
+    "batch_size": Setting(TRAINING, "Samples per step.", 50, type=int),
+    "lr": Setting(TRAINING, "Learning rate.", 0.01, type=float),
+    "momentum": Setting(TRAINING, "Momentum.", 0.5, type=float),
+    "weight_decay": Setting(TRAINING, "Weight decay.", 5e-4, type=float),
+    "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
+    "drop_last": Setting(
+        TRAINING, "Leave out the samples that do not fill a batch, others in each epoch.", False, type=bool
+    ),
+    "protocol": Setting(
+        TRAINING,
+        "What the number is: whose models, at which stage, in which round, how averaged; as moment=received or "
+        "weighting=row, joined by commas.",
+        Protocol(),
+        unset="every client's personal model after the last round, clients counting alike",
+    ),
+    "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of them", type=int),
+    "name": Setting(OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option=""),
+    "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
+}  # fmt: skip
+
+
+def field(name: str, **more: Any) -> Any:
+    """A pydantic field with the default and the description of this setting."""
+    setting = SETTINGS[name]
+    return Field(default=setting.default, description=setting.about, **more)
