@@ -13,7 +13,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import Personal, add_mean, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 
 def skeleton(task: Task) -> Method:
@@ -45,10 +45,7 @@ def skeleton(task: Task) -> Method:
         model, loss = train_model(task, Model(down.shared, client.value), data, key)  # [1]
         return trained(model.head), Up(tree.sub(model.body, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
-
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared, client.value), x_B)
 
-    return Method(init, enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(init, enrol, send, local, add_mean, joins_by_training(local), predict)  # [2]

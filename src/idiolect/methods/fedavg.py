@@ -9,7 +9,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 from idiolect.core.network import Model
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import add_mean, log_softmax_of, train_model
 
 
 def fedavg(task: Task) -> Method:
@@ -30,10 +30,7 @@ def fedavg(task: Task) -> Method:
         model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
-
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, unchanged, predict)
+    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict)  # [2]

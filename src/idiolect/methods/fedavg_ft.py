@@ -10,7 +10,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import add_mean, log_softmax_of, train_model
 
 
 def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["model", "head"] = "model") -> Method:
@@ -37,13 +37,10 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
         model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [1]
-
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return train_model(task, down.shared, data, key, part=part, epochs=epochs)[0]  # [2]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(task.network.init, lambda key: (), send, local, add_mean, adapt, predict)  # [1]

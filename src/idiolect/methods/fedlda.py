@@ -15,7 +15,7 @@ from idiolect.core.network import Weights
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.moments import moments, weights_by_class
-from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
+from idiolect.training import Batch, add_mean, batches, cross_entropy_mean, features, rows, sgd, trained_loss
 
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
 
@@ -140,9 +140,6 @@ def fedlda(
         )
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
 
-    def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [5]
-
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         body = train(down.shared, data, key)[0] if tune_body else {}
         return Personal(head_for(everyone(down.shared), data), body)  # [6]
@@ -153,4 +150,4 @@ def fedlda(
         z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(init, lambda key: (), send, local, add_mean, adapt, predict)  # [5]

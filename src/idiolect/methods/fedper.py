@@ -11,7 +11,16 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, joins_by_training, log_softmax_of, own_or, train_model, trained, untrained
+from idiolect.training import (
+    Personal,
+    add_mean,
+    joins_by_training,
+    log_softmax_of,
+    own_or,
+    train_model,
+    trained,
+    untrained,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fedrep": {"weighting": "uniform", "newcomer_head": "average", "tuning_epochs": 10},
@@ -74,9 +83,6 @@ def fedper(
         weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), {"train_loss": loss}
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
-
     join = joins_by_training(local)
 
     def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
@@ -89,4 +95,4 @@ def fedper(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [2]

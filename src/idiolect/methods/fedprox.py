@@ -10,7 +10,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 from idiolect.core.network import Model
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import add_mean, log_softmax_of, train_model
 
 
 def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
@@ -45,10 +45,7 @@ def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
         drift = tree.square_distance(model, down.shared).sqrt()
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss, "drift": drift}
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
-
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, unchanged, predict)
+    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict)  # [2]

@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, log_softmax_of, own_or, train_model, trained, untrained
+from idiolect.training import Personal, add_mean, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
@@ -89,9 +89,6 @@ def fedrep(
         info = {"train_loss": loss, "head_loss": head_loss}
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), info
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [3]
-
     def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         head = head_of(down, client)
 
@@ -109,4 +106,4 @@ def fedrep(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [3]

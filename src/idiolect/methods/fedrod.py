@@ -17,6 +17,7 @@ from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     Personal,
+    add_mean,
     batches,
     cross_entropy_mean,
     joins_by_training,
@@ -135,9 +136,6 @@ def fedrod(
         new = Shared(model, own if hypernetwork else ())
         return client if hypernetwork else trained(own), Up(tree.sub(new, down.shared), data.real_N.sum()), info
 
-    def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [3]
-
     def from_shares(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         return Personal(generate(down.shared.hyper, class_counts(data)), client.trained)
 
@@ -150,4 +148,4 @@ def fedrod(
         return log_softmax(logit_BC, -1)  # [4]
 
     adapt = from_shares if hypernetwork else joins_by_training(local)
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [3]

@@ -18,6 +18,7 @@ from idiolect.core.tree import Tree
 from idiolect.statistics.experts import kl_diagonal
 from idiolect.training import (
     Batch,
+    add_mean,
     batch_features,
     batches,
     cross_entropy_mean,
@@ -174,9 +175,6 @@ def fedsr(
         mine = Client(() if share_reference else reference, kept if keep_momentum else ())
         return mine, Up(change, torch.ones(())), info
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [5]
-
     def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         if not head_epochs:
             return client
@@ -201,4 +199,4 @@ def fedsr(
         logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)  # [7]
         return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [5]

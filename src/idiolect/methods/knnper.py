@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import features, train_model
+from idiolect.training import add_mean, features, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
 
@@ -73,9 +73,6 @@ def knnper(
         model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [1]
-
     def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Memory:
         z_Nd, y_N = features(task, down.shared.body, data)  # [2]
         count = (capacity * data.real_N.sum().double()).floor().clamp(min=1)  # [2]
@@ -101,4 +98,4 @@ def knnper(
         p_BC = knn_weight * knn_BC + (1 - knn_weight) * logit_BC.softmax(-1)  # [5]
         return p_BC.clamp(min=torch.finfo(p_BC.dtype).tiny).log()  # a class that no neighbour has, at knn_weight 1
 
-    return Method(network.init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(network.init, lambda key: (), send, local, add_mean, adapt, predict)  # [1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import Personal, add_mean, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
@@ -58,9 +58,6 @@ def lg_fedavg(
         weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
         return trained(model.body), Up(tree.sub(model.head, down.shared), weight), {"train_loss": loss}
 
-    def aggregate(server: Weights, up: Up, ids: Tensor) -> tuple[Weights, dict[str, Tensor]]:
-        return tree.add(server, tree.mean(up.value, up.weight)), {}  # [2]
-
     join = joins_by_training(local)
 
     def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
@@ -72,4 +69,4 @@ def lg_fedavg(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [2]

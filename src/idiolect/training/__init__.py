@@ -1,5 +1,6 @@
 """Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
 
+from idiolect.training.averaging import add_mean
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
@@ -17,6 +18,7 @@ __all__ = [
     "Batch",
     "Part",
     "Personal",
+    "add_mean",
     "batch_features",
     "batches",
     "cross_entropy_mean",
