@@ -3,24 +3,26 @@
 import dataclasses
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from idiolect import data
+from idiolect.core import keys, option_spec
 from idiolect.core.option_spec import Spec
-from idiolect.data import Source, federated, shifts
+from idiolect.data import Source, new_clients, plan, shifted, shifts
 from idiolect.data.datasets import cache
-from idiolect.data.shifts import Shifted
+from idiolect.data.shifts import Shifted, corruptions, selection, transforms
 
 NOISE = "noise:std=0.2,clients=0-2"
 
 
 @pytest.fixture(autouse=True)
 def all_are_worth_it(monkeypatch):
-    monkeypatch.setattr(federated, "_WORTH_KEEPING", 0)
-    federated._code.cache_clear()
+    monkeypatch.setattr(shifted, "_WORTH_KEEPING", 0)
+    shifted._code.cache_clear()
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_anything_else_is_something_else(worked, other, monkeypatch):
     if other == "labels":
         changed = dataclasses.replace(changed, y_R=(changed.y_R + 1) % 4)
     if other == "code":
-        monkeypatch.setattr(federated, "_code", lambda: b"other code")
+        monkeypatch.setattr(shifted, "_code", lambda: b"other code")
     listed = [NOISE, "invert:clients=3"]
     if other == "option":
         listed[0] = "noise:std=0.3,clients=0-2"
@@ -98,13 +100,18 @@ def test_anything_else_is_something_else(worked, other, monkeypatch):
 def test_the_seed_tells_the_same_rows_apart(worked, monkeypatch):
     def blocks(source, clients, rng):
         hands = np.arange(80).reshape(clients, -1)
-        return federated.Split(list(hands[:, :-5]), list(hands[:, -5:]))
+        return data.Split(list(hands[:, :-5]), list(hands[:, -5:]))
 
     monkeypatch.setitem(data.PARTITIONS, "blocks", blocks)
     x = [data.build(toy(), Spec(name="blocks"), [Spec.parse(NOISE)], 4, seed).x_R for seed in (0, 1, 0)]
     assert worked == [0, 1, 2] * 2
     assert torch.equal(x[0], x[2])
     assert not torch.equal(x[0], x[1])
+
+
+def test_the_code_is_all_that_decides_shifted_samples():
+    modules = (shifted, plan, new_clients, transforms, corruptions, selection, keys, option_spec)
+    assert all(Path(module.__file__).read_bytes() in shifted._code() for module in modules)
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "empty", "text"])
@@ -124,7 +131,7 @@ def test_a_broken_file_is_built_again(worked, own_cache, damage):
 
 def test_quick_shifts_and_none_leave_nothing(monkeypatch, own_cache):
     build()
-    monkeypatch.setattr(federated, "_WORTH_KEEPING", 60)
+    monkeypatch.setattr(shifted, "_WORTH_KEEPING", 60)
     build(NOISE)
     assert not own_cache.exists()
 

@@ -22,7 +22,8 @@ from idiolect.data.custom import from_arrays, from_frame, images, open_data
 from idiolect.data.custom.images import Encoded, read
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import read_dataset
-from idiolect.data.datasets import cache, loading
+from idiolect.data.datasets import cache, decoding, files, formats, loading
+from idiolect.data.datasets.catalogue import SETS
 
 
 def save(path, level=0, size=(4, 4)):
@@ -120,7 +121,7 @@ def test_pipes_are_not_read(tmp_path, soon, caplog):
     os.mkfifo(tmp_path / "train.parquet")
     soon(tmp_path / "train.parquet")
     with pytest.raises(InputError, match=r"has no train.parquet"):
-        loading._locate("digit5", loading.SETS["mnist"], tmp_path)
+        files.locate("digit5", SETS["mnist"], tmp_path)
 
 
 @pytest.mark.parametrize("where", ["patients/hospital_A", "owner/name:config"])
@@ -148,9 +149,9 @@ def test_an_image_of_many_pixels_is_refused_before_it_is_decoded(tmp_path):
     with pytest.raises(InputError, match=r"a.png has 13300x13300 pixels"):
         read([Encoded("a.png", tmp_path / "a.png")], (8, 8), "here")
     with pytest.raises(InputError, match=r"x is an image of 13300x13300 in mode RGB, where digit5 has 32x32"):
-        loading._image(bomb(13_300, 13_300), "x", "digit5", loading.SETS["digit5"])
+        decoding._image(bomb(13_300, 13_300), "x", "digit5", SETS["digit5"])
     with pytest.raises(InputError, match=r"x is an image of 9000x9000 in mode L, where mnist has 28x28"):
-        loading._image(bomb(9_000, 9_000), "x", "mnist", loading.SETS["mnist"])
+        decoding._image(bomb(9_000, 9_000), "x", "mnist", SETS["mnist"])
 
 
 def test_all_bytes_are_counted_before_the_first_is_decoded(tmp_path, monkeypatch):
@@ -183,11 +184,11 @@ def test_half_of_the_memory_is_the_bound(monkeypatch):
 
 
 def test_labels_that_unfold_are_read_up_to_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "_MOST_LABELS", 100)
+    monkeypatch.setattr(formats, "_MOST_LABELS", 100)
     (tmp_path / "i.gz").write_bytes(gzip.compress(struct.pack(">4I", 2051, 100, 28, 28)))
     (tmp_path / "l.gz").write_bytes(gzip.compress(bytes(8 + 10**6)))
-    part = loading._Part((tmp_path / "i.gz", tmp_path / "l.gz"), None)
-    assert len(loading._open_idx(part, loading.SETS["mnist"]).labels) == 100
+    part = files.Part((tmp_path / "i.gz", tmp_path / "l.gz"), None)
+    assert len(formats._open_idx(part, SETS["mnist"]).labels) == 100
 
 
 # --- what was decoded before
@@ -214,7 +215,7 @@ def test_a_named_set_whose_file_is_replaced_has_another_place_in_the_cache(tmp_p
     for content in (b"one", b"two"):
         file.write_bytes(content)
         os.utime(file, ns=(0, 0))
-        keys.append(loading._key("mnist", loading.SETS["mnist"], [loading._Part((file,), None)]))
+        keys.append(loading._key("mnist", SETS["mnist"], [files.Part((file,), None)]))
     assert keys[0] != keys[1]
 
 

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from idiolect import data
+from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, split_list
-from idiolect.data import Column, Source, federated, partitions, shifts
+from idiolect.data import Column, Source, partitions, shifts
+from idiolect.data.partitions.iid import iid
+from idiolect.data.partitions.registry import public_functions
 
 
 def numbered(rows=400, classes=4):
@@ -60,7 +63,7 @@ def test_only_owned_rows_are_kept_once():
 
 def test_the_partition_draws_from_the_seed_alone():
     d = build("iid", seed=3)
-    split = partitions.iid(numbered(), 5, federated.keys.generator(3, "partition"))
+    split = iid(numbered(), 5, keys.generator(3, "partition"))
     assert number(d.x_R[d.train[2]]) == split.train[2].tolist()
     assert number(d.x_R[d.test[2]]) == split.test[2].tolist()
 
@@ -93,7 +96,7 @@ def test_shifts_compose_in_the_order_given():
     source = numbered()
     source.x_R[:] = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
     d = build("iid", "noise:std=0.3,clients=0", "rotate:clients=0-1", source=source)
-    rng = federated.keys.generator(0, "shift", 0, 0)
+    rng = keys.generator(0, "shift", 0, 0)
     block = source.x_R[: len(rows(d, 0))].numpy()
     noisy = shifts.noise(block, np.zeros(len(block), int), None, rng, std=0.3).x_N
     want = np.rot90(noisy, axes=(2, 3))
@@ -171,7 +174,7 @@ def test_listings_hold_the_public_functions_of_their_modules():
     assert set(data.SHIFTS) == {"rotate", "permute_labels", "corrupt", "invert", "noise"}
     module = types.ModuleType("mine")
     exec("from json import dumps\ndef mine(): ...\ndef _helper(): ...\nclass No: ...", module.__dict__)
-    assert list(federated._listing(module)) == ["mine"]
+    assert list(public_functions(module)) == ["mine"]
 
 
 # --- errors
@@ -277,7 +280,7 @@ def test_sizes_that_a_client_lacks_are_said_with_what_fits():
 
 def test_sizes_do_not_get_lost_where_the_data_say_how_many_clients(monkeypatch):
     def mine(source, clients: int | None, rng, sizes_K=None):
-        whole = partitions.iid(source, clients or 4, rng)
+        whole = iid(source, clients or 4, rng)
         return (
             whole
             if sizes_K is None

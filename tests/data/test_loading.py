@@ -184,7 +184,7 @@ def test_the_second_load_decodes_nothing_until_a_file_changes(tmp_path, monkeypa
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as m:
-        m.setattr(loading, "_decode", fail)
+        m.setattr(loading, "decode", fail)
         again = data.load("mnist", tmp_path)
     assert torch.equal(first.x_R, again.x_R)
     x_R, _ = make(tmp_path, "mnist", rows=(9, 3))
@@ -196,8 +196,8 @@ def test_a_file_that_is_touched_is_decoded_again(tmp_path, monkeypatch):
     data.load("mnist", tmp_path)
     os.utime(tmp_path / "mnist/test.parquet", ns=(1, 1))
     calls = []
-    decode = loading._decode
-    monkeypatch.setattr(loading, "_decode", lambda *a: calls.append(1) or decode(*a))
+    decode = loading.decode
+    monkeypatch.setattr(loading, "decode", lambda *a: calls.append(1) or decode(*a))
     data.load("mnist", tmp_path)
     assert calls == [1]
 

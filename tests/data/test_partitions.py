@@ -16,17 +16,13 @@ from idiolect.core.errors import InputError
 from idiolect.core.option_spec import check
 from idiolect.data import PARTITIONS, partitions
 from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.partitions import label_skew
 from idiolect.data.partitions.allocation import allocate, fill, suffices
-from idiolect.data.partitions.families import (
-    classes,
-    dirichlet,
-    dirichlet_fixed,
-    domains,
-    dominant,
-    iid,
-    natural,
-    pathological,
-)
+from idiolect.data.partitions.by_column import domains, natural
+from idiolect.data.partitions.dominant import dominant
+from idiolect.data.partitions.iid import iid
+from idiolect.data.partitions.label_skew import classes, dirichlet, dirichlet_fixed
+from idiolect.data.partitions.pathological import pathological
 
 quick = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 2**32)
@@ -345,7 +341,7 @@ def test_dirichlet_floor_above_the_mean():
 
 
 def test_dirichlet_gives_up_and_says_what_fits(monkeypatch):
-    monkeypatch.setattr(partitions, "_TRIES", 300)
+    monkeypatch.setattr(label_skew, "_TRIES", 300)
     source = toy(600)
     match = r"300 deals with alpha=0\.1 all left one of 10 clients with fewer than 59 rows; min_rows=(\d+) fits, or"
     with pytest.raises(InputError, match=match) as error:

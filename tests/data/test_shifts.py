@@ -10,7 +10,7 @@ from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, check
 from idiolect.data import shifts
-from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate
+from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate, transforms
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8)
@@ -55,7 +55,7 @@ def bilinear(x_N, degrees):
 
 
 def test_the_shifts_are_all_here():
-    found = inspect.getmembers(shifts, lambda f: inspect.isfunction(f) and f.__module__ == shifts.__name__)
+    found = inspect.getmembers(transforms, lambda f: inspect.isfunction(f) and f.__module__ == transforms.__name__)
     assert {f for name, f in found if not name.startswith("_")} == set(EVERY)
 
 

@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from idiolect.data.datasets.dataset import Column, Source, digest
 from idiolect.data.datasets.loading import at_hand, describe, load, names
-from idiolect.data.federated import (
-    FederatedData,
-    Normalise,
-    build,
-    conditions_of,
-    follows_a_column,
-    holdings,
-    manifest,
-    members,
-    partition_of,
-    shift_of,
-)
-from idiolect.data.partitions import PARTITIONS, Split
-from idiolect.data.shifts import SHIFTS
+from idiolect.data.federated import FederatedData, build
+from idiolect.data.inventory import holdings, manifest
+from idiolect.data.new_clients import conditions_of
+from idiolect.data.normalisation import Normalise
+from idiolect.data.partitions import PARTITIONS, Split, follows_a_column, partition_of
+from idiolect.data.shifts import SHIFTS, members, shift_of
 
 if TYPE_CHECKING:
     from idiolect.data.custom import from_arrays, from_dataset, from_frame, is_program, open_data

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from idiolect.data.datasets.dataset import Source
+
 # R rows, K clients, C classes, N rows of one client
 
 Rows = NDArray[np.int64]
@@ -54,6 +56,14 @@ def held_out(rows_K: Rows, fraction: float) -> Rows:
     return np.asarray(np.clip(np.rint(fraction * rows_K).astype(np.int64), 1, rows_K - 1))
 
 
+def train_test_split(
+    source: Source, rows_K: list[Rows], test_fraction: float, stratified: bool, rng: np.random.Generator
+) -> Split:
+    """Set aside ``test_fraction`` of each client's samples, which stand in random order, for testing."""
+    test_K = held_out(np.array([len(rows) for rows in rows_K]), test_fraction)
+    return cut(rows_K, test_K, source.y_R.numpy() if stratified else None, rng)
+
+
 def _stratified(row_N: Rows, test: int, y_N: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
     _, class_N, rows_C = np.unique(y_N, return_inverse=True, return_counts=True)
     test_C, rest_C = np.divmod(rows_C * test, len(row_N))
@@ -62,6 +72,11 @@ def _stratified(row_N: Rows, test: int, y_N: Rows, rng: np.random.Generator) -> 
     place_N[np.argsort(class_N, kind="stable")] = np.arange(len(row_N)) - np.repeat(rows_C.cumsum() - rows_C, rows_C)
     is_test_N = place_N < test_C[class_N]
     return rng.permutation(row_N[~is_test_N]), rng.permutation(row_N[is_test_N])
+
+
+def draw_classes(classes: int, count: int, clients: int, rng: np.random.Generator) -> Rows:
+    """``count`` different classes for each client, (K, count); those of fewer clients are the first of more."""
+    return np.asarray(rng.random((clients, classes)).argsort(axis=1)[:, :count])
 
 
 def whole(exact_KC: NDArray[np.float64], size_K: Rows) -> Rows:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from idiolect.core.errors import InputError
+from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions.allocation import Rows, Split
 
 # K clients
@@ -57,3 +58,23 @@ def scarce(split: Split, keep: float, rng: np.random.Generator) -> Split:
         return keep if isinstance(keep, int) else max(1, math.floor(round(keep * rows, 9)))
 
     return split._replace(train=[rng.permutation(rows)[: kept(len(rows))] for rows in split.train])
+
+
+def rows_each(source: Source, clients: int) -> int:
+    """How many samples everybody can have.
+
+    Raises:
+        InputError: fewer than two.
+    """
+    rows = len(source.y_R)
+    if rows < 2 * clients:
+        raise InputError(
+            f"clients={clients} is too many for {source.name}: with a row to train on and one to test on for everyone, "
+            f"{rows} rows serve at most {rows // 2} clients"
+        )
+    return rows // clients
+
+
+def span(size_K: Rows) -> str:
+    """The one size, or the smallest and the largest: ``300 to 1200``."""
+    return f"{size_K.min()}" if size_K.min() == size_K.max() else f"{size_K.min()} to {size_K.max()}"

@@ -1,0 +1,139 @@
+"""Images, labels and columns out of the files of a data set, all in one way."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.core.errors import InputError
+from idiolect.data import shared_memory
+from idiolect.data.datasets.catalogue import Card
+from idiolect.data.datasets.dataset import Column
+from idiolect.data.datasets.files import Part
+from idiolect.data.datasets.formats import Opened, open_part
+
+# R rows, N rows of a batch, C channels, H height, W width
+
+_MOST_TIMES = 1024  # the pixels wanted has an image that is resized, at most
+
+
+class Samples(NamedTuple):
+    """What reading a data set gives."""
+
+    x_R: Tensor
+    y_R: Tensor
+    train_rows: int
+    columns: dict[str, Column]
+
+
+def decode(name: str, card: Card, train: list[Part], test: list[Part]) -> Samples:
+    """Read the files of both splits.
+
+    Raises:
+        InputError: a file is missing, broken or not of this data set.
+    """
+    opened = [open_part(part, card) for part in (*train, *test)]
+    labels = [_labels(part, name, card) for part in opened]
+    keep = [y < len(card.class_names) for y in labels]
+    kept = [int(k.sum()) for k in keep]
+    columns = {}
+    for key in card.columns:
+        values = [part.columns[key].filter(pa.array(k)) for part, k in zip(opened, keep, strict=True)]
+        columns[key] = _column(pa.concat_arrays(values))
+    _check_domains(name, card, columns)
+    shared_memory.check(
+        sum(kept) * math.prod(card.shape), f"{name}: {sum(kept):,} rows", f"put the files of {name} there"
+    )
+    x_R = np.empty((sum(kept), *card.shape), np.uint8)  # filled batch by batch: there is no second copy
+    start = 0
+    for part, keep_R in zip(opened, keep, strict=True):
+        row = 0
+        for batch in part.images:
+            chosen_N = np.flatnonzero(keep_R[row : row + len(batch)])
+            here = x_R[start : start + len(chosen_N)]
+            if isinstance(batch, np.ndarray):
+                here[:] = batch[chosen_N]
+            else:
+                for to, i in enumerate(chosen_N):
+                    here[to] = _image(batch[i], f"row {row + i} of {part.where}", name, card)
+            if card.transposed:
+                here[:] = here.swapaxes(2, 3).copy()
+            row, start = row + len(batch), start + len(chosen_N)
+    y_R = np.concatenate([y[k] for y, k in zip(labels, keep, strict=True)])
+    return Samples(torch.from_numpy(x_R), torch.from_numpy(y_R), sum(kept[: len(train)]), columns)
+
+
+def _labels(part: Opened, name: str, card: Card) -> NDArray[np.int64]:
+    """The labels from 0; those past the classes are of rows that are left out."""
+    allowed = card.labels or range(len(card.class_names))
+    y_R = np.asarray(part.labels.fill_null(allowed.start - 1), dtype=np.int64)
+    wrong = np.flatnonzero((y_R < allowed.start) | (y_R >= allowed.stop))
+    if wrong.size:
+        raise InputError(
+            f"row {wrong[0]} of {part.where} has the label {part.labels[int(wrong[0])].as_py()}, where the files of "
+            f"{name} have labels {allowed.start} to {allowed.stop - 1}: put the files of {name} there"
+        )
+    return y_R - allowed.start
+
+
+def _column(values: pa.Array) -> Column:
+    coded = values.dictionary_encode()
+    found = np.asarray(coded.dictionary.to_pylist())
+    order = np.argsort(found)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return Column(rank[np.asarray(coded.indices)], tuple(found[order].tolist()))
+
+
+def _check_domains(name: str, card: Card, columns: dict[str, Column]) -> None:
+    if not card.domains:
+        return
+    found, known = set(columns["domain"].names), set(card.domains)
+    if found != known:
+        odd = "its files have the domains" if found - known else "its files have only the domains"
+        raise InputError(
+            f"data set {name}: {odd} {', '.join(sorted(found))}; it needs rows of {', '.join(sorted(known))}: rename "
+            f"the domains, or put the files of {name} there"
+        )
+
+
+def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    channels, height, width = card.shape
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
+            opened = Image.open(io.BytesIO(data or b""))
+        with opened as file:
+            most = _MOST_TIMES * width * height
+            if file.width * file.height > most or not (card.resize or file.size == (width, height)):
+                has = mode if card.convert else file.mode
+                raise InputError(
+                    f"{where} is an image of {file.width}x{file.height} in mode {has}, where {name} has "
+                    f"{width}x{height} in mode {mode}: put the files of {name} there"
+                )
+            image: Image.Image = file.convert(mode) if card.convert else file
+            found = f"{image.width}x{image.height} in mode {image.mode}"
+            if card.resize and image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            x_HWC = np.asarray(image)
+    except InputError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise InputError(f"{where} holds no readable image: fetch the file again") from error
+    if image.size != (width, height) or image.mode != mode:
+        raise InputError(
+            f"{where} is an image of {found}, where {name} has {width}x{height} in mode {mode}: put the files of "
+            f"{name} there"
+        )
+    return x_HWC.reshape(height, width, channels).transpose(2, 0, 1)

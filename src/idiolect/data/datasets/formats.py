@@ -1,0 +1,162 @@
+"""Opening a file of a data set: parquet, IDX or MATLAB."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from idiolect.core.errors import InputError
+from idiolect.data import shared_memory
+from idiolect.data.datasets.catalogue import Card
+from idiolect.data.datasets.files import Part, first_line
+
+# R rows, N rows of a batch, C channels, H height, W width
+
+_BATCH = 1000
+_MOST_LABELS = 10**8  # in a compressed file
+
+
+class Opened(NamedTuple):
+    """The labels and columns of a part, and its images still to come: encoded, or decoded as (N, C, H, W)."""
+
+    where: str
+    labels: pa.Array
+    columns: dict[str, pa.Array]
+    images: Iterator[list[bytes | None] | NDArray[np.uint8]]
+
+
+def open_part(part: Part, card: Card) -> Opened:
+    """Read labels and columns, and get ready to read images.
+
+    Raises:
+        InputError: the file is broken, empty or lacks a column; for images, when they are read.
+    """
+    path = part.files[0]
+    formats: dict[str, tuple[str, Callable[..., Opened]]] = {
+        ".parquet": ("parquet", _open_parquet),
+        ".gz": ("IDX", _open_idx),
+        ".mat": ("a MATLAB file of X and y", _open_mat),
+    }
+    kind, reader = formats[path.suffix]
+    broken = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, NotImplementedError, zlib.error)
+
+    def guarded(images: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from images
+        except broken as error:
+            raise blamed(error) from error
+
+    def blamed(error: Exception) -> InputError:
+        return InputError(f"{path} cannot be read as {kind} ({first_line(error)}): fetch the file again")
+
+    try:
+        opened = reader(part, card)
+    except InputError:
+        raise
+    except broken as error:
+        raise blamed(error) from error
+    if not len(opened.labels):
+        raise InputError(f"{path} has no rows: fetch the file again")
+    if part.domain:
+        opened.columns["domain"] = pa.repeat(part.domain, len(opened.labels))
+    return opened._replace(images=guarded(opened.images))
+
+
+def _open_parquet(part: Part, card: Card) -> Opened:
+    (path,) = part.files
+    file = pq.ParquetFile(path)
+    schema = file.schema_arrow
+    image = next((c for c in card.image if c in schema.names), "")
+    label = next((c for c in card.label if c in schema.names), "")
+    wanted = {} if part.domain else dict(card.columns)
+    kinds = {c: schema.field(c).type for c in (image, label) if c}
+    if (
+        len(kinds) < 2
+        or not pa.types.is_struct(kinds[image])
+        or kinds[image].get_field_index("bytes") < 0
+        or not pa.types.is_integer(kinds[label])
+        or any(c not in schema.names for c in wanted.values())
+    ):
+        found = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        raise InputError(
+            f"{path} has the columns {found}; it needs {' or '.join(card.image)} (a struct with the encoded bytes) and "
+            f"{' or '.join(card.label)} (integers)" + "".join(f" and {c} (text)" for c in wanted.values())
+        )
+    table = file.read([label, *wanted.values()])
+    columns = {key: _text(table.column(c).combine_chunks(), c, path, schema.metadata) for key, c in wanted.items()}
+    images = (
+        batch.column(0).field("bytes").to_pylist()
+        for batch in file.iter_batches(batch_size=_BATCH, columns=[f"{image}.bytes"])
+    )
+    return Opened(str(path), table.column(label).combine_chunks(), columns, images)
+
+
+def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes] | None) -> pa.Array:
+    """A column as text; the numbers of a class label as the names that the file's metadata gives them."""
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null())[0])
+        raise InputError(f"row {row} of {path} has no {column}: fill it in or drop the row")
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        class_names = features.get(column, {}).get("names")
+        if class_names and pa.types.is_integer(values.type):
+            return pa.array(class_names, pa.string()).take(values)
+        return values.cast(pa.string())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        raise InputError(f"{path} has metadata that do not fit ({error}): write the file again") from error
+
+
+def _open_idx(part: Part, card: Card) -> Opened:
+    """LeCun's format: a magic number, the sizes as 32-bit integers of the big end first, then the bytes."""
+    images_path, labels_path = part.files
+    with gzip.open(labels_path) as file:
+        labels = np.frombuffer(file.read(8 + _MOST_LABELS), np.uint8, offset=8)
+    with gzip.open(images_path) as file:
+        magic, rows, height, width = _idx_header(file)
+    if magic != 2051 or (1, height, width) != card.shape or rows != len(labels):
+        raise ValueError(f"{rows} images of {width}x{height}, {len(labels)} labels")
+
+    def images() -> Iterator[NDArray[np.uint8]]:
+        with gzip.open(images_path) as file:
+            _idx_header(file)
+            for start in range(0, rows, _BATCH):
+                count = min(_BATCH, rows - start)
+                pixels = np.frombuffer(file.read(count * height * width), np.uint8)
+                yield pixels.reshape(count, 1, height, width)
+
+    return Opened(str(images_path), pa.array(labels.astype(np.int64)), {}, images())
+
+
+def _idx_header(file: gzip.GzipFile) -> tuple[int, int, int, int]:
+    magic, rows, height, width = np.frombuffer(file.read(16), ">u4").tolist()
+    return magic, rows, height, width
+
+
+def _open_mat(part: Part, card: Card) -> Opened:
+    """SVHN's format: images X (H, W, C, R) and labels y (R, 1), of which some write the digit 0 as 10."""
+    from scipy.io import loadmat, whosmat
+    from scipy.io.matlab import MatReadError
+
+    (path,) = part.files
+    try:
+        for variable, shape, _ in whosmat(path):
+            shared_memory.check(math.prod(shape), f"{variable} of {path}", "fetch the file again")
+        content = loadmat(path, variable_names=["X", "y"])
+    except MatReadError as error:
+        raise ValueError(error) from error
+    x_HWCR, y_R = content["X"], content["y"].reshape(-1).astype(np.int64)
+    height, width, channels, rows = x_HWCR.shape
+    if (channels, height, width) != card.shape or rows != len(y_R) or x_HWCR.dtype != np.uint8:
+        raise ValueError(f"X has the shape {x_HWCR.shape}, y has {len(y_R)} labels")
+    images = (x_HWCR[..., i : i + _BATCH].transpose(3, 2, 0, 1) for i in range(0, rows, _BATCH))
+    return Opened(str(path), pa.array(np.where(y_R == 10, 0, y_R)), {}, images)

@@ -1,0 +1,54 @@
+"""What a federation is made of, ready for JSON: who holds what, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.data.federated import FederatedData
+
+
+def holdings(data: FederatedData) -> dict[str, Any]:
+    """Who holds how many rows of each class, ready for JSON."""
+
+    def counts(rows: Tensor) -> list[int]:
+        return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
+
+    def client(k: int) -> dict[str, Any]:
+        about: dict[str, Any] = {"id": k, "train": counts(data.train[k]), "test": counts(data.test[k])}
+        if data.validation:
+            about["validation"] = counts(data.validation[k])
+        about["shift"] = data.shifts[k]
+        if data.names:
+            about["name"] = data.names[k]
+        if k >= data.trained:
+            about["joins"] = data.conditions[k - data.trained]
+        return about
+
+    return {
+        "dataset": data.name,
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "clients": [client(k) for k in range(data.clients)],
+    }
+
+
+def manifest(data: FederatedData) -> dict[str, Any]:
+    """The holdings, what rows are normalised with, and a SHA-256 over rows, labels and row numbers."""
+    digest = hashlib.sha256()
+    for tensor in (data.x_R, data.y_R, *data.train, *data.test):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.numpy().data)
+    return holdings(data) | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
+
+
+def _normalisation(data: FederatedData) -> dict[str, Any]:
+    """Mean and standard deviation, per channel or number, or of a table by column."""
+    both = zip(data.mean, data.std, strict=True)
+    if data.scaled:
+        by_column = {name: {"mean": m, "std": s} for name, (m, s) in zip(data.scaled, both, strict=True) if name}
+        return {"columns": by_column}
+    return {"mean": list(data.mean), "std": list(data.std)}

@@ -1,0 +1,45 @@
+"""What samples are normalised with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from idiolect.core.errors import InputError
+from idiolect.data.datasets.dataset import Source
+from idiolect.data.partitions import Rows
+
+Normalise = Literal["reference", "training", "symmetric"]
+
+
+def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel or feature that rows are normalised with; ``row_N`` train."""
+    x_R = source.x_R
+    if normalise == "symmetric":
+        if x_R.dtype != torch.uint8:
+            raise InputError("normalise=symmetric is for images, and these rows are numbers: take training")
+        return (0.5,) * x_R.shape[1], (0.5,) * x_R.shape[1]
+    if normalise == "reference" and source.mean is not None and source.std is not None:
+        return source.mean, source.std
+    axes = tuple(a for a in range(x_R.ndim) if a != 1)
+    count, total, square = (np.zeros(x_R.shape[1]) for _ in range(3))
+    for rows in torch.split(torch.from_numpy(row_N), 4096):
+        x_N = x_R[rows].numpy().astype(np.float64) / (255 if x_R.dtype == torch.uint8 else 1)
+        count += (~np.isnan(x_N)).sum(axes)
+        total += np.nansum(x_N, axes)
+        square += np.nansum(x_N**2, axes)
+    mean = total / np.maximum(count, 1)
+    std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
+    plain = ~np.array(source.scaled or (True,) * len(mean))
+    std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
+    mean[plain] = 0.0
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def scaled_columns(source: Source) -> tuple[str, ...]:
+    """Names of columns that are scaled; of those that are not, the name may hold a value: ``sex=f``."""
+    names = source.feature_names
+    scaled = source.scaled or (True,) * len(names)
+    return tuple(name if yes else "" for name, yes in zip(names, scaled, strict=True)) if names else ()

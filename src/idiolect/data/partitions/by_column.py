@@ -1,0 +1,177 @@
+"""Clients, or groups of clients, that a column of the data names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+import torch
+
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.option_spec import Spec, check
+from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.partitions.allocation import Rows, Split, deal, train_test_split, whole
+from idiolect.data.partitions.option_types import Fraction, Least, Size
+from idiolect.data.partitions.registry import PARTITIONS
+
+# R rows, V values of a column
+
+log = logging.getLogger(__name__)
+
+
+def natural(
+    source: Source,
+    clients: int | None,
+    rng: np.random.Generator,
+    *,
+    column: str | None = None,
+    min_rows: Least | None = None,
+    official_split: bool | None = None,
+    test_fraction: Fraction = 0.2,
+    stratified: bool = False,
+) -> Split:
+    """A client for every value of a column: writers, hospitals; with a number of clients, the first by name.
+
+    Args:
+        column: the name of the column; null for the one that the data set says its clients by.
+        min_rows: leave clients with fewer rows out, and log how many they are; null to take everybody, where a client
+            with fewer than two rows is an error.
+        official_split: whether a client trains on its rows of the official training split and tests on the others,
+            and not on a ``test_fraction`` of all; null for true where every client has rows of both.
+        test_fraction: the share of a client's rows that it tests on, drawn at random.
+        stratified: whether a client's test rows have its training rows' class proportions; not with official_split.
+
+    Raises:
+        InputError: no such column, fewer values than clients, or a client that has too few rows.
+
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1: the writers of EMNIST, with test_fraction=0.2.
+    Differs from source: the released code takes the first 1,000 writers in no particular order, and LEAF (Caldas et
+    al., 2018), which divides their rows, sets a tenth aside by default.
+    """
+    by = _column(source, column, "natural")
+    if official_split and source.train_rows == len(source.y_R):
+        raise InputError(f"partition natural: {source.name} has no official test split; take official_split=false")
+    rows_V = np.split(np.argsort(by.code_R, kind="stable"), np.bincount(by.code_R).cumsum()[:-1])
+    if official_split is None:
+        official_split = all(rows.min() < source.train_rows <= rows.max() for rows in rows_V)
+
+    def lacks(rows: Rows) -> str:
+        if len(rows) < (min_rows or 2):
+            return "a single row, which cannot be divided"
+        one_sided = official_split and not rows.min() < source.train_rows <= rows.max()
+        return "rows in one official split only" if one_sided else ""
+
+    lack_V = [lacks(rows) for rows in rows_V]
+    chosen = [v for v, lack in enumerate(lack_V) if min_rows is None or not lack]
+    if len(chosen) < len(rows_V):
+        log.info("partition natural: %d of %d clients are left out", len(rows_V) - len(chosen), len(rows_V))
+    if not chosen or len(chosen) < (clients or 0):
+        limit = f" with min_rows={min_rows}" if min_rows else ""
+        raise InputError(
+            f"partition natural: clients={clients or 'null'} cannot be: {source.name} has {len(chosen)}{limit}; ask "
+            f"for fewer clients{' or a smaller min_rows' if min_rows else ''}"
+        )
+    chosen = chosen[:clients]
+    for v in chosen:
+        if lack_V[v]:
+            raise InputError(
+                f"partition natural: client {by.names[v]!r} of {source.name} has {lack_V[v]}; leave such "
+                "clients out with partition natural:min_rows=2"
+            )
+    rows_K = [rng.permutation(rows_V[v]) for v in chosen]
+    names = tuple(by.names[v] for v in chosen)
+    if official_split:
+        first_test = source.train_rows
+        return Split([rows[rows < first_test] for rows in rows_K], [rows[rows >= first_test] for rows in rows_K], names)
+    return train_test_split(source, rows_K, test_fraction, stratified, rng)._replace(names=names)
+
+
+def domains(
+    source: Source,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    column: str | None = None,
+    inside: str = "dirichlet(alpha=0.5)",
+    train_rows: Size | None = None,
+) -> Split:
+    """The same number of clients for every value of a column, whose rows another partition divides among them.
+
+    Args:
+        column: the name of the column; null for the one that the data set says its clients by.
+        inside: the partition of each domain with its options in parentheses.
+        train_rows: of each domain's official training rows at most so many, drawn with its class proportions; its
+            official test rows stay. Null takes all.
+
+    Raises:
+        InputError: no such column or partition, a number of clients that the domains do not divide, or what the
+            partition says.
+
+    Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), appendix D.1: the five domains of DIGIT-5, four clients each.
+    """
+    by = _column(source, column, "domains")
+    spec = Spec.parse(inside)
+    if spec.name not in PARTITIONS:
+        raise InputError(f"partition domains: unknown inside={spec.name!r}; {nearest(spec.name, PARTITIONS)}")
+    divide = PARTITIONS[spec.name]
+    options = check(divide, spec.options, f"partition domains: inside {spec.name}")
+    each, rest = divmod(clients, len(by.names))
+    if rest or not each:
+        fits = [str(n * len(by.names)) for n in (each, each + 1) if n]
+        raise InputError(
+            f"partition domains: clients={clients} cannot be divided equally over the {len(by.names)} domains of "
+            f"{source.name}; clients={' or '.join(fits)} would fit"
+        )
+    train, test, names, shared = [], [], [], False
+    for code, domain in enumerate(by.names):
+        row_R = np.flatnonzero(by.code_R == code)
+        if train_rows is not None:
+            row_R = _fewer(source, row_R, train_rows, rng)
+        split = divide(_part(source, row_R, domain), each, rng, **options)
+        train += [row_R[rows] for rows in split.train]
+        test += [row_R[rows] for rows in split.test]
+        names += [f"{domain} {name}" for name in split.names or range(each)]
+        shared |= split.shared
+    return Split(train, test, tuple(names), shared)
+
+
+def _column(source: Source, name: str | None, what: str) -> Column:
+    name = source.client_column if name is None else name
+    if name is None:
+        raise InputError(
+            f"partition {what}: {source.name} does not say whose rows they are; give column, "
+            f"{nearest('', source.columns)}"
+        )
+    if name not in source.columns:
+        raise InputError(f"partition {what}: {source.name} has no column {name!r}; {nearest(name, source.columns)}")
+    return source.columns[name]
+
+
+def _part(source: Source, row_R: Rows, domain: str) -> Source:
+    """Some rows of a source, as one to divide: of the rows themselves it has the shape, and nothing to read."""
+
+    def part(column: Column) -> Column:
+        found, code_R = np.unique(column.code_R[row_R], return_inverse=True)
+        return Column(code_R.astype(np.int64), tuple(column.names[v] for v in found))
+
+    return dataclasses.replace(
+        source,
+        name=f"{source.name} ({domain})",
+        x_R=torch.empty((len(row_R), *source.x_R.shape[1:]), dtype=source.x_R.dtype, device="meta"),
+        y_R=source.y_R[row_R],
+        train_rows=int((row_R < source.train_rows).sum()),
+        columns={name: part(column) for name, column in source.columns.items()},
+    )
+
+
+def _fewer(source: Source, row_R: Rows, train_rows: int, rng: np.random.Generator) -> Rows:
+    """The rows with at most ``train_rows`` of the official training split, in its class proportions; ascending."""
+    y_R = source.y_R.numpy()
+    train_R = row_R[row_R < source.train_rows]
+    if len(train_R) <= train_rows:
+        return row_R
+    size_C = np.bincount(y_R[train_R], minlength=source.classes)
+    share = np.float64(train_rows / len(train_R))
+    (drawn_R,) = deal(y_R, train_R, whole(size_C[None] * share, np.array([train_rows])), rng)
+    return np.sort(np.concatenate([drawn_R, row_R[row_R >= source.train_rows]]))

@@ -1,0 +1,138 @@
+"""Dividing a source among clients by a partition that is named, whoever wrote it, and checking what it gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+
+from idiolect.core import keys
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.import_path import by_path
+from idiolect.core.option_spec import Spec, check
+from idiolect.data.datasets.dataset import Source
+from idiolect.data.partitions import flower
+from idiolect.data.partitions.allocation import Rows, Split
+from idiolect.data.partitions.flower import Partitioner
+from idiolect.data.partitions.registry import PARTITIONS
+from idiolect.data.partitions.sizes import draw_sizes
+
+_CLIENTS = 20  # where nothing says how many
+
+
+def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function, or the class of partitioners, that a spec names, and its options, checked.
+
+    Raises:
+        InputError: unknown name, import path or option.
+    """
+    what = f"partition {spec.name}"
+    if spec.name in PARTITIONS:
+        return PARTITIONS[spec.name], check(PARTITIONS[spec.name], spec.options, what)
+    if "." not in spec.name:
+        raise InputError(f"unknown partition {spec.name!r}; {nearest(spec.name, PARTITIONS)}")
+    found = by_path(spec.name, "partition")
+    if flower.is_kind(found):
+        flower.check(found, spec.options, what)
+        return found, dict(spec.options)
+    if not inspect.isfunction(found) or "source" not in inspect.signature(found).parameters:
+        raise InputError(
+            f"{what}: this is no partition; name a function (source, clients, rng, *, options) -> Split, or a class of "
+            "flwr_datasets.partitioner"
+        )
+    return found, check(found, spec.options, what)
+
+
+def follows_a_column(spec: Spec) -> bool:
+    """Whether the data say how many clients this partition makes, where nobody else does.
+
+    Raises:
+        InputError: as for ``partition_of``.
+    """
+    function, options = partition_of(spec)
+    known = inspect.signature(function).parameters
+    if flower.is_kind(function):
+        return "num_partitions" not in known or "num_partitions" in options
+    annotated = inspect.signature(function, eval_str=True).parameters
+    return "clients" in known and type(None) in get_args(annotated["clients"].annotation)
+
+
+def divide(
+    source: Source, partition: Spec | Partitioner, clients: int | None, seed: int, sizes: Sequence[int]
+) -> Split:
+    """Divide a source by a partition, with training sizes where they are given.
+
+    Raises:
+        InputError: as for ``partition_of``, or the partition fails or gives what cannot be used.
+    """
+    rng = keys.generator(seed, "partition")
+    draw = keys.generator(seed, "sizes")
+    sized = False
+    if not isinstance(partition, Spec):
+        name = type(partition).__name__
+        split = flower.from_flower(partition, source, clients, rng)
+    else:
+        name = partition.name
+        function, options = partition_of(partition)
+        if flower.is_kind(function):
+            partitioner, more = flower.made(function, options, clients or _CLIENTS)
+            split = flower.from_flower(partitioner, source, clients, rng, **more)
+        else:
+            count = clients or (None if follows_a_column(partition) else _CLIENTS)
+            sized = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
+            more = {"sizes_K": draw_sizes(sizes, count, draw)} if sized and count else {}
+            call = partial(function, source, count, rng, **more, **options)
+            split = call() if name in PARTITIONS else _guarded(call, name)
+    _check_split(split, clients, len(source.y_R), name)
+    return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not sized else split
+
+
+def _guarded(divide: Callable[[], Any], name: str) -> Split:
+    """What a function of the user's gives, as a split."""
+    try:
+        found = divide()
+        train, test = ([np.asarray(rows) for rows in part] for part in found[:2])
+        if not all(rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) for rows in [*train, *test]):
+            raise TypeError("row numbers are whole numbers, in one array for each client")
+        return Split([r.astype(np.int64) for r in train], [r.astype(np.int64) for r in test], *found[2:])
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"partition {name} fails ({type(error).__name__}: {error}): let it return Split(train, test), each a list "
+            "with an array of row numbers for every client"
+        ) from error
+
+
+def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
+    """Of each client the first so many training rows, which stand in random order."""
+    have_K = [len(rows) for rows in split.train]
+    k = int(np.argmin(np.array(have_K) - np.array(sizes_K)))
+    if have_K[k] < sizes_K[k]:
+        who = split.names[k] if split.names else k
+        raise InputError(
+            f"sizes: client {who} of partition {name} has {have_K[k]} training rows, not {sizes_K[k]}; the smallest "
+            f"client has {min(have_K)}: ask for at most that many, or leave out sizes"
+        )
+    return split._replace(train=[rows[:size] for rows, size in zip(split.train, sizes_K, strict=True)])
+
+
+def _check_split(split: Split, clients: int | None, rows: int, name: str) -> None:
+    """What everything after relies on, whoever wrote the partition."""
+    count = len(split.train)
+    if not 0 < count == len(split.test) == (clients or count):
+        asked = f" of {clients}" if clients else ""
+        fits = f", or ask for clients={count}" if count else ""
+        raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client{fits}")
+    if split.names is not None and len(split.names) != count:
+        raise InputError(f"partition {name} gives {len(split.names)} names to {count} clients: give each client one")
+    for client, (train, test) in enumerate(zip(*split[:2], strict=True)):
+        for kind, part in (("training", train), ("test", test)):
+            if len(part) == 0:
+                raise InputError(f"partition {name}: client {client} has no {kind} rows; ask for fewer clients")
+    every = np.concatenate([*split.train, *split.test])
+    if every.min() < 0 or every.max() >= rows or (not split.shared and len(np.unique(every)) < len(every)):
+        raise InputError(f"partition {name} gives a row twice or one that does not exist: draw without replacement")

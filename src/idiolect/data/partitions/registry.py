@@ -1,0 +1,30 @@
+"""The partitions by name: the public functions of the modules that the package adds here.
+
+To add a partition, write a public function with this signature into the module of its family, its options
+keyword-only, annotated with their range: ``def name(source, clients, rng, sizes_K=None, *, option: Type = default) ->
+Split``. A partition that has no number of samples per client of its own leaves ``sizes_K``, everybody's training
+samples, out of its signature.
+
+Label counts per client depend on how many samples a class has and not on their order, except for ``iid``: with the
+same ``rng``, a data set whose samples are rearranged gives the same (training and test samples together, unless
+``stratified``). ``dominant`` and ``pathological`` keep the class proportions of training and test samples equal.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+
+from idiolect.data.partitions.allocation import Split
+
+PARTITIONS: dict[str, Callable[..., Split]] = {}
+
+
+def public_functions(module: ModuleType) -> dict[str, Callable[..., Split]]:
+    """By name, the functions that a module defines and offers, in its order."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
