@@ -61,7 +61,7 @@ app.command("run", cls=Command)(run_command)
 app.command("describe", cls=Command)(describe_command)
 app.command("reproduce", cls=Command)(reproduce_command)
 app.command("report")(report_command)
-app.command("diff")(diff_command)
+app.command("diff", cls=Command)(diff_command)
 app.command("list")(list_command)
 
 

@@ -16,6 +16,7 @@ from idiolect.core.errors import InputError
 from idiolect.studies.settings import DATA, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
 COMMON, ENGINE = "Most used", "Engine"
+USUAL_ENGINE = "auto"
 _PANELS = (COMMON, METHODS, DATA, PARTITION, SHIFTS, TRAINING, ENGINE, OUTPUT)
 
 

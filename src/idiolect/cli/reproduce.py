@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.options import ENGINE, AsJson, Form, Quiet, Track, Workers, conditions, flag, option
+from idiolect.cli.options import ENGINE, USUAL_ENGINE, AsJson, Form, Quiet, Track, Workers, conditions, flag, option
 from idiolect.cli.output import err_console, out_console, print_json, say
 from idiolect.core.errors import InputError
 from idiolect.studies.settings import OUTPUT, SETTINGS
 
 _PANEL = "What is run"
-_SEEDS, _ENGINE, _RUNS = SETTINGS["seeds"].shown, "auto", Path("runs", "reproduce")
+_SEEDS, _RUNS = SETTINGS["seeds"].shown, Path("runs", "reproduce")
 
 
 def reproduce_command(
@@ -33,7 +33,7 @@ def reproduce_command(
         ),
     ] = None,
     dry_run: Annotated[bool, flag("dry-run", "Say what would run and how long it would take.", _PANEL)] = False,
-    engine: Annotated[str, option("As for run.", _ENGINE, panel=ENGINE)] = _ENGINE,
+    engine: Annotated[str, option("As for run.", USUAL_ENGINE, panel=ENGINE)] = USUAL_ENGINE,
     workers: Workers = None,
     out: Annotated[Path, option("Folder of the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
     results: Annotated[

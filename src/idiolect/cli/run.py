@@ -10,6 +10,7 @@ import typer
 from idiolect.cli.options import (
     COMMON,
     ENGINE,
+    USUAL_ENGINE,
     AllowImport,
     AsJson,
     Quiet,
@@ -28,16 +29,14 @@ from idiolect.studies.settings import METHODS, OUTPUT, SETTINGS
 if TYPE_CHECKING:
     from idiolect.studies import Result
 
-_ENGINE = "auto"
-
 
 @with_settings(name for name, setting in SETTINGS.items() if setting.option != "")
 def run_command(
     settings: dict[str, Any],
     study: StudyFile = None,
     engine: Annotated[
-        str, option("Where clients run: idiolect list engines.", _ENGINE, metavar="NAME", panel=COMMON)
-    ] = _ENGINE,
+        str, option("Where clients run: idiolect list engines.", USUAL_ENGINE, metavar="NAME", panel=COMMON)
+    ] = USUAL_ENGINE,
     out: Annotated[Path | None, option("Folder of the run.", "runs/NAME", panel=COMMON)] = None,
     set_: Annotated[
         list[str] | None,

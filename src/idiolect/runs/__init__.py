@@ -1,0 +1,1 @@
+"""The run folder: nothing else knows its format."""

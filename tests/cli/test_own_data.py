@@ -1,0 +1,106 @@
+"""Data of one's own, new clients, and ``idiolect describe``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from commands import OWN, TINY, Command, refused, same_records
+
+import idiolect as idl
+from idiolect import data
+from idiolect.studies import Study
+
+
+def test_own_data_and_a_hospital_that_joins(called: Command) -> None:
+    said = called(f"run {OWN} {TINY} --new-clients North --keep 50% --out r")
+    assert said.code == 0, said.err
+    assert "new clients" in said.out
+    assert "clients that trained" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    told = json.loads(called(f"run r/study.yaml --json {TINY} --out again").out)
+    assert [row["who"] for row in told["joined"]] == ["clients that trained", "new clients"]
+    assert set(told["joined"][1]["accuracy"]) == {"fedavg", "fedavg_ft"}
+    assert same_records(Path("r"), Path("again"))
+    assert called("run --resume --out r --quiet").code == 0
+
+
+def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:
+    said = called(f"run {OWN} {TINY} --json")
+    assert json.loads(said.out)["joined"] == []
+    assert "joined" not in called(f"run {OWN} {TINY}").out
+
+
+def test_own_data_take_the_place_of_a_set_by_name(called: Command) -> None:
+    Path("s.yaml").write_text("dataset: digits\nrounds: 1\nmodel: mlp\nlr: 0.02\n")
+    assert called(f"run s.yaml {OWN} --quiet --engine sequential --out r").code == 0
+    written = yaml.safe_load(Path("r/study.yaml").read_text())
+    assert (written["data"], written["dataset"], written["lr"]) == ("p.csv", None, 0.02)
+    assert (written["partition"]["name"], written["clients"]) == ("natural", None)
+    assert called(f"run r/study.yaml --dataset digits --partition iid --clients 3 {TINY} --out back").code == 0
+    written = yaml.safe_load(Path("back/study.yaml").read_text())
+    assert (written["data"], written["dataset"], written["target"]) == (None, "digits", None)
+    refused(called(f"run s.yaml {OWN} --dataset digits"), "give data (your own) or dataset", "not both")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run --target outcome", ["target goes with data of your own"]),
+        ("run --data nowhere.csv", ["nowhere.csv"]),
+        ("run --data p.csv --target nothing", ["p.csv", "'nothing'"]),
+        (f"run {OWN} --new-clients East", ["there is no client 'East'", "Mercy, North"]),
+        (f"run {OWN} --new-clients 2", ["new_clients=2 leaves no client to train", "of 2, 1 to 1 fit"]),
+        (f"run {OWN} --shift invert", ["shift invert", "these rows are numbers"]),
+        (f"run {OWN} --new-shift invert", ["give new_clients too"]),
+        (f"run {OWN} --keep 1000", ["keep=1000", "is the most that every client has"]),
+        (f"run {OWN} --sizes 1000", ["sizes: client", "ask for at most"]),
+        (f"run {OWN} --keep 300%", ["keep='300%'", "25%"]),
+        (f"run {OWN} --normalise symmetric", ["normalise=symmetric is for images"]),
+        (f"describe {OWN} --show 7", ["--show: there is no client 7", "0 to 1"]),
+        (f"describe {OWN} --show some", ["--show: cannot read clients='some'"]),
+        (f"describe {OWN} --out .", ["is a folder"]),
+        (f"describe {OWN} --model cifar_cnn", ["cifar_cnn"]),
+    ],
+)
+def test_requests_about_data_that_cannot_be(called: Command, tmp_path: Path, line: str, words: list[str]) -> None:
+    refused(called(line), *words)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
+
+
+def test_describe(called: Command) -> None:
+    said = called("describe --clients 4 --partition iid --shift invert:clients=1 --show 1+3 --out d/page.html")
+    assert said.code == 0, said.err
+    assert said.out.endswith("\nPage: d/page.html\n")
+    assert "digits: 10 classes" in said.out
+    assert "Classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in " ".join(said.out.split())
+    assert max(map(len, said.out.splitlines())) <= 80
+    page = Path("d/page.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 20
+    told = json.loads(called("describe --clients 4 --partition iid --json").out)
+    assert told["page"] == "runs/describe.html"
+    assert Path(told["page"]).is_file()
+    assert [sum(c["train"]) for c in told["clients"]] == [359] * 4
+    assert 0 <= told["label_divergence"]["mean"] < 0.05
+
+
+def test_describe_own_data_and_a_study(called: Command) -> None:
+    said = called(f"describe {OWN} --new-clients Mercy")
+    assert said.code == 0, said.err
+    assert "Mercy (joins)" in said.out
+    assert "1 that train, 1 that join afterwards" in said.out
+    Path("s.yaml").write_text("data: p.csv\ntarget: outcome\nclient_column: hospital\nrounds: 3\n")
+    told = json.loads(called("describe s.yaml --json").out)
+    assert [c["name"] for c in told["clients"]] == ["Mercy", "North"]
+    assert told["clients"][0]["train"] == json.loads(called(f"describe {OWN} --json").out)["clients"][0]["train"]
+
+
+def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
+    source = data.from_arrays(np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2, name="mine")
+    idl.run(Study(data=source, partition="iid", clients=3, rounds=1, model="mlp"), out="r", engine="sequential")
+    for line in ("run r/study.yaml", "run --resume --out r", "describe r/study.yaml"):
+        refused(called(line), "data given: mine, ", "they stood in a Python program: run the study from there")
+    assert called("report r").code == 0
