@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from idiolect import report
-from idiolect.report import figures as module
 from idiolect.report.figures import DRAWN, PAIRS, SAMPLE, figures, palette
+from idiolect.report.figures import view as module
 
 CLIENTS = 10_000
 

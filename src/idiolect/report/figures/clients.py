@@ -1,0 +1,200 @@
+"""Accuracy of single clients: its distribution, and what each client gains or loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from idiolect.report.compare import p_value, smallest_p
+from idiolect.report.figures.boxes import DOT, JITTER, RULE, boxed
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, per_cent, tooltip
+from idiolect.report.figures.view import DRAWN, View, height_for
+from idiolect.report.tables import finished, worst
+from idiolect.runs.reader import Run
+
+_SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
+
+
+def _by_client(run: Run) -> pd.DataFrame:
+    """Final accuracy in per cent, mean over seeds: columns method (label), client, value."""
+    return (100 * run.final.groupby(["method", "client"])["value"].mean()).reset_index()
+
+
+def _titles(view: View, frame: pd.DataFrame) -> list[str]:
+    """The titles of the methods in a table, in the order of the study."""
+    return [t for t in view.run.titles.values() if t in set(frame["method"])]
+
+
+def _method_axis(titles: list[str]) -> Json:
+    return {
+        "field": "method",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": titles},
+        "axis": {"labelLimit": 110},
+    }
+
+
+def spread(view: View) -> Iterator[Figure | str]:
+    """The distribution of accuracy over clients, per method."""
+    frame = _by_client(view.run)
+    if frame.empty:
+        return
+    frame["id"] = frame["client"]
+    frame["kind"] = frame["client"].map(view.kind_of)
+    frame["jitter"] = frame["client"].map(view.jitter)
+    frame["client"] = frame["client"].map(view.clients)
+    frame["accuracy"] = frame["value"].round(2)
+    frame["method"] = frame["method"].map(view.run.titles)
+    titles = _titles(view, frame)
+    x = per_cent("accuracy", "accuracy of one client (%)")
+    dots = {
+        "mark": DOT,
+        "encoding": {
+            "x": x,
+            "y": _method_axis(titles),
+            "yOffset": JITTER,
+            "color": view.method | {"legend": None},
+            "shape": view.shape(),
+            "tooltip": tooltip("method", "client", "accuracy=accuracy (%)"),
+        },
+    }
+    spec, sampled = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
+    top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
+    who = worst(frame["id"].nunique())
+    who += " of clients" if who == "worst tenth" else ""
+    fares = "fares best with" if len(titles) > 1 else "with"
+    yield Figure(
+        "spread",
+        f"The {who} {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
+        "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
+        f"its line is the median.{sampled}",
+        spec | {"height": 40 * len(titles)},
+    )
+
+
+def versus(view: View) -> Iterator[Figure | str]:
+    """What each client gains or loses against FedAvg and against training alone."""
+    frame = _by_client(view.run)
+    if frame.empty:
+        return
+    for name, words, absent in (("fedavg", "FedAvg", "FedAvg"), ("local", "training alone", "training alone (local)")):
+        label = view.run.find(name)
+        base = frame[frame["method"] == label].set_index("client")["value"]
+        others = frame[(frame["method"] != label) & frame["client"].isin(base.index)].copy()
+        if others.empty:
+            yield f"Nothing is compared with {absent}: this run has no results of it beside another method."
+            continue
+        others["points"] = (others["value"] - others["client"].map(base)).round(2)
+        facts, share = [], {}
+        for other, mine in others.groupby("method", sort=False)["points"]:
+            better, equal = int((mine > 0).sum()), int((mine == 0).sum())
+            share[str(other)] = better, len(mine)
+            tie = f", equal for {equal}" if equal else ""
+            facts.append(
+                (str(other), f"{view.run.titles[str(other)]}: better for {better} of {len(mine)} clients{tie}")
+            )
+        order = list(view.run.titles)
+        facts.sort(key=lambda f: order.index(f[0]))
+        most = max(order, key=lambda o: share.get(o, (-1, 0)))
+        others["id"], others["client"] = others["client"], others["client"].map(view.clients)
+        others["method"] = others["method"].map(view.run.titles)
+        draw = _points if len(view.clients) > DRAWN else _heat
+        yield Figure(
+            f"versus-{name}",
+            _verdict(view.run, most, str(label), words, *share[most]),
+            facts=[text for _, text in facts],
+            **draw(view, others, words),
+        )
+
+
+def _verdict(run: Run, method: str, base: str, words: str, better: int, clients: int) -> str:
+    """A title that says "beats" only if a test over clients shows a difference."""
+    title, p = run.titles[method], p_value(run, method, base)
+    if p is not None and p < 0.05 and 2 * better > clients:
+        return f"{title} beats {words} for {better} of {clients} clients"
+    seeds = run.final.loc[run.final["method"] == method, "seed"].nunique()
+    why = "too few clients to show a difference" if smallest_p(clients, seeds) >= 0.05 else "no clear difference"
+    return f"{title} is better than {words} for {better} of {clients} clients: {why}"
+
+
+def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
+    """A heat map of clients x methods with the points that each client gains: caption, specification, width."""
+    bound = max(1.0, float(others["points"].abs().max()))
+    titles = _titles(view, others)
+    colour = {
+        "field": "points",
+        "type": "quantitative",
+        "scale": {"domain": [-bound, bound], "range": "diverging", "interpolate": "lab"},
+        "legend": {
+            "title": "points",
+            "orient": "bottom",
+            "direction": "horizontal",
+            "gradientLength": 180,
+            "labelExpr": _SIGNED,
+        },
+    }
+    axis = {
+        "orient": "top",
+        "labelAngle": -35,
+        "labelLimit": 90,
+        "labelAlign": "left",
+        "domain": False,
+        "ticks": False,
+    }
+    x = {
+        "field": "method",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": titles, "padding": 0.05},
+        "axis": axis,
+    }
+    y = view.client_axis(list(view.clients))
+    y["scale"]["padding"] = 0.08
+    y["axis"]["domain"] = False
+    return {
+        "caption": f"Final accuracy of each client minus its accuracy with {base}, in points (mean over seeds): "
+        "blue gains, orange loses.",
+        "spec": {
+            "padding": {"left": 5, "top": 5, "bottom": 5, "right": min(75, 6 * len(titles[-1]))},
+            "data": inline_data(others[["method", "client", "points"]]),
+            "height": height_for(len(view.clients)),
+            "mark": {"type": "rect"},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": colour,
+                "tooltip": tooltip("client", "method", "points"),
+            },
+        },
+        "min_width": max(300, 140 + 24 * len(titles)),
+    }
+
+
+def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
+    """The distribution of these points, where there are too many clients for a line each: caption, specification."""
+    titles = _titles(view, others)
+    others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
+    axis = {"labelExpr": _SIGNED, "tickCount": TICKS}
+    dots = {
+        "mark": DOT,
+        "encoding": {
+            "x": {"field": "points", "type": "quantitative", "title": "points", "axis": axis},
+            "y": _method_axis(titles),
+            "yOffset": JITTER,
+            "color": view.method | {"legend": None},
+            "shape": view.shape(),
+            "tooltip": tooltip("method", "client", "points"),
+        },
+    }
+    spec, sampled = boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
+    zero = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3], **RULE}}
+    spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
+    return {
+        "caption": f"Final accuracy of a client minus its accuracy with {base}, in points (mean over seeds): right of "
+        f"0 it gains, left it loses. The box holds the middle half of the clients, its line is the median.{sampled}",
+        "spec": spec | {"height": 40 * len(titles)},
+    }

@@ -1,0 +1,86 @@
+"""Accuracy against the bytes that a method sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.vega_lite import per_cent, tooltip
+from idiolect.report.figures.view import NAMED, View
+from idiolect.report.tables import Row, size
+
+
+def cost(view: View) -> Iterator[Figure | str]:
+    """Bytes per client and round against final accuracy."""
+    rows = [r for r in view.rows if r.accuracy is not None and r.bytes_per_round is not None]
+    if not rows:
+        if any(r.accuracy is not None for r in view.rows):
+            yield "No traffic is on record, so accuracy cannot be set against its cost."
+        return
+    largest = max(r.bytes_per_round or 0 for r in rows)
+    scale, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
+    percent = [100 * (r.accuracy or 0) for r in rows]
+    low, high = min(percent), max(percent)
+    apart = max(high - low, 1.0) / 14
+    named = rows if len(rows) <= NAMED else _front(rows)
+    place: dict[str, float] = {}
+    for r in sorted(named, key=lambda r: r.accuracy or 0):
+        place[r.label] = max([100 * (r.accuracy or 0), *(y + apart for y in place.values())])
+    values = [
+        {
+            "method": r.title,
+            "amount": round((r.bytes_per_round or 0) / scale, 4),
+            "bytes": size(r.bytes_per_round or 0),
+            "accuracy": round(100 * (r.accuracy or 0), 2),
+        }
+        | ({"label": place[r.label]} if r.label in place else {})
+        for r in rows
+    ]
+    end = largest / scale * 1.45 or 1.0
+    x = {
+        "field": "amount",
+        "type": "quantitative",
+        "title": f"sent and received per client and round ({unit})",
+        "scale": {"domain": [0, end], "nice": False},
+    }
+    y = per_cent("accuracy", "accuracy (%)", scale={"zero": False, "padding": 12})
+    colour = view.method | {"legend": None}
+    dots = {
+        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colour,
+            "tooltip": tooltip("method", "bytes=bytes per client and round", "accuracy=accuracy (%)"),
+        },
+    }
+    names = {
+        "transform": [{"filter": "isValid(datum.label)"}],
+        "mark": {"type": "text", "align": "left", "dx": 9, "color": "currentColor", "limit": 130},
+        "encoding": {"x": x, "y": {"field": "label", "type": "quantitative"}, "text": {"field": "method"}},
+    }
+    least, most = (size(f(r.bytes_per_round or 0 for r in rows)) for f in (min, max))
+    amount = least if least == most else f"{least} to {most}"
+    yield Figure(
+        "cost",
+        f"What accuracy costs: {amount} per client and round",
+        "Bytes down and up, mean per participating client and round, against final accuracy: the upper left is cheap "
+        "and good."
+        + (
+            ""
+            if len(named) == len(rows)
+            else " Named are those that none as cheap beats; point at a dot for the others."
+        ),
+        {"data": {"values": values}, "height": 300, "layer": [dots, names]},
+    )
+
+
+def _front(rows: Sequence[Row]) -> list[Row]:
+    """The methods for which no other reaches a higher accuracy with as many bytes or fewer."""
+
+    def beaten(r: Row) -> bool:
+        return any(
+            (q.bytes_per_round or 0) <= (r.bytes_per_round or 0) and (q.accuracy or 0) > (r.accuracy or 0) for q in rows
+        )
+
+    return [r for r in rows if not beaten(r)]

@@ -1,0 +1,28 @@
+"""All figures of a run, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from idiolect.report.figures.clients import spread, versus
+from idiolect.report.figures.combination import combination
+from idiolect.report.figures.cost import cost
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.local_weight import by_shift, local_weight
+from idiolect.report.figures.over_rounds import over_rounds
+from idiolect.report.figures.partition import label_map
+from idiolect.report.figures.representations import gaussianity, representations
+from idiolect.report.figures.view import View
+from idiolect.report.tables import summary
+from idiolect.runs.reader import Run
+
+_MAKERS = (
+    over_rounds, spread, cost, versus, label_map, combination, local_weight, by_shift, gaussianity, representations,
+)  # fmt: skip
+
+
+def figures(run: Run, colours: Mapping[str, str]) -> tuple[list[Figure], list[str]]:
+    """All figures that a run has data for, and sentences that say which others are missing and why."""
+    view = View(run, summary(run), colours)
+    found = [thing for make in _MAKERS for thing in make(view)]
+    return [f for f in found if isinstance(f, Figure)], [f for f in found if isinstance(f, str)]

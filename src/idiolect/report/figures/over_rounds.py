@@ -1,0 +1,74 @@
+"""Accuracy over the rounds of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from idiolect.report.figures.colours import PALETTE
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, per_cent, tooltip
+from idiolect.report.figures.view import NAMED, View
+from idiolect.report.tables import finished
+
+
+def over_rounds(view: View) -> Iterator[Figure | str]:
+    """Accuracy over rounds: the mean over clients and seeds, and the range over seeds."""
+    accuracy = view.run.accuracy
+    if accuracy.empty:
+        yield "No accuracy is on record yet, so there is nothing to draw about it."
+        return
+    seeds = 100 * accuracy.groupby(["method", "seed", "round"])["value"].mean()
+    frame = seeds.groupby(["method", "round"]).agg(["mean", "min", "max", "count"]).round(2).reset_index()
+    frame = frame.rename(columns={"mean": "accuracy", "min": "low", "max": "high", "count": "seeds"})
+    frame["method"] = frame["method"].map(view.run.titles)
+    ticks: Json = {"tickMinStep": 1, "format": "d", "tickCount": TICKS}
+    first, final = int(frame["round"].min()), int(frame["round"].max())
+    if final - first < 10:
+        ticks["values"] = list(range(first, final + 1))
+    x = {
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
+        "scale": {"zero": False, "nice": False},
+        "axis": ticks,
+    }
+    y = per_cent("accuracy", "accuracy (%)")
+    legend = view.legend | {"symbolOpacity": 1}
+    colour = view.method | {"legend": legend}
+    tip = tooltip("method", "round", "accuracy=accuracy (%)", "low=lowest seed (%)", "high=highest seed (%)", "seeds")
+
+    def shown(yes: float, no: float) -> Json:
+        return {"condition": {"param": "picked", "value": yes}, "value": no}
+
+    line: Json = {
+        "params": [{"name": "picked", "select": {"type": "point", "fields": ["method"]}, "bind": "legend"}],
+        "mark": {"type": "line", "strokeWidth": 2},
+        "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12)},
+    }
+    if len(view.run.titles) > len(PALETTE):
+        line["encoding"]["strokeDash"] = view.dash | {"legend": legend}
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 28},
+        "encoding": {"x": x, "y": y, "color": colour, "opacity": shown(1, 0.12), "tooltip": tip},
+    }
+    layers = [line, points]
+    several = bool((frame["seeds"] > 1).any()) and len(view.run.titles) <= NAMED
+    if several:
+        low = per_cent("low", "accuracy (%)")
+        band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
+        layers.insert(0, {"mark": "area", "encoding": band})
+    done = finished(view.rows)
+    title = "No method came to the end"
+    if done:
+        top = max(done, key=lambda r: r.accuracy or 0)
+        title = f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %"
+    yield Figure(
+        "rounds",
+        title,
+        "Test accuracy over the rounds, mean over clients"
+        + (" and seeds" if (frame["seeds"] > 1).any() else "")
+        + ("; the band spans the lowest to the highest seed" if several else "")
+        + ". Click a name in the legend to single it out; shift-click adds another.",
+        {"data": inline_data(frame), "height": 340, "layer": layers},
+        wide=True,
+    )

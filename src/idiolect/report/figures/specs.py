@@ -1,0 +1,14 @@
+"""Specs as they stand in a run's files."""
+
+from __future__ import annotations
+
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+
+
+def parsed(text: str) -> Spec:
+    """A spec, or one with the whole text as its name if it cannot be parsed."""
+    try:
+        return Spec.parse(text)
+    except InputError:  # a run is shown whatever its files say
+        return Spec(name=text)
