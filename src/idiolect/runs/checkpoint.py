@@ -9,8 +9,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from idiolect.core import files, tree
-from idiolect.simulation.rounds import State
 from idiolect.core.errors import InputError
+from idiolect.simulation.rounds import State
 
 _MEND = "delete it to start this part of the run again"
 
