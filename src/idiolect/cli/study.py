@@ -46,7 +46,7 @@ def study_of(
 def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
     """The study's methods with the options that ``--set`` gives."""
     from idiolect.core.option_spec import scalar
-    from idiolect.studies.config import labelled
+    from idiolect.studies.method_use import labelled
 
     uses = [u.model_dump() for u in study.methods]
     given: list[dict[str, Any]] = [{} for _ in uses]

@@ -17,7 +17,8 @@ from idiolect.core.option_spec import Spec, plain
 from idiolect.core.terminal import Text
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.runs.store import computed, said, sittings
-from idiolect.studies.config import Study, Use
+from idiolect.studies.config import Study
+from idiolect.studies.method_use import Use
 
 EFFECTS = {
     "dataset": "another task",

@@ -13,7 +13,8 @@ from idiolect.core.errors import InputError, option
 from idiolect.reproduction.recipes import Cell
 from idiolect.runs import checkpoint
 from idiolect.runs.store import computed, difference, joined_rounds
-from idiolect.studies.config import Study, labelled
+from idiolect.studies.config import Study
+from idiolect.studies.method_use import labelled
 
 
 def digest(study: Study) -> str:

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from idiolect.studies.config import Study, Use, use
+    from idiolect.studies.config import Study
+    from idiolect.studies.method_use import Use, use
     from idiolect.studies.progress import watcher
     from idiolect.studies.result import Result
     from idiolect.studies.runner import run
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Result", "Study", "Use", "run", "use", "watcher"]
 _MODULES = {
     "Study": "config",
-    "Use": "config",
-    "use": "config",
+    "Use": "method_use",
+    "use": "method_use",
     "watcher": "progress",
     "Result": "result",
     "run": "runner",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import pydantic
 import torch
@@ -17,74 +16,32 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.core.documents import read_yaml
-from idiolect.core.errors import InputError, brief, listed, nearest, option
+from idiolect.core.errors import InputError, listed, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import SGD, Augment, Task, Training
-from idiolect.core.option_spec import Spec, lower, options_of, scalar, split_list
+from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
+from idiolect.studies.method_use import Name, Use
+from idiolect.studies.naming import (
+    all_different,
+    complete_partition,
+    complete_shift,
+    is_path,
+    known_name,
+    path_of_model,
+    sentence,
+)
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
 _GIVEN = "given: "  # begins what stands in a file for an object that Python gave
-
-
-class Use(BaseModel):
-    """One method of a study, with all its options. ``label`` tells two uses of one method apart."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    label: Name
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _whole(cls, value: object) -> object:
-        if isinstance(value, str):
-            value = Spec.parse(value)
-        if isinstance(value, Spec):
-            value = {"label": str(value), "name": value.name, "options": value.options}
-        if isinstance(value, Mapping) and "name" in value:
-            options = methods.settle(str(value["name"]), value.get("options") or {})
-            value = {"label": value["name"]} | dict(value) | {"options": options}
-        return value
-
-
-def use(name: str, *, label: str | None = None, **options: Any) -> Use:
-    """A method with options, for ``Study(methods=[...])``.
-
-    Raises:
-        InputError: unknown method or option, or a value out of range.
-
-    >>> use("fedpac", alignment=0.5).options["alignment"]
-    0.5
-    """
-    named = str(Spec(name=name, options=options)) if label is None else label
-    try:
-        return Use.model_validate({"label": named, "name": name, "options": options})
-    except pydantic.ValidationError as error:
-        raise InputError(_sentence(error, Use)) from None
-
-
-def labelled(name: str, options: Mapping[str, Any]) -> str:
-    """A method with what differs from its defaults, or with the preset that is asked for.
-
-    >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
-    'fedpac:head_epochs=2'
-    """
-    defaults = methods.get(name).options
-    if "preset" not in options:
-        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
-    return str(Spec(name=name, options=dict(options)))
 
 
 class Study(BaseModel):
@@ -139,7 +96,7 @@ class Study(BaseModel):
         try:
             super().__init__(**settings)
         except pydantic.ValidationError as error:
-            raise InputError(_sentence(error, Study)) from None
+            raise InputError(sentence(error, Study)) from None
 
     @pydantic.model_validator(mode="after")
     def _settled(self) -> Self:
@@ -150,7 +107,7 @@ class Study(BaseModel):
                 object.__setattr__(self, name, value)
 
         if self.data is None:
-            settle(dataset=_known("dataset", self.dataset or USUAL_DATASET, data.names()))
+            settle(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
             if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
                 pass
@@ -165,10 +122,10 @@ class Study(BaseModel):
             elif self.data is not None and column is None:
                 return self  # the data decide when they are read
             named = {"column": column} if column and self.data is None else {}
-            settle(partition=_partition(Spec(name="natural", options=named) if column else _USUAL))
+            settle(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
             raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
-        known = isinstance(self.partition, Spec) and (may_import() or not _is_path(self.partition))
+        known = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
         if self.clients is None and known and not data.follows_a_column(self.partition):
             settle(clients=USUAL_CLIENTS)
         return self
@@ -192,7 +149,7 @@ class Study(BaseModel):
     def _partitioner(cls, value: object) -> object:
         if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_GIVEN)):
             return value
-        return _partition(Spec.model_validate(value))
+        return complete_partition(Spec.model_validate(value))
 
     @pydantic.field_serializer("partition")
     def _partition_text(self, value: Any) -> Any:
@@ -241,29 +198,29 @@ class Study(BaseModel):
     @pydantic.field_validator("model")
     @classmethod
     def _model(cls, name: str) -> str:
-        if (path := _path_of_model(name)) and may_import():
+        if (path := path_of_model(name)) and may_import():
             by_path(path, "model")
         return name
 
     @pydantic.field_validator("shifts")
     @classmethod
     def _shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(_shift(spec) for spec in specs)
+        return tuple(complete_shift(spec) for spec in specs)
 
     @pydantic.field_validator("new_shifts")
     @classmethod
     def _new_shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(_shift(spec) for spec in data.conditions_of(specs))
+        return tuple(complete_shift(spec) for spec in data.conditions_of(specs))
 
     @pydantic.field_validator("methods")
     @classmethod
     def _labels(cls, uses: tuple[Use, ...]) -> tuple[Use, ...]:
-        return _different("method", uses, [u.label for u in uses])
+        return all_different("method", uses, [u.label for u in uses])
 
     @pydantic.field_validator("seeds")
     @classmethod
     def _seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _different("seed", seeds, seeds)
+        return all_different("seed", seeds, seeds)
 
     @classmethod
     def read(cls, path: str | Path, *, allow_import: bool = False) -> Self:
@@ -310,8 +267,8 @@ class Study(BaseModel):
 
     def imports(self) -> dict[str, str]:
         """The settings that are import paths of code, with these."""
-        found = {"model": _path_of_model(self.model)}
-        if isinstance(self.partition, Spec) and _is_path(self.partition):
+        found = {"model": path_of_model(self.model)}
+        if isinstance(self.partition, Spec) and is_path(self.partition):
             found["partition"] = self.partition.name
         if isinstance(self.data, str) and data.is_program(self.data):
             found["data"] = self.data
@@ -339,7 +296,7 @@ class Study(BaseModel):
         invented = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # they may be few
-            partition = _partition(Spec(name="natural") if source.client_column else few)
+            partition = complete_partition(Spec(name="natural") if source.client_column else few)
         found = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
@@ -403,12 +360,6 @@ def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None
     )  # fmt: skip
 
 
-def _known(what: str, name: str, known: Sequence[str]) -> str:
-    if name not in known:
-        raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
-    return name
-
-
 def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
     """What to say of a file that names code, for which nobody has given a word."""
     setting, path = next(iter(named.items()))
@@ -416,59 +367,3 @@ def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
         f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: look at "
         f"that first, then give {option('allow_import', True)}"
     )
-
-
-def _path_of_model(name: str) -> str | None:
-    wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
-    return wanted if "." in wanted else None
-
-
-def _is_path(partition: Spec) -> bool:
-    return "." in partition.name and partition.name not in data.PARTITIONS
-
-
-def _partition(spec: Spec) -> Spec:
-    """The partition with all its options; one that may not be imported as it is."""
-    if _is_path(spec) and not may_import():
-        return spec
-    function, options = data.partition_of(spec)
-    return Spec(name=spec.name, options=_defaults(function) | options)
-
-
-def _shift(spec: Spec) -> Spec:
-    """The shift with all its options."""
-    function, options = data.shift_of(spec)
-    whom = {k: v for k, v in spec.options.items() if k == "clients"}
-    return Spec(name=spec.name, options=_defaults(function) | options | whom)
-
-
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    known = options_of(function) if inspect.isfunction(function) else {}
-    return {k: p.default for k, p in known.items() if p.default is not None and p.default is not p.empty}
-
-
-def _different(what: str, values: T, names: Sequence[Any]) -> T:
-    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
-    if twice is not None:
-        raise InputError(f"{what} {twice!r} stands twice: give each {what} once")
-    return values
-
-
-def _sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
-    first = error.errors()[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    setting, *inner = first["loc"]
-    if setting == "protocol" and inner and first["type"] == "extra_forbidden":
-        return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
-    if first["type"] == "extra_forbidden" and not inner:
-        return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
-    named = inner[-1:] == ["label"] and first["type"] != "missing"
-    if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
-        return (
-            f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example dirichlet:alpha=0.3"
-        )
-    known = named or setting == "protocol"
-    inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
-    where = ".".join(map(str, [setting, *inside]))
-    return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"

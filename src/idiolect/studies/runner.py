@@ -32,8 +32,9 @@ from idiolect.engines import Engine, Job, Record, State, begin, fit
 from idiolect.report import DIVERGED, Divergence
 from idiolect.runs import checkpoint, environment
 from idiolect.runs.store import Cell, Store
-from idiolect.studies.config import Study, Use
+from idiolect.studies.config import Study
 from idiolect.studies.evaluation_cost import trainings
+from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Silent, Watcher
 from idiolect.studies.result import Result
 from idiolect.studies.trackers import Make, Tracking, measures

@@ -19,7 +19,8 @@ from typing import Any, Literal
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.evaluation_protocol import Moment
 from idiolect.core.option_spec import Spec
-from idiolect.studies.config import Study, Use, labelled, use
+from idiolect.studies.config import Study
+from idiolect.studies.method_use import Use, labelled, use
 
 Kind = Literal["results", "settings", "figure", "schematic"]
 

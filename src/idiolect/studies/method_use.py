@@ -1,0 +1,65 @@
+"""A method of a study, with its options and a label of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from idiolect import methods
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+from idiolect.studies.naming import sentence
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
+
+
+class Use(BaseModel):
+    """One method of a study, with all its options. ``label`` tells two uses of one method apart."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    label: Name
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = Spec.parse(value)
+        if isinstance(value, Spec):
+            value = {"label": str(value), "name": value.name, "options": value.options}
+        if isinstance(value, Mapping) and "name" in value:
+            options = methods.settle(str(value["name"]), value.get("options") or {})
+            value = {"label": value["name"]} | dict(value) | {"options": options}
+        return value
+
+
+def use(name: str, *, label: str | None = None, **options: Any) -> Use:
+    """A method with options, for ``Study(methods=[...])``.
+
+    Raises:
+        InputError: unknown method or option, or a value out of range.
+
+    >>> use("fedpac", alignment=0.5).options["alignment"]
+    0.5
+    """
+    named = str(Spec(name=name, options=options)) if label is None else label
+    try:
+        return Use.model_validate({"label": named, "name": name, "options": options})
+    except pydantic.ValidationError as error:
+        raise InputError(sentence(error, Use)) from None
+
+
+def labelled(name: str, options: Mapping[str, Any]) -> str:
+    """A method with what differs from its defaults, or with the preset that is asked for.
+
+    >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
+    'fedpac:head_epochs=2'
+    """
+    defaults = methods.get(name).options
+    if "preset" not in options:
+        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
+    return str(Spec(name=name, options=dict(options)))

@@ -1,0 +1,93 @@
+"""What settings name (partitions, shifts, networks), looked up and completed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel
+
+from idiolect import data, models
+from idiolect.core.errors import InputError, brief, nearest
+from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.import_path import may_import
+from idiolect.core.option_spec import Spec, lower, options_of
+
+T = TypeVar("T")
+
+
+def known_name(what: str, name: str, known: Sequence[str]) -> str:
+    """A name, if it is known.
+
+    Raises:
+        InputError: it is not; the message has the nearest.
+    """
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
+    return name
+
+
+def path_of_model(name: str) -> str | None:
+    """The import path that names a network; None where a name of ours does."""
+    wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
+    return wanted if "." in wanted else None
+
+
+def is_path(partition: Spec) -> bool:
+    """Whether a partition is named by an import path."""
+    return "." in partition.name and partition.name not in data.PARTITIONS
+
+
+def complete_partition(spec: Spec) -> Spec:
+    """The partition with all its options; one that may not be imported as it is."""
+    if is_path(spec) and not may_import():
+        return spec
+    function, options = data.partition_of(spec)
+    return Spec(name=spec.name, options=_defaults(function) | options)
+
+
+def complete_shift(spec: Spec) -> Spec:
+    """The shift with all its options."""
+    function, options = data.shift_of(spec)
+    whom = {k: v for k, v in spec.options.items() if k == "clients"}
+    return Spec(name=spec.name, options=_defaults(function) | options | whom)
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    known = options_of(function) if inspect.isfunction(function) else {}
+    return {k: p.default for k, p in known.items() if p.default is not None and p.default is not p.empty}
+
+
+def all_different(what: str, values: T, names: Sequence[Any]) -> T:
+    """The values, if no two have the same name.
+
+    Raises:
+        InputError: two have.
+    """
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise InputError(f"{what} {twice!r} stands twice: give each {what} once")
+    return values
+
+
+def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
+    """What is wrong, in a sentence."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    setting, *inner = first["loc"]
+    if setting == "protocol" and inner and first["type"] == "extra_forbidden":
+        return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
+    if first["type"] == "extra_forbidden" and not inner:
+        return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
+    named = inner[-1:] == ["label"] and first["type"] != "missing"
+    if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
+        return (
+            f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example dirichlet:alpha=0.3"
+        )
+    known = named or setting == "protocol"
+    inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
+    where = ".".join(map(str, [setting, *inside]))
+    return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"
