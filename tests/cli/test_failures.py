@@ -63,11 +63,11 @@ def test_what_diverges_ends_alone(
     from idiolect.engines import sequential
     from idiolect.simulation import rounds
 
-    real, rounds, broken = rounds._Run.map, [], True
+    real, seen, broken = rounds._Run.map, [], True
     monkeypatch.setattr(sequential.Sequential, "lanes", lanes)
 
     def run(self: rounds._Run, stage: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
-        rounds.append((self.job.name, round))
+        seen.append((self.job.name, round))
         found = real(self, stage, round, ids, down, clients)
         if broken and (self.job.name, stage, round) == ("fedavg", "local", 3):
             found[1] = found[1]._replace(up=rounds.tree.map(lambda a: a * float("nan"), found[1].up))
@@ -80,17 +80,17 @@ def test_what_diverges_ends_alone(
     row = next(text for text in said.out.splitlines() if text.startswith("FedAvg"))
     assert "diverged in round 3" in row
     assert "fedavg, seed 0: diverged in round 3 (fedavg: server, round 3, aggregate: training diverged (" in caplog.text
-    assert ("fedper", 4) in rounds
-    assert ("fedavg", 4) not in rounds
+    assert ("fedper", 4) in seen
+    assert ("fedavg", 4) not in seen
     assert "FedAvg, seed 0: diverged in round 3, so that the method has no final results (" in Path(
         "r/report.html"
     ).read_text(encoding="utf-8")
     refused(idiolect("report r --compare fedper,fedavg"), "fedavg diverged in round 3 with seed 0")
 
-    del rounds[:]
+    del seen[:]
     again = "run --resume --out r --quiet --engine sequential"
     said = idiolect(again)
-    assert (said.code, rounds) == (1, [])
+    assert (said.code, seen) == (1, [])
     assert "diverged in round 3" in said.out
     assert "it was not tried again: to do so, delete r/diverged.json and resume" in caplog.text
 
@@ -103,7 +103,7 @@ def test_what_diverges_ends_alone(
     broken = False
     said = idiolect(again)
     assert (said.code, "diverged" in said.out) == (0, False)
-    assert {round for _, round in rounds} == {3, 4}, "it goes on after its last whole round"
+    assert {round for _, round in seen} == {3, 4}, "it goes on after its last whole round"
     assert idiolect(f"{line} --out whole").code == 0
     assert same_records(Path("r"), Path("whole"))
 
