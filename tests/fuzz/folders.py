@@ -64,19 +64,20 @@ def _quietly(entry: Callable[[list[str]], object], arguments: list[str], code: i
 
 def _halve(place: Path) -> None:
     """The same run as a signal leaves it: one method done, the other after its first round."""
-    import idiolect.studies as experiments
     from idiolect.core.errors import Interrupted
+    from idiolect.studies import Study, run
+    from idiolect.studies.progress import Silent
 
-    study = experiments.Study.read("whole/study.yaml")
+    study = Study.read("whole/study.yaml")
     half = place / "half"
 
-    class Impatient(experiments.progress.Silent):
+    class Impatient(Silent):
         def advance(self, label: str, *more: Any, **others: Any) -> None:
             if label == "ditto":  # whose first round is on disk
                 raise KeyboardInterrupt
 
     with contextlib.suppress(Interrupted, KeyboardInterrupt):
-        experiments.run(study, half, engine="sequential", watcher=Impatient())
+        run(study, half, engine="sequential", watcher=Impatient())
     if (half / "report.html").exists() or len(list(half.glob("cells/*/checkpoint.safetensors"))) < 2:
         raise RuntimeError("the run was not stopped half-way")
 

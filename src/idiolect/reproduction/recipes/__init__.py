@@ -1,7 +1,7 @@
 """One function per table and figure of the four papers, found by listing this folder.
 
 ``fedpac.py`` holds ``table1()``, which is the recipe ``fedpac/table1``: its cells, each a number of the paper beside
-the study of one method that measures it here. The papers' numbers are in ``experiments/published``.
+the study of one method that measures it here. The papers' numbers are in ``reproduction/published``.
 """
 
 from __future__ import annotations
