@@ -1,4 +1,4 @@
-"""What the benchmarks share: made-up federations, and the memory of a program with its workers."""
+"""What the benchmarks share: synthetic federations, and the memory of a program with its workers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [divide] [corrupt] [open] [memory]
 
-``divide``: every partition, 1,000 clients over 60,000 made-up rows of ten classes. ``corrupt``: pFedFDA's 50 corrupted
+``divide``: every partition, 1,000 clients over 60,000 synthetic rows, ten classes. ``corrupt``: pFedFDA's 50 corrupted
 clients of 100, the first time and from the cache. ``open``: a cached set of 60,000 images. ``memory``: two rounds of
 FedAvg-FT with two workers over 60,000 rows, for 20 and for 1,000 clients, as proportional set size (Linux: what
 processes share counts once), beside the same run with next to no rows. ``corrupt``, ``open`` and ``memory`` need

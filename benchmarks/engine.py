@@ -56,7 +56,7 @@ def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turn
 
 
 def fedavg(name: str) -> Job:
-    """FedAvg on made-up images."""
+    """FedAvg on synthetic images."""
     data = federation(CLIENTS, ROWS, SHAPES[name])
     return Job("fedavg", partial(methods.build, "fedavg", {}, task(name, data, EPOCHS)), data, 0)
 

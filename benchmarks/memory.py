@@ -1,6 +1,6 @@
 """What a run of each method keeps in memory: two rounds of 100 clients with FedPAC's network for CIFAR-10.
 
-Made-up pictures, a few rows per client, everybody takes part and is evaluated, two worker processes. Sizes are in
+Synthetic pictures, a few rows per client, everybody takes part and is evaluated, two worker processes. Sizes are in
 models (107,690 weights); the peak is that of the memory of the program and its workers together, sampled every 50 ms
 (Linux); pages that they share count once. Every method runs in a process of its own.
 

@@ -242,12 +242,12 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
 
 _ABOUT = """\
 This page and the pages behind it are made from the code by `docs/build.py`: what travels and what stays is read off the
-messages of a round on made-up rows.
+messages of a round on synthetic rows.
 
 - **shared**: what all clients receive alike; **personal**: what one client receives, or keeps from round to round.
 - **down**, **up**: bytes per client and round, FedAvg = 1 ({unit:,} bytes: CIFAR-CNN, 10 classes).
 - **sums**: whether the server needs no more than weighted sums over clients, so that it need not see a single upload.
-- **a new client**: how it comes by its model without taking part in a round.
+- **a new client**: how it gets its model without taking part in a round.
 - **cost**: seconds per round relative to FedAvg, evaluation left out: the median of {rounds} rounds in turns with
   FedAvg ({setting}, 5 local epochs, batches of 50). Every method has its defaults: FedRep trains the head for 5 epochs
   and the body for 5, pFedHN takes 50 batches where five epochs are 20.

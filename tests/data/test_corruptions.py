@@ -59,7 +59,7 @@ def near(got_N, want_N):
 
 
 def smooth(n=20, channels=3, side=32):
-    """Made-up images: blurred noise, stretched to the whole range."""
+    """Synthetic images: blurred noise, stretched to the whole range."""
     x_N = ndimage.gaussian_filter(rng(5).random((n, channels, side, side)), (0, 0, 1.5, 1.5))
     x_N -= x_N.min((1, 2, 3), keepdims=True)
     return np.rint(x_N / x_N.max((1, 2, 3), keepdims=True) * 255).astype(np.uint8)

@@ -175,7 +175,7 @@ def test_sizes():
         ([encode(grey(600, 500)), encode(grey(601, 500))], "mixed sizes: .*: give resize=224x224"),
         (
             [encode(grey()), b"no image"],
-            r"image 1 cannot be read as an image \(.*\): mend it, save it as PNG, or remove",
+            r"image 1 cannot be read as an image \(.*\): fix it, save it as PNG, or remove",
         ),
         ([encode(grey(200, 200))[:-9000]], "image 0 cannot be read as an image"),
         ([encode(grey()), None], "image 1 has no image: fill it in or remove it"),

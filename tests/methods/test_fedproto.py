@@ -240,7 +240,7 @@ def test_variants_of_fedpac() -> None:
         p |= {"U": first.value.model.head["weight"].numpy(), "c": first.value.model.head["bias"].numpy()}
         close(logp, o.log_probability(p, TEST))
         info = method.local(down, first, o.data(*ROWS[0]), o.key())[2]
-        assert (float(info["alignment"]) > 0) != shared, "G hangs on what it receives, L on what it keeps"
+        assert (float(info["alignment"]) > 0) != shared, "G depends on what it receives, L on what it keeps"
 
 
 def test_a_client_smaller_than_a_batch_trains() -> None:

@@ -273,7 +273,7 @@ def test_personal_predictions(head_epochs: int, drawn: list[np.ndarray]) -> None
 
 
 def test_reference_is_never_averaged() -> None:
-    """What a client keeps hangs on nobody else, and none of it is sent."""
+    """What a client keeps depends on nobody else, and none of it is sent."""
     method = methods.build("fedsr", BUILD, o.task())
     ends = []
     for ids in ((0,), (0, 1, 3)):

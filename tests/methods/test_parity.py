@@ -7,7 +7,7 @@ description: batches of 7 in stored order, FedCR's recorded noise, scikit-learn'
 Two quirks of the released pFedFDA:
 - 1e-4 added to every entry of the covariance: part of the preset (``ridge_everywhere``).
 - its optimiser of beta stops early (gradient tolerance 1e-3), and where it steps out of [0, 1] its gradient is cut to
-  zero. So the recorded betas are no minimisers, and everything that hangs on them is compared with the recorded beta in
+  zero. So the recorded betas are no minimisers, and all that depends on them is compared with the recorded beta in
   place of our search, to 1e-5. Our own beta, by the objective written out in numpy, is a true minimiser, never
   worse than the recorded one, and within ``NEAR`` of it but for client 3 of the final evaluation: recorded at the bound
   1, where the objective has its minimum at 0.892.

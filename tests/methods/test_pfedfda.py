@@ -26,7 +26,7 @@ MEAN = RNG.uniform(size=(o.CLASSES, o.WIDTH))
 ROOT = RNG.normal(size=(o.WIDTH, o.WIDTH))
 COV = ROOT @ ROOT.T / o.WIDTH + 0.5 * np.eye(o.WIDTH)
 TEST = RNG.normal(size=(7, o.INPUTS))
-FOUND = {"rtol": 0, "atol": 2e-5}  # what hangs on beta: the search is good to about 1e-7
+FOUND = {"rtol": 0, "atol": 2e-5}  # what depends on beta: the search is good to about 1e-7
 GRID = np.linspace(0, 1, 101)
 Repair = Callable[[np.ndarray], np.ndarray]
 

@@ -1,4 +1,4 @@
-"""Made-up runs, written to disk as a real one would be."""
+"""Synthetic runs, written to disk as a real one would be."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def about(label: str) -> tuple[str, str, float]:
 
 
 class Made:
-    """A made-up run: the lists that go into its files, open to changes before ``save``."""
+    """A synthetic run: the lists that go into its files, open to changes before ``save``."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Made:
 
 @pytest.fixture(scope="session")
 def make() -> Callable[..., Made]:
-    """``make(labels, clients, seeds, rounds, name)``: a small made-up run."""
+    """``make(labels, clients, seeds, rounds, name)``: a small synthetic run."""
 
     def made(
         labels: Sequence[str] = ("local", "fedavg", "fedpac", "pfedfda"),

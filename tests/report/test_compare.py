@@ -1,4 +1,4 @@
-"""Two methods compared, against scipy on the raw values and loops over the made-up records."""
+"""Two methods compared, against scipy on the raw values and loops over the synthetic records."""
 
 from __future__ import annotations
 

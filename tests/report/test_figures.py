@@ -1,4 +1,4 @@
-"""The values inside the specifications, against plain loops over the made-up records."""
+"""The values inside the specifications, against plain loops over the synthetic records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle is a plain loop over the made-up records; no pandas."""
+"""The oracle is a plain loop over the synthetic records; no pandas."""
 
 from __future__ import annotations
 

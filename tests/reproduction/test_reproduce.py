@@ -479,7 +479,7 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     outcome_files.keep(recipe, replace(found, said="Without seed 1 (diverged): client 3"), tmp_path / "results")
     assert json.loads(path.read_text())["said"] == "Without seed 1 (diverged): client 3"
     path.write_text('{"recipe": ')
-    with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: mend it, or delete it"):
+    with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: fix it, or delete it"):
         outcome_files.keep(recipe, found, tmp_path / "results")
     not_run = outcomes.Outcome(recipe.cells[0], "not run")
     assert outcome_files.keep(recipe, not_run, tmp_path / "none") is None

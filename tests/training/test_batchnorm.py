@@ -140,7 +140,7 @@ def test_aggregate_shows_in_what_travels() -> None:
     up, larger = (a.local(d, (), data, toy.key())[1] for a, d in ((plain, down), (m, more)))
     assert tree.nbytes(larger) - tree.nbytes(up) == 8 * (numbers + 1)  # and the number of rows
     for k, w in up.value.body.items():
-        assert torch.equal(w, larger.value.method.body[k]), "training hangs on the policy"
+        assert torch.equal(w, larger.value.method.body[k]), "training depends on the policy"
 
 
 def test_aggregate_starts_from_mean_0_and_variance_1() -> None:

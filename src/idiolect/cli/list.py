@@ -126,7 +126,7 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
         try:
             return profile.of(name, options, network, classes, clients).as_json()
         except RunError as error:
-            say(err_console, f"idiolect: {error}; mend it, or uninstall the package that brings it")
+            say(err_console, f"idiolect: {error}; fix it, or uninstall the package that brings it")
             return None
 
     def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can go wrong, each said in one sentence that ends with the mend."""
+"""What can go wrong, each said in one sentence that ends with the fix."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _MODELS = {
 
 
 class Protocol(BaseModel):
-    """What is measured and which of it is *the* number. The best round on the test rows is not to be had.
+    """What is measured and which of it is *the* number. The best round on the test samples cannot be chosen.
 
     Attributes:
         clients: whose models count: "all" that train, the "participants" of the round, or the "new" clients that join

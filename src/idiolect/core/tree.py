@@ -123,7 +123,7 @@ def detach(tree: Tree) -> Tree:
 
 
 def copy(tree: Tree) -> Tree:
-    """The same values in fresh, aligned memory, so that a result never hangs on where its inputs lay."""
+    """The same values in fresh, aligned memory, so that a result never depends on where its inputs lay."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
 
 

@@ -10,7 +10,7 @@ class OneThread:
     """Inside, torch and the libraries under numpy and scipy compute on one thread, in threads begun there as well.
 
     Two threads on small batches wait for each other, a server's step would take the cores from the workers, and sums
-    would hang on the number of cores.
+    would depend on the number of cores.
     """
 
     def __enter__(self) -> OneThread:

@@ -191,7 +191,7 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
     """Whose models these clients get (m, places), and 1 where there is one to get.
 
     The draws of a client are a function of the server's key and round and of its own id. The largest clients stand
-    first, so that the order of a message does not hang on the numbers that clients go by; empty places stand last.
+    first, so that the order of a message does not depend on the numbers that clients go by; empty places stand last.
     """
     clients, known_m1 = len(server.n_K), (ids < len(server.n_K))[:, None]
     row_m = torch.where(known_m1[:, 0], ids, 0)

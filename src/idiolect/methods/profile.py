@@ -1,4 +1,4 @@
-"""What a method reveals, keeps and needs, found by running it on made-up rows: nothing here is typed in by hand."""
+"""What a method reveals, keeps and needs, found by running it on synthetic rows: nothing here is typed in by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
     parts: dict[str, str]
     """By name: "body", "head" or "model" for what is laid out as that, "M x body" for several, or a shape such as
-    "(C, d)"; "?" is a dimension that hangs on the sizes in some other way."""
+    "(C, d)"; "?" is a dimension that depends on the sizes in some other way."""
     bytes: int
 
 
@@ -37,13 +37,13 @@ class Anatomy(NamedTuple):
     up_value: Message
     up_weight: Message
     uploads_are_sums: bool
-    """Whether the server's state was found to hang on nothing but sums over clients of what they send, each tensor
+    """Whether the server's state was found to depend on nothing but sums over clients of what they send, each tensor
     weighted by 1 or by one tensor of ``Up.weight``; then the server need not see a single upload."""
     client: Message
     """What stays at a client after its first round."""
     server: Message
     joins_by: str
-    """How a client that never trained comes by its model: "what it receives", "forward passes" or "training"."""
+    """How a client that never trained gets its model: "what it receives", "forward passes" or "training"."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -78,7 +78,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         RunError: the method raised.
     """
     build = partial(methods.build, name, methods.settle(name, options))
-    with blame(f"method {name}, on made-up rows"):
+    with blame(f"method {name}, on synthetic rows"):
         with _precision(torch.float64):
             small = [_round(build, s.network(), s.classes, s.clients, s.rows) for s in _SIZES]
             sums, joins = _are_sums(small[0]), _joins(small[0])
@@ -97,7 +97,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
 
 
 class _Sizes(NamedTuple):
-    """Of a made-up task; no option has such values by default, so that each stands for what it measures."""
+    """Of a synthetic task; no option has such values by default, so that each stands for what it measures."""
 
     classes: int
     width: int
@@ -304,7 +304,7 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         InputError: unknown method or option.
         RunError: the method raised.
     """
-    with blame(f"method {name}, on made-up rows"), _precision(torch.float64):
+    with blame(f"method {name}, on synthetic rows"), _precision(torch.float64):
         s = _SIZES[0]
         r = _round(
             partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
@@ -319,7 +319,7 @@ def _joins(r: _Round) -> str:
 
 
 def _adapts(r: _Round, client: Tree) -> str:
-    """How a client comes by its model after the round: whatever prepares a backward pass is noticed."""
+    """How a client gets its model after the round: whatever prepares a backward pass is noticed."""
     server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
     down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]
 

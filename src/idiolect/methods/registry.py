@@ -126,7 +126,7 @@ def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
                 option_spec.check(build, options, str(title))
     except (Exception, SystemExit) as error:
         what = " ".join(f"{point.value}: {error}".split())
-        raise InputError(f"method {name} of {package} cannot be used ({what}): mend or uninstall {package}") from error
+        raise InputError(f"method {name} of {package} cannot be used ({what}): fix or uninstall {package}") from error
     return entry
 
 

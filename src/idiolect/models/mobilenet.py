@@ -82,7 +82,7 @@ class _InvertedResidual(nn.Module):
 
 
 class _SqueezeExcitation(nn.Module):
-    """Each channel times a weight in [0, 1] that hangs on the means of all channels."""
+    """Each channel times a weight in [0, 1] that depends on the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from idiolect.models.parts import Parts, Shape
 
 
 def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int) -> Network:
-    """The network that an import path leads to, built once and tried on made-up rows.
+    """The network that an import path leads to, built once and tried on synthetic rows.
 
     Args:
         path: such as ``my_package.nets.hospital``; found from the current folder, or installed.
@@ -71,7 +71,7 @@ def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) ->
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"model {path} cannot be built ({_said(error)}): mend it") from error
+        raise InputError(f"model {path} cannot be built ({_said(error)}): fix it") from error
     if not _are_modules(found):
         raise InputError(f"model {path} gives {_kind(found)}: it should give a pair of torch modules, (body, head)")
     body, head = found
@@ -134,7 +134,7 @@ def _same(parts: Parts, again: Parts, what: str) -> None:
 
 
 def _try(network: Network, what: str, classes: int) -> None:
-    """Raise unless made-up rows pass through body and head, twice alike, and a row alone as among others."""
+    """Raise unless synthetic rows pass through body and head, twice alike, and a row alone as among others."""
     model = network.init(keys.key(0))
     x_B = keys.normal(keys.key(0, "rows"), (3, *network.shape))
 
@@ -145,7 +145,7 @@ def _try(network: Network, what: str, classes: int) -> None:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): mend it") from error
+            raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): fix it") from error
 
     def predict(x_B: Tensor) -> tuple[Tensor, Tensor]:
         rows = f"{len(x_B)} row{'s' * (len(x_B) > 1)}"
@@ -162,7 +162,7 @@ def _try(network: Network, what: str, classes: int) -> None:
             )
         for part, made in (("body", z_Bd), ("head", logit_BC)):
             if not made.isfinite().all():
-                raise InputError(f"{what}: its {part} makes numbers that are not finite of {rows}: mend it")
+                raise InputError(f"{what}: its {part} makes numbers that are not finite of {rows}: fix it")
         return z_Bd, logit_BC
 
     made = predict(x_B)

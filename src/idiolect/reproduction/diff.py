@@ -60,7 +60,7 @@ EFFECTS = {
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
     "methods": "methods do not act on each other",
-    "idiolect": "what was mended in between: see the changelog",
+    "idiolect": "what was fixed in between: see the changelog",
     "torch": "rounding, which training enlarges",
     "numpy": "rounding; its random draws are the same",
     "python": "none that is known",
@@ -171,8 +171,8 @@ def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, S
     found = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
     if not found:
         known = dict.fromkeys(c.study.methods[0].name for c in cells if c.study is not None)
-        mend = f"choose a run of {', '.join(known)}" if known else next((c.absent for c in cells if c.absent), "no run")
-        raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {mend}")
+        fix = f"choose a run of {', '.join(known)}" if known else next((c.absent for c in cells if c.absent), "no run")
+        raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {fix}")
 
     def unlike(pair: tuple[Cell, Study]) -> tuple[int, bool]:
         return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].moment is not None

@@ -1,4 +1,4 @@
-"""What a recipe would run, and how long that takes here, by what its methods take on made-up samples.
+"""What a recipe would run, and how long that takes here, by what its methods take on synthetic samples.
 
 How fast a method is on this machine is measured once and remembered.
 """
@@ -38,7 +38,7 @@ from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
 
-_ROWS, _TESTED = 100, 32  # made-up rows that a method is timed on
+_ROWS, _TESTED = 100, 32  # synthetic rows that a method is timed on
 
 
 class Speed(NamedTuple):
@@ -80,8 +80,8 @@ def forecast(
 ) -> list[Planned]:
     """The runs of some cells, each once.
 
-    A run that has begun is judged by its own rounds so far, another by its method on made-up samples, one round of one
-    client on one core; workers share a round evenly.
+    A run that has begun is judged by its own rounds so far, another by its method on synthetic samples, one round of
+    one client on one core; workers share a round evenly.
 
     Args:
         cells: of a recipe.
@@ -209,7 +209,7 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
 
 
 def _speed(study: Study, about: dict[str, Any]) -> Speed:
-    """What a round and an evaluation take on made-up samples."""
+    """What a round and an evaluation take on synthetic samples."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
     count = _ROWS + _TESTED
     draw = torch.Generator().manual_seed(0)

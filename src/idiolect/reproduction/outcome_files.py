@@ -34,7 +34,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         if not isinstance(before, dict):
             raise ValueError("it holds no mapping")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): mend it, or delete it") from None
+        raise InputError(f"{path} cannot be read ({error}): fix it, or delete it") from None
     seeds = {str(k): v for k, v in (found.seeds or {}).items()}
     hashed = None if found.cell.study is None else digest(found.cell.study)
     same = before.get("hash") == hashed

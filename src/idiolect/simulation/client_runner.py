@@ -82,7 +82,7 @@ def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[i
     """Places in ``ids`` of the clients that a site is given at a time, the most work first.
 
     Training takes one client after another. Clients with few test rows are measured together, those of like numbers
-    (see ``Site.run``). What is together hangs on ``ids`` alone, so that no number of workers changes a result.
+    (see ``Site.run``). What is together depends on ``ids`` alone, so that no number of workers changes a result.
     """
     if stage == "local":
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]

@@ -164,7 +164,7 @@ def _shares(weight_N: Tensor) -> Tensor:
 def _minimise(f: Callable[[Tensor], Tensor]) -> Tensor:
     """The argument of the smallest value on [0, 1]; of equal ones on the grid the first, so 0 for a constant.
 
-    Values that differ by rounding are equal: which one is the smallest would hang on the engine.
+    Values that differ by rounding are equal: which one is the smallest would depend on the engine.
 
     A value that is not a number counts as infinite; NaN if no value on the grid is finite. The ends are met exactly.
 

@@ -256,7 +256,7 @@ class Study(BaseModel):
         except OSError as error:
             raise InputError(f"cannot read study {path}: {error.strerror}") from None
         except ValueError as error:
-            raise InputError(f"{path} is not YAML ({error}): mend it") from None
+            raise InputError(f"{path} is not YAML ({error}): fix it") from None
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
             raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
         try:

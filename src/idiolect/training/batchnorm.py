@@ -150,7 +150,7 @@ def _aggregate(method: Method, task: Task) -> Method:
 
 
 def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
-    """Mean 0 and variance 1, laid out as a prediction uses them, which one on made-up rows tells."""
+    """Mean 0 and variance 1, laid out as a prediction uses them, which one on synthetic rows tells."""
     key = keys.key(0, "statistics")
     x_R = keys.normal(key, (2, *task.network.shape))
     data = Data(x_R, torch.arange(2) % task.classes, torch.arange(2), torch.ones(2))

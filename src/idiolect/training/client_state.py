@@ -1,4 +1,4 @@
-"""What stays at a client, and how a client that has none yet comes by it."""
+"""What stays at a client, and how a client that has none yet gets it."""
 
 from __future__ import annotations
 

@@ -183,8 +183,8 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
                 f"{what} holds records ({listed(array.dtype.names, 5)}): give one of these, as {what}[name]"
             )
         if array.ndim != 1:
-            mend = ", for example y.argmax(axis=1)" if what == "y" and array.ndim == 2 else ""
-            raise InputError(f"{what} has the shape {array.shape}: give one value per row{mend}")
+            fix = ", for example y.argmax(axis=1)" if what == "y" and array.ndim == 2 else ""
+            raise InputError(f"{what} has the shape {array.shape}: give one value per row{fix}")
         if len(array) != count:
             raise InputError(f"{what} has {len(array)} values for {count} rows of x: give one value per row")
         columns.append(pd.Series(array))

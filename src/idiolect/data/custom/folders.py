@@ -320,12 +320,12 @@ def _images(folder: Path, within: Within | None) -> list[Path]:
     kinds.update({"pipe, socket or device": len(special)} if special else {})
     counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
-        mend = _LAYOUTS
+        fix = _LAYOUTS
         if set(_TABLES) & set(kinds):
-            mend = "name one of its tables, or call them train and test, for example train.csv and test.csv"
+            fix = "name one of its tables, or call them train and test, for example train.csv and test.csv"
         if ".dcm" in kinds:
-            mend = "convert DICOM files to PNG or TIFF"
-        raise InputError(f"{folder} has no images (files: {counted}): {mend}")
+            fix = "convert DICOM files to PNG or TIFF"
+        raise InputError(f"{folder} has no images (files: {counted}): {fix}")
     if kinds:
         log.warning("%s: files that are no images are left out (%s)", folder, counted)
     return images

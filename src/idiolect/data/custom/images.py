@@ -108,7 +108,7 @@ def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
             try:
                 data = " ".join(map(str, cache.mark(data))).encode()
             except OSError:
-                raise InputError(f"{name} cannot be read: mend it, or remove it") from None
+                raise InputError(f"{name} cannot be read: fix it, or remove it") from None
         content = data or b""
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
@@ -181,7 +181,7 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
         if isinstance(item.data, bytes):
             reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{item.name} cannot be read as an image ({reason}): mend it, save it as PNG, or remove it"
+            f"{item.name} cannot be read as an image ({reason}): fix it, save it as PNG, or remove it"
         ) from error
 
 

@@ -112,10 +112,10 @@ def read_dataset(
     parts = []
     for where, split in splits.items():
         if not hasattr(split, "with_format") or not hasattr(split, "features") or not hasattr(split, "__len__"):
-            mend = (
+            fix = (
                 "load it whole, without streaming=True" if hasattr(split, "features") else "give one, or a DatasetDict"
             )
-            raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {mend}")
+            raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {fix}")
         table = split.with_format("arrow")[:]
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
         parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))

@@ -31,7 +31,7 @@ def from_program(path: str, **options: Any) -> Source:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"data {path} fails ({type(error).__name__}: {error}): mend the function") from error
+        raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
     if isinstance(given, pd.DataFrame):
         asked = {k: v for k, v in options.items() if k != "resize"}
         return from_frame(given, name=path, **asked)

@@ -50,7 +50,7 @@ def made(kind: type[Partitioner], options: Mapping[str, Any], clients: int) -> t
     try:
         return kind(**usual | own), {k: v for k, v in options.items() if k in _OURS}
     except (ValueError, TypeError) as error:
-        raise InputError(f"partition {kind.__name__} cannot be made ({error}): mend its options") from error
+        raise InputError(f"partition {kind.__name__} cannot be made ({error}): fix its options") from error
 
 
 def check(kind: type[Partitioner], options: Mapping[str, Any], what: str) -> None:

@@ -31,9 +31,9 @@ def connect(address: str | None, workers: int | None) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_ray()
-    mend = "start one with ray start --head, or leave the address out for this machine alone"
+    fix = "start one with ray start --head, or leave the address out for this machine alone"
     if address is not None and not _answers(address):
-        raise InputError(f"no Ray cluster answers at {address}: {mend}")
+        raise InputError(f"no Ray cluster answers at {address}: {fix}")
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
@@ -45,7 +45,7 @@ def connect(address: str | None, workers: int | None) -> None:
             ray.init(address, **quiet)
     except Exception as error:
         what = f"cannot join the Ray cluster at {address}" if address is not None else "cannot start Ray"
-        raise InputError(f"{what} ({one_line(error)}): {mend}") from error
+        raise InputError(f"{what} ({one_line(error)}): {fix}") from error
     finally:
         if main:
             signal.signal(signal.SIGTERM, handler)  # Ray has taken it

@@ -82,8 +82,8 @@ class Host:
             return pack((error, None))
         except Exception as error:  # noqa: BLE001  a node never ends by itself, so that the engine can say what failed
             what = f"a node failed ({type(error).__name__}: {one_line(error)})"
-            mend = "put the method in a module that every node can import, or use the sequential engine"
-            return pack((RunError(f"{what}: {mend}"), None))
+            fix = "put the method in a module that every node can import, or use the sequential engine"
+            return pack((RunError(f"{what}: {fix}"), None))
 
     def close(self, number: int) -> None:
         """Let go of a job; what is under way of it ends."""

@@ -27,7 +27,7 @@ Kind = Literal["results", "settings", "figure", "schematic"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: where it stands, what the paper prints, and how it is come by here.
+    """One number: where it stands, what the paper prints, and how it is obtained here.
 
     Attributes:
         where: what tells it from the other cells: ``method``, ``dataset`` and the table's conditions.

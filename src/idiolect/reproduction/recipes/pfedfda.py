@@ -130,7 +130,7 @@ def table3() -> Recipe:
             _MEASURED,
             _BATCHES,
             _BASELINES,
-            "How a client comes by its 50 samples is not said: here every client draws 63 rows from a Dirichlet prior "
+            "How a client gets its 50 samples is not said: here every client draws 63 rows from a Dirichlet prior "
             "of its own, as a partition of the released code does, and tests on 13.",
         ),
     )
