@@ -4,6 +4,17 @@
 >>> study = idl.Study(dataset="digits", methods=["fedavg", "fedpac"], rounds=2)
 >>> result = idl.run(study, out="runs/first")  # doctest: +SKIP
 >>> result.table(), result.report()  # doctest: +SKIP
+
+The names of this module are the public interface:
+
+- ``Study``, ``use``, ``Use``: what is compared on what; a method with options.
+- ``run``, ``Result``: running a study, and what it measured.
+- ``data``: your own data (``data.from_arrays``, ``from_frame``, ``from_dataset``, ``open_data``), data sets by name,
+  partitions and shifts.
+- ``methods``: which methods there are, and building one for a task.
+- ``report``: pages, tables, comparisons and exports from run folders.
+- ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``: the contract that a method fulfils.
+- ``IdiolectError``, ``InputError``, ``RunError``, ``Interrupted``: what is raised.
 """
 
 from __future__ import annotations
@@ -15,16 +26,39 @@ from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunErro
 from idiolect.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from idiolect import data
+    from idiolect import data, methods, report
+    from idiolect.core.method import SGD, Data, Down, Method, Task, Training, Up
     from idiolect.studies import Result, Study, Use, run, use
 
-__all__ = ["IdiolectError", "InputError", "Interrupted", "Result", "RunError", "Study", "Use", "data", "run", "use"]
+__all__ = [
+    "SGD",
+    "Data",
+    "Down",
+    "IdiolectError",
+    "InputError",
+    "Interrupted",
+    "Method",
+    "Result",
+    "RunError",
+    "Study",
+    "Task",
+    "Training",
+    "Up",
+    "Use",
+    "data",
+    "methods",
+    "report",
+    "run",
+    "use",
+]
+_FOLDERS = ("data", "methods", "report")
+_CONTRACT = ("SGD", "Data", "Down", "Method", "Task", "Training", "Up")
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: a worker process needs none of what draws and reads."""
-    if name == "data":
-        return import_module("idiolect.data")
+    if name in _FOLDERS:
+        return import_module(f"idiolect.{name}")
     if name in __all__:
-        return getattr(import_module("idiolect.studies"), name)
+        return getattr(import_module("idiolect.core.method" if name in _CONTRACT else "idiolect.studies"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")
