@@ -121,7 +121,7 @@ def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_pa
     refused = idiolect(f"run --resume --out b --data {a_run.parent / 'p.csv'} --target diagnosis --model mlp")
     assert refused.code == 2
     with pytest.raises(InputError, match="holds another study"):
-        Study(**yaml.safe_load((a_run / "study.yaml").read_text())).run("a", resume=True)
+        idl.run(Study(**yaml.safe_load((a_run / "study.yaml").read_text())), "a", resume=True)
     assert idiolect("report a").code == 0
     assert not Path("executed").exists()
 

@@ -33,7 +33,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.engines import Job, Record, Sequential, State, fit
-from idiolect.engines.ray import cluster as joining
+from idiolect.engines.ray import engine as engine_of_ray
 from idiolect.engines.ray import host as hosting
 from idiolect.engines.ray import messages, nodes
 from idiolect.engines.ray import session as session_of_ray
@@ -450,7 +450,7 @@ def test_engine_that_cannot_be(options: dict[str, Any], words: str) -> None:
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    monkeypatch.setattr(engine_of_ray, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'^the ray engine needs Ray: pip install "idiolect\[ray\]"$'):
         Ray()
 

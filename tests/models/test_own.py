@@ -231,7 +231,7 @@ def test_it_travels_by_its_path(folder: Path) -> None:
     network = models.build("ward.nets.hospital:width=4", ROWS, 3)
     (folder / "network").write_bytes(pickle.dumps(network))
     code = (
-        "import pickle, torch; from idiolect import keys; n = pickle.load(open('network', 'rb'));"
+        "import pickle, torch; from idiolect.core import keys; n = pickle.load(open('network', 'rb'));"
         "print(float(n(n.init(keys.key(0)), torch.ones(1, 5)).detach().sum()))"
     )
     # as a console script starts, which does not look into the current folder

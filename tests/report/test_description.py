@@ -93,7 +93,7 @@ def test_the_map_of_labels_shades_by_share():
     hands = [np.concatenate([np.arange(100), np.arange(100, 120)]), np.arange(200, 400)]
 
     def mine(source, clients, rng):
-        return data.pack.Split([hand[:-10] for hand in hands], [hand[-10:] for hand in hands])
+        return data.Split([hand[:-10] for hand in hands], [hand[-10:] for hand in hands])
 
     with pytest.MonkeyPatch.context() as m:
         m.setitem(data.PARTITIONS, "mine", mine)

@@ -184,14 +184,14 @@ def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
         assert outcomes.protocol_of(c).moment == c.study.protocol.moment
 
 
-def test_what_is_under_way_is_left_out_where_whole_runs_are_asked_for(tmp_path: Path) -> None:
+def test_what_is_under_way_is_left_out_where_whole_part_runsare_asked_for(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper", rounds=400)]
-    runs_ = [part for c in cells for part in parts.parts(c, tmp_path)]
-    runs_[0].study.model_copy(update={"rounds": 4}).run(runs_[0].folder, engine="sequential")
-    (runs_[0].folder / "study.yaml").write_text(runs_[0].study.to_yaml())
-    manifest = json.loads((runs_[0].folder / "manifest.json").read_text())
+    part_runs = [part for c in cells for part in parts.parts(c, tmp_path)]
+    idl.run(part_runs[0].study.model_copy(update={"rounds": 4}), part_runs[0].folder, engine="sequential")
+    (part_runs[0].folder / "study.yaml").write_text(part_runs[0].study.to_yaml())
+    manifest = json.loads((part_runs[0].folder / "manifest.json").read_text())
     del manifest["study"], manifest["seal"]  # which would tell of the edit
-    (runs_[0].folder / "manifest.json").write_text(json.dumps(manifest))
+    (part_runs[0].folder / "manifest.json").write_text(json.dumps(manifest))
     assert [list(run.titles) for run in pages.together(cells, tmp_path)] == [["local"]]
     assert pages.together(cells, tmp_path, whole=True) == []
 
@@ -272,8 +272,8 @@ def diverges(part: parts.Part) -> None:
 def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
     mine = made("local", 99.0)
     run([mine], tmp_path)
-    runs_ = parts.parts(mine, tmp_path, seeds=[0, 1])
-    diverges(runs_[1])
+    part_runs = parts.parts(mine, tmp_path, seeds=[0, 1])
+    diverges(part_runs[1])
     (found,) = run([mine], tmp_path, seeds=[0, 1])
     assert list(found.seeds or {}) == [0]
     assert found.rounds == 4
@@ -283,17 +283,17 @@ def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
 def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
     mine = made("local")
     run([mine], tmp_path, seeds=[0, 1])
-    runs_ = parts.parts(mine, tmp_path, seeds=[0, 1])
-    path = runs_[1].folder / "records.parquet"
+    part_runs = parts.parts(mine, tmp_path, seeds=[0, 1])
+    path = part_runs[1].folder / "records.parquet"
     records = pd.read_parquet(path)
     records[records["metric"] != "brier"].to_parquet(path)
-    facts = outcomes.outcome(mine, runs_).facts or {}
+    facts = outcomes.outcome(mine, part_runs).facts or {}
     assert "calibration_error" in facts
     assert "brier" not in facts
 
 
 @pytest.mark.parametrize("how", [{"engine": "sequentail"}, {"track": ["tensorbord"]}])
-def test_a_misspelt_engine_or_tracker_runs_nothing(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_a_misspelt_engine_or_tracker_part_runsnothing(tmp_path: Path, how: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"unknown (engine|tracker)"):
         list(reproduce.reproduce([made("local")], tmp_path, **how))
     assert not any(tmp_path.iterdir())
