@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+WIDE = {"methods/index.md", "results/every_method.md"}  # tables that need the room of the table of contents
 TABLE = re.compile(r"^<(table|tr|td)((?: [^>]*)?)>", re.MULTILINE)
 
 
@@ -30,5 +31,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         path = target.relative_to(docs.parent).as_posix()
         return f"[{link[1]}]({config.repo_url}/blob/main/{path}{link[3] or ''})" if config.repo_url else link[1]
 
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     markdown = LINK.sub(outside, markdown)
     return TABLE.sub(r'<\1\2 markdown="block">', markdown) if page.file.src_uri.startswith("methods/") else markdown
