@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
+READY_DOCS := .venv/.ready-docs
 
 # Without --no-compile, half of the time would go into compiling modules, of which most are never imported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
 
-.PHONY: run test setup check rounding bench lint clean
+.PHONY: run test setup check rounding bench docs lint clean
 
 run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
@@ -30,6 +31,10 @@ $(READY_DEV): $(READY)
 	$(call INSTALL,--editable ".[dev]")
 	touch $@
 
+$(READY_DOCS): $(READY)
+	$(call INSTALL,--editable ".[docs]")
+	touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,5 +52,8 @@ rounding: setup  ## tests of engines, contract and methods again, as a processor
 bench: setup  ## ratios, each from one run
 	$(BIN)/python benchmarks/run.py
 
+docs: $(READY_DOCS)  ## the documentation's site, site/index.html; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

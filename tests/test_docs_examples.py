@@ -1,4 +1,4 @@
-"""Every example of README and docs/*.md: Python is run, studies are read, command lines parsed and their study built.
+"""Every example of README, docs/*.md and docs/tutorials: Python is run, studies are read, command lines parsed and their study built.
 
 A block in a language that nobody runs, or a command that does not parse, fails. ``settings`` blocks are those of
 ``test_settings.py``. Training is cut to a round, so that all of it takes seconds.
@@ -11,6 +11,7 @@ import inspect
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from idiolect.cli import list as listing
 from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
 COMMAND = re.compile(r"^(?:\$ |\S*/bin/)?idiolect (.+)$", re.MULTILINE)
 MADE_UP = ("<name>", "mymethod")  # stand for what the reader writes
 LANGUAGES = {"", "console", "text", "python", "yaml", "toml", "settings"}
@@ -74,7 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     )
     table.to_csv("patients.csv", index=False)
     Path("study.yaml").write_text("dataset: digits\nmethods: [fedavg, pfedfda]\n")
-    for name in ("fm", "one", "two", "e1", "e5", "e10", "mine", "NAME", "digits-2"):
+    for name in ("fm", "one", "two", "e1", "e5", "e10", "mine", "NAME", "digits-2", "compare"):
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "study.yaml").write_text("dataset: digits\n")
     Path("runs", "digits").symlink_to(trained)
@@ -85,14 +86,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
                 monkeypatch.delitem(sys.modules, block.file.removesuffix(".py"), raising=False)
             if block.language == "yaml" and "name: hospitals" in block.text:
                 Path("hospitals.yaml").write_text(block.text)
+            if block.language == "toml" and "py-modules" in block.text:
+                installed(tmp_path, tomllib.loads(block.text)["project"])
+                monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
+
+
+def installed(folder: Path, project: dict[str, Any]) -> None:
+    """The metadata that an installer leaves of a package with methods."""
+    info = folder / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = [f"{name} = {where}" for name, where in project["entry-points"]["idiolect.methods"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[idiolect.methods]", *points, ""]))
 
 
 class Built(BaseException):
     """A command has read all that it was told."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def built(*given: Any, **how: Any) -> Any:
         raise Built
@@ -115,13 +128,15 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
         assert ended.type is Built or (ended.value.code == 0 and "--help" in line), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs", "mine", "study.yaml").unlink()  # an example makes this run
     train, real = idl.run, reproduce.reproduce
 
     def quick(study: idl.Study, out: Any = None, **how: Any) -> Any:
         few = {"rounds": 1, "local_epochs": 1, "clients": study.clients and min(5, study.clients)}
+        if getattr(study.partition, "name", None) == "classes":  # few clients would need more than there is of a class
+            few["clients"] = study.clients
         return train(study.model_copy(update=few), out, engine="sequential", **how)
 
     def asked(*given: Any, **how: Any) -> list[Any]:

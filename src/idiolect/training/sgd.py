@@ -40,7 +40,7 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
     """``sgd`` with an optimiser that goes on.
 
     Args:
-        loss, weights, batches, rule: as for ``sgd``.
+        loss: as for ``sgd``, and so are ``weights``, ``batches`` and ``rule``.
         momentum: the buffers m, a tree like the weights; without momentum they come back as they are.
 
     Returns:
