@@ -1,4 +1,4 @@
-"""Every example of README, docs/*.md and docs/tutorials: Python is run, studies are read, command lines parsed and their study built.
+"""Every example of README and docs (tutorials too): Python is run, studies read, commands parsed and their study built.
 
 A block in a language that nobody runs, or a command that does not parse, fails. ``settings`` blocks are those of
 ``test_settings.py``. Training is cut to a round, so that all of it takes seconds.
