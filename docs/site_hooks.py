@@ -8,7 +8,7 @@ from typing import Any
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 WIDE = {"methods/index.md", "results/every_method.md"}  # tables that need the room of the table of contents
-TABLE = re.compile(r"^<(table|tr|td)((?: [^>]*)?)>", re.MULTILINE)
+CELL = re.compile(r"^<(tr|td)((?: [^>]*)?)>", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
@@ -34,4 +34,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
     markdown = LINK.sub(outside, markdown)
-    return TABLE.sub(r'<\1\2 markdown="block">', markdown) if page.file.src_uri.startswith("methods/") else markdown
+    if not page.file.src_uri.startswith("methods/"):
+        return markdown
+    markdown = markdown.replace("\n<table>\n", '\n<table markdown="block">\n')
+    return CELL.sub(r'<\1\2 markdown="block" class="equations">', markdown)
