@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import pydantic
@@ -166,3 +167,12 @@ def _model(function: Callable[..., Any], names: tuple[str, ...]) -> type[BaseMod
 def lower(sentence: str) -> str:
     """The sentence as it continues another one."""
     return sentence[:1].lower() + sentence[1:]
+
+
+def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """What the names of specs may stand for: the functions that a module defines and offers, in its order."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }

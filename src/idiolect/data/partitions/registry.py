@@ -12,19 +12,8 @@ same ``rng``, a data set whose samples are rearranged gives the same (training a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from types import ModuleType
 
 from idiolect.data.partitions.allocation import Split
 
 PARTITIONS: dict[str, Callable[..., Split]] = {}
-
-
-def public_functions(module: ModuleType) -> dict[str, Callable[..., Split]]:
-    """By name, the functions that a module defines and offers, in its order."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-    }

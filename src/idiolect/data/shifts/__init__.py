@@ -1,8 +1,8 @@
 """How clients' samples and labels are changed, so that no two see the same."""
 
 from idiolect.data.shifts.corruptions import Images
-from idiolect.data.shifts.selection import members, shift_of
-from idiolect.data.shifts.transforms import KINDS, SHIFTS, Shifted, Who, corrupt, invert, noise, permute_labels, rotate
+from idiolect.data.shifts.selection import SHIFTS, members, shift_of
+from idiolect.data.shifts.transforms import KINDS, Shifted, Who, corrupt, invert, noise, permute_labels, rotate
 
 __all__ = [
     "KINDS",

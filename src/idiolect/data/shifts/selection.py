@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from idiolect.core.errors import InputError, nearest
-from idiolect.core.option_spec import Spec, check
-from idiolect.data.shifts.transforms import SHIFTS, Shifted
+from idiolect.core.option_spec import Spec, check, public_functions
+from idiolect.data.shifts import transforms
+from idiolect.data.shifts.transforms import Shifted
+
+SHIFTS: dict[str, Callable[..., Shifted]] = dict(sorted(public_functions(transforms).items()))
 
 
 def shift_of(spec: Spec) -> tuple[Callable[..., Shifted], dict[str, Any]]:

@@ -8,7 +8,6 @@ shifted, is common to all and handled by ``idiolect.data.build``.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -232,10 +231,3 @@ def _says(name: str, **options: object) -> str:
     """A spec, with whole numbers written as such."""
     whole = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in options.items()}
     return str(Spec(name=name, options=whole))
-
-
-SHIFTS: dict[str, Callable[..., Shifted]] = {
-    name: value
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("_")
-}

@@ -1,8 +1,8 @@
 """Workers as copies of one process that has imported what they need: the first one costs seconds, others milliseconds.
 
 The program starts that process when it first needs a worker, and keeps it for later engines. It ends with the program,
-however that ends. Linux only: elsewhere a copy of a process that
-has loaded the system's libraries is not safe, and every worker is an interpreter of its own.
+however that ends. Linux only: elsewhere a copy of a process that has loaded the system's libraries is not safe, and
+every worker is an interpreter of its own.
 """
 
 from __future__ import annotations

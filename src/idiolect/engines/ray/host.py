@@ -20,11 +20,12 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines.processes import Processes
 from idiolect.engines.ray.cluster import versions
-from idiolect.engines.ray.messages import SMALL, one_line, pack, unpack, version_of
+from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.sequential import Sequential
 from idiolect.simulation.client_runner import Stage, Trained
 from idiolect.simulation.rounds import Engine, Session
 
+_SMALL = 4096  # bytes up to which a state is sent each time
 _KEPT = 2**31  # bytes of states that a node keeps
 
 
@@ -116,7 +117,7 @@ class Host:
 
     def _keep(self, number: int, id: int, state: Tree) -> int:
         """Keep a state; its version, or 0 where it is not worth it."""
-        if tree.nbytes(state) <= SMALL:
+        if tree.nbytes(state) <= _SMALL:
             return 0
         version = version_of(state)
         with self._lock:

@@ -14,8 +14,6 @@ from idiolect.core import tree
 from idiolect.core.tree import Tree
 from idiolect.engines import serialization
 
-SMALL = 4096  # bytes up to which a state is sent each time
-
 
 def pack(message: Any) -> NDArray[np.uint8]:
     """Anything that pickles, as Ray keeps it without another copy."""

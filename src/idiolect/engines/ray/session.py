@@ -14,13 +14,12 @@ from idiolect.core.errors import Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.engines.ray.cluster import import_ray
-from idiolect.engines.ray.nodes import PAUSE
+from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
+from idiolect.engines.ray.nodes import PAUSE, Node, Sent, Todo
+from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, groups
 
 if TYPE_CHECKING:
     from idiolect.engines.ray.engine import Ray
-from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
-from idiolect.engines.ray.nodes import Node, Sent, Todo
-from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, groups
 
 PART = 2**26  # bytes of models and states of these groups, where one is not larger
 _AHEAD = 2  # parts of a stage sent to a node before it has answered, so that it never waits for the next one

@@ -28,6 +28,21 @@ def _titles(view: View, frame: pd.DataFrame) -> list[str]:
     return [t for t in view.run.titles.values() if t in set(frame["method"])]
 
 
+def _dots(view: View, titles: list[str], x: Json, value: str) -> Json:
+    """A dot for each client, a line for each method; ``value`` is what a dot says besides whose it is."""
+    return {
+        "mark": DOT,
+        "encoding": {
+            "x": x,
+            "y": _method_axis(titles),
+            "yOffset": JITTER,
+            "color": view.method | {"legend": None},
+            "shape": view.shape(),
+            "tooltip": tooltip("method", "client", value),
+        },
+    }
+
+
 def _method_axis(titles: list[str]) -> Json:
     return {
         "field": "method",
@@ -51,17 +66,7 @@ def spread(view: View) -> Iterator[Figure | str]:
     frame["method"] = frame["method"].map(view.run.titles)
     titles = _titles(view, frame)
     x = per_cent("accuracy", "accuracy of one client (%)")
-    dots = {
-        "mark": DOT,
-        "encoding": {
-            "x": x,
-            "y": _method_axis(titles),
-            "yOffset": JITTER,
-            "color": view.method | {"legend": None},
-            "shape": view.shape(),
-            "tooltip": tooltip("method", "client", "accuracy=accuracy (%)"),
-        },
-    }
+    dots = _dots(view, titles, x, "accuracy=accuracy (%)")
     spec, sampled = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
     top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
     who = worst(frame["id"].nunique())
@@ -179,17 +184,8 @@ def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     titles = _titles(view, others)
     others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
     axis = {"labelExpr": _SIGNED, "tickCount": TICKS}
-    dots = {
-        "mark": DOT,
-        "encoding": {
-            "x": {"field": "points", "type": "quantitative", "title": "points", "axis": axis},
-            "y": _method_axis(titles),
-            "yOffset": JITTER,
-            "color": view.method | {"legend": None},
-            "shape": view.shape(),
-            "tooltip": tooltip("method", "client", "points"),
-        },
-    }
+    x = {"field": "points", "type": "quantitative", "title": "points", "axis": axis}
+    dots = _dots(view, titles, x, "points")
     spec, sampled = boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
     zero = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3], **RULE}}
     spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
