@@ -14,7 +14,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.data import Column, Source, partitions, shifts
 from idiolect.data.partitions.iid import iid
-from idiolect.data.partitions.registry import public_functions
+from idiolect.core.option_spec import public_functions
 
 
 def numbered(rows=400, classes=4):
