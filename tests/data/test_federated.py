@@ -11,10 +11,9 @@ import torch
 from idiolect import data
 from idiolect.core import keys
 from idiolect.core.errors import InputError
-from idiolect.core.option_spec import Spec, split_list
+from idiolect.core.option_spec import Spec, public_functions, split_list
 from idiolect.data import Column, Source, partitions, shifts
 from idiolect.data.partitions.iid import iid
-from idiolect.core.option_spec import public_functions
 
 
 def numbered(rows=400, classes=4):
