@@ -5,7 +5,9 @@ READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
 READY_DOCS := .venv/.ready-docs
 
-# Without --no-compile, half of the time would go into compiling modules, of which most are never imported.
+# Without --no-compile, half of the time would go into compiling modules, of which most are never imported. Those that are
+# compile then, and that is kept, whatever the environment says: else each import of torch takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # uv is quicker, where it is there and works; PyTorch comes from pip even then, whose settings say from where and which build.
 UV := $(shell command -v uv)

@@ -219,7 +219,7 @@ def _protocols(cells: Sequence[Cell]) -> list[str]:
     said: dict[str, list[Cell]] = {}
     for c in cells:
         if c.study is not None and c.reads == "accuracy":
-            shared = c.moment and c.where.get("method") != c.study.methods[0].name
+            shared = c.stage and c.where.get("method") != c.study.methods[0].name
             said.setdefault(str(c.study.protocol if shared else outcomes.protocol_of(c)), []).append(c)
     names = {p: list(dict.fromkeys(map(_method, mine))) for p, mine in said.items()}
     everyone = {name for mine in names.values() for name in mine}

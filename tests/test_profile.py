@@ -106,7 +106,7 @@ def from_the_second_round(good: Method) -> dict[str, Any]:
         return (tree.add(model, largest if round else mean), round + 1), {}
 
     return {
-        "init": lambda key: (good.init(key), torch.zeros(())),
+        "init_server": lambda key: (good.init_server(key), torch.zeros(())),
         "send": lambda server, ids: good.send(server[0], ids),
         "aggregate": aggregate,
     }
@@ -155,16 +155,16 @@ def test_sums_of_ours() -> None:
 
 
 def test_a_gradient_on_the_way_in_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         w = torch.ones(3, requires_grad=True)
         return torch.autograd.grad(w.square().sum(), w)
 
     def functional(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         return torch.func.grad(lambda w: w.square().sum())(torch.ones(3))
 
-    assert probe(lambda good: {"adapt": adapt}, monkeypatch).joins_by == "training"
-    assert probe(lambda good: {"adapt": functional}, monkeypatch).joins_by == "training"
-    counted = probe(lambda good: {"adapt": lambda down, client, data, key: data.real_N.sum()}, monkeypatch)
+    assert probe(lambda good: {"personalise": personalise}, monkeypatch).joins_by == "training"
+    assert probe(lambda good: {"personalise": functional}, monkeypatch).joins_by == "training"
+    counted = probe(lambda good: {"personalise": lambda down, client, data, key: data.real_N.sum()}, monkeypatch)
     assert counted.joins_by == "forward passes"
 
 
@@ -173,7 +173,7 @@ def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise IndexError("row 3")
 
     with pytest.raises(RunError, match=r"method fedavg, on synthetic rows: IndexError: row 3"):
-        probe(lambda good: {"adapt": fails}, monkeypatch)
+        probe(lambda good: {"personalise": fails}, monkeypatch)
     with pytest.raises(InputError, match="unknown method"):
         of("fedavgg")
     assert torch.get_default_dtype() == torch.float32

@@ -117,12 +117,12 @@ def inputs_unchanged(build: toy.Build) -> None:
     _, up, _ = method.local(down, client, data, toy.key())
     sent = tree.copy(up)
     method.aggregate(state.server, tree.stack([up]), torch.tensor([0]))
-    adapted = method.adapt(down, client, data, toy.key())
-    kept = tree.copy(adapted)
-    method.predict(down, adapted, federation.x_R[:5])
+    personalised = method.personalise(down, client, data, toy.key())
+    kept = tree.copy(personalised)
+    method.predict(down, personalised, federation.x_R[:5])
     _same((state.server, down, client, data), before, "input after the calls")
     _same(up, sent, "upload after aggregate")
-    _same(adapted, kept, "client after predict")
+    _same(personalised, kept, "client after predict")
 
 
 def padding_invisible(build: toy.Build) -> None:
@@ -133,10 +133,10 @@ def padding_invisible(build: toy.Build) -> None:
         down, mine = _received(method, state.server, client), state.clients[client]
         plain, padded = (toy.rows(federation, client, padding=p) for p in (0, 7))
         _close(method.local(down, mine, plain, toy.key()), method.local(down, mine, padded, toy.key()), "local, padded")
-        # what adapt makes may be as long as the rows that it was given; what it predicts may not show it
-        models = [method.adapt(down, mine, data, toy.key()) for data in (plain, padded)]
+        # what personalise makes may be as long as the rows that it was given; what it predicts may not show it
+        models = [method.personalise(down, mine, data, toy.key()) for data in (plain, padded)]
         a, b = (method.predict(down, model, federation.x_R[:9]) for model in models)
-        _close(a, b, f"predictions of client {client}, adapted to padded rows")
+        _close(a, b, f"predictions of client {client}, personalised to padded rows")
 
 
 def _renumbered(server: Any, new: dict[int, int]) -> Any:
@@ -165,7 +165,7 @@ def relabelling_invisible(build: toy.Build) -> None:
         for i in ids
     }
     new = {i: len(toy.SIZES) - 1 - i for i in range(len(toy.SIZES))}
-    start = method.init(toy.key("init"))
+    start = method.init_server(toy.key("init"))
     server, info = method.aggregate(start, tree.stack([ups[i] for i in ids]), torch.tensor(ids))
     turned = sorted(ids, key=lambda i: new[i])
     other, _ = method.aggregate(
@@ -175,14 +175,14 @@ def relabelling_invisible(build: toy.Build) -> None:
     for i in ids:
         a, b = _received(method, server, i), _received(method, other, new[i])
         _close(a, b, f"what client {i} gets", 1e-6)
-        mine = method.adapt(a, state.clients[i], toy.rows(federation, i), toy.key())
+        mine = method.personalise(a, state.clients[i], toy.rows(federation, i), toy.key())
         _close(method.predict(a, mine, x), method.predict(b, mine, x), f"predictions of client {i}", 1e-6)
     for name, value in info.items():
         assert len(value) == len(ids), f"info {name} has no row per participant"
 
 
 def maps_over_clients(build: toy.Build) -> None:
-    """``local``, ``adapt`` and ``predict`` under vmap, on padded clients, agree with the loop."""
+    """``local``, ``personalise`` and ``predict`` under vmap, on padded clients, agree with the loop."""
     method, state = _states(build)
     federation = toy.data()
     ids = list(range(len(toy.SIZES)))
@@ -198,14 +198,14 @@ def maps_over_clients(build: toy.Build) -> None:
         return torch.func.vmap(lambda *a: function(*a), in_dims=axes)
 
     got = mapped(method.local, axes)(down, clients, many, key)
-    adapted = mapped(method.adapt, axes)(down, clients, many, key)
+    personalised = mapped(method.personalise, axes)(down, clients, many, key)
     x = federation.x_R[:9]
-    logp = mapped(method.predict, (Down(None, 0), 0, 0))(down, adapted, x.expand(len(ids), *x.shape))
+    logp = mapped(method.predict, (Down(None, 0), 0, 0))(down, personalised, x.expand(len(ids), *x.shape))
     for i in ids:
         one = Down(down.shared, tree.rows(down.own, i))
         _close(method.local(one, state.clients[i], data[i], key[i]), tree.rows(got, i), f"local of client {i}", 1e-7)
-        mine = method.adapt(one, state.clients[i], data[i], key[i])
-        _close(mine, tree.rows(adapted, i), f"adapt of client {i}", 1e-7)
+        mine = method.personalise(one, state.clients[i], data[i], key[i])
+        _close(mine, tree.rows(personalised, i), f"personalise of client {i}", 1e-7)
         _close(method.predict(one, mine, x), logp[i], f"predict of client {i}", 1e-7)
 
 
@@ -226,8 +226,8 @@ def hard_clients(build: toy.Build) -> None:
             float(a.abs().sum()) for a in tree.leaves(getattr(up.value, "body", getattr(up.value, "encoder", up.value)))
         )
         assert moved > 0, f"client {client} did not train"
-        adapted = method.adapt(down, mine, toy.rows(federation, client), toy.key())
-        assert torch.isfinite(method.predict(down, adapted, federation.x_R)).all(), f"client {client} predicts NaN"
+        personalised = method.personalise(down, mine, toy.rows(federation, client), toy.key())
+        assert torch.isfinite(method.predict(down, personalised, federation.x_R)).all(), f"client {client} predicts NaN"
 
 
 def one_participant(build: toy.Build) -> None:
@@ -244,14 +244,14 @@ def one_participant(build: toy.Build) -> None:
 
 
 def newcomers_join(build: toy.Build) -> None:
-    """A client that the server has never seen gets a message, adapts, and knows its own rows better than chance."""
+    """A client that the server has never seen gets a message, and knows its own samples better than chance."""
     method = build(toy.task())
     state, _ = _run(build, Sequential(), 3)
     federation = toy.data()
     rows = federation.train[0]
     try:
         down = _received(method, state.server, 1000)
-        client = method.adapt(down, method.enrol(toy.key("new")), toy.rows(federation, 0), toy.key())
+        client = method.personalise(down, method.init_client(toy.key("new")), toy.rows(federation, 0), toy.key())
         logp = method.predict(down, client, federation.x_R)
     except (IndexError, RunError) as error:
         raise AssertionError(f"an unknown client is refused: {error}") from error
@@ -268,7 +268,7 @@ def predicts_probabilities(build: toy.Build) -> None:
         raise AssertionError(str(error)) from error
     federation = toy.data()
     down = _received(method, state.server, 0)
-    client = method.adapt(down, state.clients[0], toy.rows(federation, 0), toy.key())
+    client = method.personalise(down, state.clients[0], toy.rows(federation, 0), toy.key())
     logp = method.predict(down, client, federation.x_R)
     assert logp.shape == (len(federation.x_R), toy.CLASSES)
     _close(logp.exp().sum(1), torch.ones(len(logp)), "sum of the probabilities", 1e-6)
@@ -286,7 +286,9 @@ def _jolted(build: toy.Build, task: Task) -> Method:
             lambda a: a * (1 + JOLT * torch.randn(a.shape, generator=draw)) if a.is_floating_point() else a, start
         )
 
-    return method._replace(init=lambda key: jolt(method.init(key)), enrol=lambda key: jolt(method.enrol(key)))
+    return method._replace(
+        init_server=lambda key: jolt(method.init_server(key)), init_client=lambda key: jolt(method.init_client(key))
+    )
 
 
 def _measured(build: Callable[..., Method]) -> dict[str, torch.Tensor]:

@@ -66,13 +66,13 @@ def adapts_to_padding(task: Task) -> Method:
     """Weighs a client's predictions by its class shares, padding counted."""
     good = _fedavg(task)
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Tensor:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Tensor:
         return torch.bincount(data.y_R[data.row_N], minlength=task.classes) / len(data.row_N)
 
     def predict(down: Down, client: Tensor, x: Tensor) -> Tensor:
         return (good.predict(down, (), x) + (1 + client).log()).log_softmax(-1)
 
-    return good._replace(adapt=adapt, predict=predict)
+    return good._replace(personalise=personalise, predict=predict)
 
 
 def order_of_arrival(task: Task) -> Method:
@@ -141,9 +141,9 @@ def looks_ids_up(task: Task) -> Method:
 
 
 def joins_untrained(task: Task) -> Method:
-    """Leaves a new client with the weights it was enrolled with."""
+    """Leaves a new client with the weights it was initial with."""
     good = methods.build("local", {}, task)
-    return good._replace(adapt=unchanged)
+    return good._replace(personalise=unchanged)
 
 
 def raw_logits(task: Task) -> Method:

@@ -12,6 +12,7 @@ from idiolect.core import keys
 from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, build, load
+from idiolect.training import Preprocessing
 
 CLASSES, BATCH = 3, 8
 # client 2 lacks class 2, client 3 has one sample, client 4 is smaller than a batch, client 1 ends in a short batch
@@ -48,7 +49,7 @@ def shared() -> FederatedData:
 def task() -> Task:
     """Two local epochs in batches of eight."""
     network = models.build("mlp", (1, 4, 4), CLASSES)
-    return Task(network, CLASSES, len(SIZES), Training(2, BATCH, SGD(lr=0.05)), (0.5,), (0.3,))
+    return Task(network, CLASSES, len(SIZES), Training(2, BATCH, SGD(lr=0.05)), Preprocessing((0.5,), (0.3,)))
 
 
 @cache
@@ -61,7 +62,9 @@ def digits_task() -> Task:
     """Five local epochs in batches of ten, at a high rate."""
     whole = digits()
     network = models.build("mlp:hidden=16", whole.shape, whole.classes)
-    return Task(network, whole.classes, len(whole.train), Training(5, 10, SGD(lr=0.09)), whole.mean, whole.std)
+    return Task(
+        network, whole.classes, len(whole.train), Training(5, 10, SGD(lr=0.09)), Preprocessing(whole.mean, whole.std)
+    )
 
 
 def builder(name: str, **options: object) -> Build:

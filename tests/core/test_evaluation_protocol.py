@@ -14,8 +14,8 @@ from idiolect.core.evaluation_protocol import Protocol, protocol_of
     "text",
     [
         "",
-        "moment=received,weighting=row,full_last_round=true",
-        "moment=trained,also=received+adapted",
+        "stage=received,weighting=sample,full_last_round=true",
+        "stage=trained,also=received+personalised",
         "clients=participants,round=best_validation,validation=0.25",
     ],
 )
@@ -27,23 +27,23 @@ def test_what_is_written_is_read(text: str) -> None:
 
 
 def test_moments() -> None:
-    assert Protocol().moments == ("adapted",)
-    assert Protocol(moment="received", also=("adapted", "received")).moments == ("received", "adapted")
+    assert Protocol().stages == ("personalised",)
+    assert Protocol(stage="received", also=("personalised", "received")).stages == ("received", "personalised")
 
 
 def test_an_older_study_means_the_default() -> None:
     assert protocol_of({"rounds": 3}) == Protocol()
-    assert protocol_of({"protocol": {"weighting": "row"}}).weighting == "row"
+    assert protocol_of({"protocol": {"weighting": "sample"}}).weighting == "sample"
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("moment=later", "protocol.moment='later' is not valid: input should be 'received', 'trained' or 'adapted'"),
-        ("round=best_validation", "round=best_validation needs rows to validate on: add validation=0.2"),
-        ("clients=new,moment=received", "clients=new are measured after the last round, adapted: "),
+        ("stage=later", "protocol.stage='later' is not valid: input should be 'received', 'trained' or 'personalised'"),
+        ("round=best_validation", "round=best_validation needs samples to validate on: add validation=0.2"),
+        ("clients=new,stage=received", "clients=new are measured after the last round, personalised: "),
         ("round=best", "protocol.round='best' is not valid: "),
-        ("momet=received", "protocol has no 'momet'; did you mean 'moment'"),
+        ("stag=received", "protocol has no 'stag'; did you mean 'stage'"),
         ("received", "cannot read 'received' in 'protocol:received': write options as name:key=value"),
         ("validation=1", "protocol.validation=1 is not valid: input should be less than 1"),
     ],
@@ -65,12 +65,13 @@ def test_the_best_round_on_test_rows_is_not_to_be_had() -> None:
     [
         ({}, "mean over all clients of the personal model after the last round"),
         (
-            {"clients": "participants", "moment": "trained"},
+            {"clients": "participants", "stage": "trained"},
             "mean over the round's participants of the model after local training after the last round",
         ),
         (
-            {"round": "best_validation", "validation": 0.2, "weighting": "row"},
-            "mean over the test rows of all clients of the personal model after the round best on validation rows",
+            {"round": "best_validation", "validation": 0.2, "weighting": "sample"},
+            "mean over the test samples of all clients of the personal model after the round best on validation "
+            "samples",
         ),
     ],
 )

@@ -10,15 +10,15 @@ import torch
 
 from idiolect.core.method import Data, Down, Method, Up
 
-Where = tuple[str, int, int]  # stage, round, client
+Where = tuple[str, int, int]  # phase, round, client
 NEVER = ("", 0, 0)
 
 
 def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, ballast: int = 0) -> Method:
     """server: (rounds, sum of ids); client: how often it took part (first of ``ballast`` numbers); upload: its id."""
 
-    def due(where: Where, stage: str, round: int, client: int) -> bool:
-        return where == (stage, round, client)
+    def due(where: Where, phase: str, round: int, client: int) -> bool:
+        return where == (phase, round, client)
 
     def client_of(down: Down) -> int:
         return int(down.own)
@@ -26,7 +26,7 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
     def init(key: torch.Tensor) -> Any:
         return torch.zeros(2, dtype=torch.int64)
 
-    def enrol(key: torch.Tensor) -> Any:
+    def init_client(key: torch.Tensor) -> Any:
         return torch.zeros(ballast + 1, dtype=torch.int64) if ballast else torch.tensor(0)
 
     def send(server: Any, ids: torch.Tensor) -> Down:
@@ -52,8 +52,8 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
         info = {"uploaded": up.value, "pair": 10 * up.value[:, None] + up.value}
         return torch.stack([server[0] + 1, server[1] + up.value.sum()]), info
 
-    def adapt(down: Down, client: Any, data: Data, key: torch.Tensor) -> Any:
-        if due(fails, "adapt", int(down.shared[0]), client_of(down)):
+    def personalise(down: Down, client: Any, data: Data, key: torch.Tensor) -> Any:
+        if due(fails, "personalise", int(down.shared[0]), client_of(down)):
             raise ValueError("boom")
         return client
 
@@ -64,4 +64,4 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
         logp = torch.tensor([0.5, 0.25, 0.25]).log().expand(len(x_B), 3)
         return logp * (float("nan") if due(diverges, "predict", round, id) else 1)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init, init_client, send, local, aggregate, personalise, predict)

@@ -26,6 +26,7 @@ from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, Source
 from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, fit
+from idiolect.training import Preprocessing
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 ROUNDS = 2
@@ -61,7 +62,7 @@ def only_trained(whole: FederatedData) -> FederatedData:
 
 def job(name: str, whole: FederatedData, **options: Any) -> Job:
     network = models.build("mlp", whole.shape, whole.classes)
-    task = Task(network, whole.classes, whole.trained, Training(1, 8, SGD(0.05)), whole.mean, whole.std)
+    task = Task(network, whole.classes, whole.trained, Training(1, 8, SGD(0.05)), Preprocessing(whole.mean, whole.std))
     return Job(name, partial(methods.build, name, methods.settle(name, options), task), whole, 3)
 
 
@@ -72,16 +73,16 @@ def run(job: Job, engine: Engine, **more: Any) -> tuple[State, list[Record]]:
 
 
 def joined(records: list[Record]) -> list[Record]:
-    return [r for r in records if r.moment == "joined"]
+    return [r for r in records if r.stage == "new"]
 
 
 def by_hand(method: Method, server: Any, whole: FederatedData, seed: int, id: int) -> dict[str, float]:
-    """A newcomer by the contract: enrol, send, adapt, predict."""
-    client = method.enrol(keys.key(seed, "enrol"))
+    """A newcomer by the contract: init_client, send, personalise, predict."""
+    client = method.init_client(keys.key(seed, "enrol"))
     down = method.send(server, torch.tensor([id]))
     down = down._replace(own=tree.rows(down.own, 0))
     rows = Data(whole.x_R, whole.y_R, whole.train[id], torch.ones(len(whole.train[id])))
-    client = method.adapt(down, client, rows, keys.key(seed, ROUNDS, id, "evaluate"))
+    client = method.personalise(down, client, rows, keys.key(seed, ROUNDS, id, "evaluate"))
     with torch.no_grad():
         logp_NC = method.predict(down, client, whole.x_R[whole.test[id]])
     y_N = whole.y_R[whole.test[id]]
@@ -102,7 +103,7 @@ def test_joining_changes_nothing_and_is_what_the_contract_says(name: str) -> Non
     with Sequential() as loop:
         state, records = run(made, loop)
         alone, before = run(made._replace(data=only_trained(whole)), loop)
-    assert [r for r in records if r.moment != "joined"] == before
+    assert [r for r in records if r.stage != "new"] == before
     a, b = (tree.named({"server": s.server, "clients": list(s.clients)}) for s in (state, alone))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -121,9 +122,9 @@ def test_joining_changes_nothing_and_is_what_the_contract_says(name: str) -> Non
 def test_never_trained_and_never_counted_among_the_trained(runs_on: Engine) -> None:
     whole = federation()
     _, records = run(job("ditto", whole), runs_on)
-    assert {r.client for r in records if r.moment != "joined"} == {0, 1, 2, 3}
+    assert {r.client for r in records if r.stage != "new"} == {0, 1, 2, 3}
     assert {(r.client, r.round) for r in joined(records)} == {(id, ROUNDS) for id in range(4, 10)}
-    assert len([r for r in records if r.moment == "adapted"]) == ROUNDS * 4 * 4
+    assert len([r for r in records if r.stage == "personalised"]) == ROUNDS * 4 * 4
 
 
 def test_engines_agree() -> None:
@@ -142,7 +143,7 @@ def test_engines_agree() -> None:
     )
     assert all(torch.equal(a, b) for a, b in pairs)
     with Processes(2) as engine:
-        assert run(job("fedavg_ft", only_trained(whole)), engine)[1] == [r for r in told if r.moment != "joined"]
+        assert run(job("fedavg_ft", only_trained(whole)), engine)[1] == [r for r in told if r.stage != "new"]
 
 
 def test_conditions_matter_and_the_plain_rows_come_first() -> None:
@@ -174,16 +175,16 @@ def test_a_newcomers_state_is_fresh(runs_on: Engine, monkeypatch: pytest.MonkeyP
     session = type(opened)
     real = session.map
 
-    def spy(self: Any, stage: Any, round: int, ids: Any, down: Any, clients: Any, stop: Any) -> Any:
-        seen.append((stage, list(ids), [int(c) for c in clients], down.shared.tolist()))
-        return real(self, stage, round, ids, down, clients, stop)
+    def spy(self: Any, phase: Any, round: int, ids: Any, down: Any, clients: Any, stop: Any) -> Any:
+        seen.append((phase, list(ids), [int(c) for c in clients], down.shared.tolist()))
+        return real(self, phase, round, ids, down, clients, stop)
 
     monkeypatch.setattr(session, "map", spy)
     state = fit(_counting(federation()), runs_on, rounds=3)
     total = 3 * sum(range(4))
     assert [int(c) for c in state.clients] == [3] * 4
     assert seen[-1] == ("evaluate", [4, 5, 6, 7, 8, 9], [0] * 6, [3, total])
-    assert [ids for stage, ids, _, _ in seen if stage == "local"] == [[0, 1, 2, 3]] * 3
+    assert [ids for phase, ids, _, _ in seen if phase == "local"] == [[0, 1, 2, 3]] * 3
     assert seen[-2][1:3] == ([0, 1, 2, 3], [3] * 4)
 
 
@@ -192,21 +193,21 @@ def test_the_state_that_newcomers_share_is_not_theirs_to_change() -> None:
     made = _counting(federation(), ballast=3)
     method = made.build()
 
-    def adapt(down: Any, client: Any, data: Data, key: torch.Tensor) -> Any:
+    def personalise(down: Any, client: Any, data: Data, key: torch.Tensor) -> Any:
         assert client.sum() == 0 or int(down.own) < 4
         client += 1
         return client
 
     with Sequential() as loop:
-        fit(made._replace(build=lambda: method._replace(adapt=adapt)), loop, rounds=2)
+        fit(made._replace(build=lambda: method._replace(personalise=personalise)), loop, rounds=2)
 
 
-@pytest.mark.parametrize("stage", ["adapt", "predict"])
-def test_a_newcomer_that_fails_is_named(runs_on: Engine, stage: str) -> None:
+@pytest.mark.parametrize("phase", ["personalise", "predict"])
+def test_a_newcomer_that_fails_is_named(runs_on: Engine, phase: str) -> None:
     kept: list[int] = []
     with pytest.raises(RunError, match=r"^counting: client 7, round 2, evaluate: ValueError: boom"):
         fit(
-            _counting(federation(), fails=(stage, 2, 7)), runs_on, rounds=2,
+            _counting(federation(), fails=(phase, 2, 7)), runs_on, rounds=2,
             on_round=lambda s, r, t: kept.append(s.round),
         )  # fmt: skip
     assert kept == [1], "a round without its newcomers was kept"
@@ -250,7 +251,7 @@ def test_more_newcomers_than_trained() -> None:
 def test_participation_is_of_those_who_train() -> None:
     with Sequential() as loop:
         _, records = run(job("fedavg", federation()), loop, participation=0.5)
-    assert len({r.client for r in records if r.moment == "wire" and r.round == 1}) == 2
+    assert len({r.client for r in records if r.stage == "wire" and r.round == 1}) == 2
     assert {r.client for r in joined(records)} == set(range(4, 10))
 
 

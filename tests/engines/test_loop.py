@@ -34,6 +34,7 @@ from idiolect.engines.processes import cores, pool
 from idiolect.simulation.client_runner import Site
 from idiolect.simulation.client_store import InMemory
 from idiolect.simulation.rounds import participants
+from idiolect.training import Preprocessing
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}
 
@@ -103,11 +104,11 @@ def test_what_a_round_does(runs_on: Engine) -> None:
         assert state.round == n
         assert state.server.tolist() == [n, total]
         assert clients == [sum(i in drawn[m] for m in range(1, n + 1)) for i in range(6)]
-        by = {(r.moment, r.metric): {s.client for s in records if s[2:4] == r[2:4]} for r in records}
+        by = {(r.stage, r.metric): {s.client for s in records if s[2:4] == r[2:4]} for r in records}
         assert all(r.round == n for r in records)
         assert by["local", "count"] == by["wire", "bytes_up"] == by["wire", "bytes_down"] == set(drawn[n])
         evaluated = n in (3, 4)
-        assert by.get(("adapted", "accuracy"), set()) == (set(range(6)) if evaluated else set())
+        assert by.get(("personalised", "accuracy"), set()) == (set(range(6)) if evaluated else set())
         assert by.get(("server", "uploaded"), set()) == (set(drawn[n]) if evaluated else set())
         values = {(r.client, r.metric): r.value for r in records}
         for i in drawn[n]:
@@ -128,7 +129,7 @@ def test_accuracy_and_loss(runs_on: Engine) -> None:
     federation = toy.data()
     for client in range(6):
         y = federation.y_R[federation.test[client]].numpy()
-        values = {r.metric: r.value for r in records if r.client == client and r.moment == "adapted"}
+        values = {r.metric: r.value for r in records if r.client == client and r.stage == "personalised"}
         assert values["accuracy"] == pytest.approx(np.mean(y == 0), abs=1e-12)
         assert values["loss"] == pytest.approx(-np.mean(np.log(np.where(y == 0, 0.5, 0.25))), abs=1e-6)
 
@@ -186,23 +187,23 @@ def test_stop(runs_on: Engine, after: int) -> None:
 # --- failures
 
 
-@pytest.mark.parametrize("stage", ["local", "adapt", "predict"])
-def test_failing_client_is_named(runs_on: Engine, stage: str) -> None:
-    shown = "local" if stage == "local" else "evaluate"
+@pytest.mark.parametrize("phase", ["local", "personalise", "predict"])
+def test_failing_client_is_named(runs_on: Engine, phase: str) -> None:
+    shown = "local" if phase == "local" else "evaluate"
     words = rf"^counting: client 4, round 2, {shown}: ValueError: boom \(\w+\.py, line \d+\)$"
     with pytest.raises(RunError, match=words) as caught:
-        fit(_job(fails=(stage, 2, 4)), runs_on, rounds=3)
+        fit(_job(fails=(phase, 2, 4)), runs_on, rounds=3)
     assert "\n" not in str(caught.value)
     assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
 
 
-@pytest.mark.parametrize("stage", ["local", "predict"])
-def test_diverged_client_is_named(runs_on: Engine, stage: str) -> None:
-    shown = "local" if stage == "local" else "evaluate"
+@pytest.mark.parametrize("phase", ["local", "predict"])
+def test_diverged_client_is_named(runs_on: Engine, phase: str) -> None:
+    shown = "local" if phase == "local" else "evaluate"
     with pytest.raises(
         RunError, match=rf"^counting: client 4, round 2, {shown}: training diverged .*lower the learning"
     ):
-        fit(_job(diverges=(stage, 2, 4)), runs_on, rounds=3)
+        fit(_job(diverges=(phase, 2, 4)), runs_on, rounds=3)
 
 
 @pytest.mark.parametrize(("option", "words"), [("fails", "ValueError: boom"), ("diverges", "training diverged")])
@@ -384,7 +385,7 @@ def test_workers_keep_their_memory() -> None:
         train=numbers.split(rows), test=(numbers[:1],) * clients, shifts=("",) * clients,
     )  # fmt: skip
     network = models.build("fmnist_cnn", (1, 28, 28), toy.CLASSES)
-    task = Task(network, toy.CLASSES, clients, Training(1, batch, SGD(lr=0.01)), (0.5,), (0.3,))
+    task = Task(network, toy.CLASSES, clients, Training(1, batch, SGD(lr=0.01)), Preprocessing((0.5,), (0.3,)))
     found: list[int] = []
 
     def count(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whose models are measured and when, against each moment computed by hand from the method's own functions."""
+"""Whose models are measured and when, against each stage computed by hand from the method's own functions."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def _rows(job: Job, i: int) -> Data:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_moment_is_what_it_says(name: str, runs_on: Engine) -> None:
     job = _job(name)
-    end, records, states = _run(job, runs_on, moment="received", also=["trained", "adapted"])
+    end, records, states = _run(job, runs_on, stage="received", also=["trained", "personalised"])
     method = job.build()
-    found = {(r.moment, r.client): r.value for r in records if r.metric == "accuracy"}
-    assert {m for m, _ in found} == {"received", "trained", "adapted"}
+    found = {(r.stage, r.client): r.value for r in records if r.metric == "accuracy"}
+    assert {m for m, _ in found} == {"received", "trained", "personalised"}
     assert {c for _, c in found} == set(range(job.data.clients))
     gaps = []
     for i in range(job.data.clients):
@@ -84,19 +84,19 @@ def test_each_moment_is_what_it_says(name: str, runs_on: Engine) -> None:
         mine = Down(down.shared, tree.rows(down.own, 0))
         received = _accuracy(job, down, client, i, method)
         key = keys.key(SEED, ROUNDS, i, "evaluate")
-        adapted = _accuracy(job, down, method.adapt(mine, client, _rows(job, i), key), i, method)
+        personalised = _accuracy(job, down, method.personalise(mine, client, _rows(job, i), key), i, method)
         after, up, _ = method.local(mine, client, _rows(job, i), keys.key(SEED, ROUNDS + 1, i, "local"))
         server, _ = method.aggregate(end.server, tree.map(lambda a: torch.as_tensor(a)[None], up), torch.tensor([i]))
         trained = _accuracy(job, method.send(server, torch.tensor([i])), after, i, method)
-        for moment, value in (("received", received), ("adapted", adapted), ("trained", trained)):
-            gaps.append(abs(found[moment, i] - value) * len(job.data.test[i]))
+        for stage, value in (("received", received), ("personalised", personalised), ("trained", trained)):
+            gaps.append(abs(found[stage, i] - value) * len(job.data.test[i]))
     assert max(gaps) < 1e-6 if not isinstance(runs_on, Vectorised) else np.mean(gaps) < 0.5  # near-ties round otherwise
 
 
 def test_participants_alone(runs_on: Engine) -> None:
     job = _job("fedper")
     _, records, _ = _run(job, runs_on, clients="participants")
-    measured = {r.client for r in records if r.moment == "adapted"}
+    measured = {r.client for r in records if r.stage == "personalised"}
     assert measured == set(participants(SEED, ROUNDS, job.data.clients, 0.5))
 
 
@@ -118,13 +118,13 @@ def test_validation_rows_are_measured_apart(runs_on: Engine) -> None:
     end, records, _ = _run(job, runs_on, round="best_validation", validation=0.2)
     plain, without, _ = _run(_job("fedavg_ft", replace(data, validation=())), runs_on)
     assert tree.leaves(end.server)[0].equal(tree.leaves(plain.server)[0]), "validation rows are not trained on"
-    test = {(r.client, r.metric): r.value for r in records if r.moment == "adapted"}
-    alone = {(r.client, r.metric): r.value for r in without if r.moment == "adapted"}
+    test = {(r.client, r.metric): r.value for r in records if r.stage == "personalised"}
+    alone = {(r.client, r.metric): r.value for r in without if r.stage == "personalised"}
     assert {k: v for k, v in test.items() if not k[1].startswith("validation")} == pytest.approx(alone, abs=1e-5)
     method = job.build()
     for i in (i for i in range(data.clients) if len(held[i])):
         down = method.send(end.server, torch.tensor([i]))
-        client = method.adapt(down, (), _rows(job, i), keys.key(SEED, ROUNDS, i, "evaluate"))
+        client = method.personalise(down, (), _rows(job, i), keys.key(SEED, ROUNDS, i, "evaluate"))
         with torch.no_grad():
             logp = method.predict(down, client, data.x_R[held[i]])
         right = float((logp.argmax(1) == data.y_R[held[i]]).double().mean())

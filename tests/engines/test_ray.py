@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,11 +127,11 @@ def test_a_node_makes_the_same_groups_again(sizes: list[int], draw: st.DataObjec
     """Of the clients of some groups, and of these alone: so what is measured together is the same on any node."""
     rows = tuple(torch.zeros(n, dtype=torch.int64) for n in sizes)
     data = replace(DATA, train=rows, test=rows)
-    for stage in ("local", "evaluate"):
-        made = groups(stage, data, list(range(len(sizes))))  # type: ignore[arg-type]
+    for phase in ("local", "evaluate"):
+        made = groups(phase, data, list(range(len(sizes))))  # type: ignore[arg-type]
         part = draw.draw(st.lists(st.sampled_from(made), unique_by=tuple, min_size=1))
         places = sorted(k for group in part for k in group)
-        again = groups(stage, data, places)  # type: ignore[arg-type]
+        again = groups(phase, data, places)  # type: ignore[arg-type]
         assert sorted(sorted(places[k] for k in group) for group in again) == sorted(map(sorted, part))
 
 
@@ -174,6 +175,32 @@ def test_a_part_is_as_large_as_it_may_be() -> None:
         assert [len(todo.take(node)) for _ in sizes] == sizes
         assert not todo
         assert todo.take(node) == []
+
+
+def test_a_first_node_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is not ready in time is left to come later, but not where no other is ready."""
+    engine, asked = Ray(), []
+    late = replace(_node(0, 1), starting=object(), until=time.monotonic() - 1)
+
+    def settle() -> None:
+        if len(asked) == 3:
+            engine._nodes["0"] = replace(late, starting=None)
+
+    def wait(refs: list[Any], **how: Any) -> None:
+        asked.append(refs)
+
+    monkeypatch.setattr(engine_of_ray, "import_ray", lambda: SimpleNamespace(wait=wait))
+    monkeypatch.setattr(engine, "_refresh", lambda: None)
+    monkeypatch.setattr(engine, "_settle", settle)
+    engine._nodes = {"0": late, "1": _node(1, 1)}
+    assert [n.number for n in engine.ready("in round 1", lambda: False)] == [1]
+    assert not asked
+    engine._nodes = {"0": late}
+    assert [n.number for n in engine.ready("in round 1", lambda: False)] == [0]
+    monkeypatch.setattr(engine_of_ray, "_ALONE", 0.0)
+    engine._nodes = {"0": late}
+    with pytest.raises(RunError, match="no node of the Ray cluster is left in round 1"):
+        engine.ready("in round 1", lambda: False)
 
 
 # --- what is kept on a node
@@ -305,13 +332,13 @@ def test_stop(runs_on: Ray) -> None:
     assert time.monotonic() - start < 5, "what was under way has ended"
 
 
-@pytest.mark.parametrize("stage", ["local", "adapt", "predict"])
-def test_failing_client_is_named(runs_on: Ray, stage: str) -> None:
-    shown = "local" if stage == "local" else "evaluate"
+@pytest.mark.parametrize("phase", ["local", "personalise", "predict"])
+def test_failing_client_is_named(runs_on: Ray, phase: str) -> None:
+    shown = "local" if phase == "local" else "evaluate"
     with pytest.raises(
         RunError, match=rf"^counting: client 4, round 2, {shown}: ValueError: boom \(\w+\.py, line \d+\)$"
     ):
-        fit(_job(fails=(stage, 2, 4)), runs_on, rounds=3)
+        fit(_job(fails=(phase, 2, 4)), runs_on, rounds=3)
     assert runs_on.lost == []
     assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
 

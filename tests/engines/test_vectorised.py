@@ -146,7 +146,7 @@ def test_clients_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
     job = _job("ditto")
     job = job._replace(data=replace(job.data, conditions=("", "dark")))  # the last two do not train
     ours, plain = _run(job, Vectorised(device="cpu")), _run(job, Sequential())
-    assert {r.client for r in ours[1] if r.moment == "joined"} == {4, 5}
+    assert {r.client for r in ours[1] if r.stage == "new"} == {4, 5}
     _agree(ours, plain, 1e-4)
 
 
@@ -166,7 +166,7 @@ def test_who_has_trained_and_who_has_not(name: str) -> None:
     job = _job(name)
     job = job._replace(data=replace(job.data, train=tuple(rows[:12] for rows in job.data.train[:3] * 2)))
     ours = _run(job, Vectorised(device="cpu"))
-    assert 0 < len({r.client for r in ours[1] if r.moment == "local"}) < 6, "all are of a length, and some have trained"
+    assert 0 < len({r.client for r in ours[1] if r.stage == "local"}) < 6, "all are of a length, and some have trained"
     _agree(ours, _plain(job), 1e-4)
 
 
@@ -254,7 +254,7 @@ def test_the_first_chunk_on_a_gpu_says_how_large_the_next_ones_are(monkeypatch: 
     job = job._replace(data=replace(job.data, train=(*[train] * 14, *[train[:1]] * 20)))
     session = Vectorised(device="cpu").open(job)
     session._measures = True
-    clients = [job.build().enrol(toy.key())] * 34
+    clients = [job.build().init_client(toy.key())] * 34
     session.map("local", 1, range(34), Down(), clients, lambda: False)
     assert tried == [(4, 16), (5, 16), (5, 16), (7, 1), (7, 1), (6, 1)], "4 at first, then at most 8, in like parts"
     assert session._fits["local"] == (8, 16)
@@ -304,11 +304,11 @@ def test_who_has_trained_is_not_trained_to_be_measured() -> None:
             calls.append("predict")
             return log_softmax_of(task, client.value, x_B)
 
-        def enrol(key: Tensor) -> Any:
+        def init_client(key: Tensor) -> Any:
             return untrained(task.network.init(key))
 
         return Method(
-            lambda key: (), enrol, lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
+            lambda key: (), init_client, lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
             joins_by_training(local), predict,
         )  # fmt: skip
 
@@ -319,7 +319,7 @@ def test_who_has_trained_is_not_trained_to_be_measured() -> None:
     assert calls.count("local") == groups, "everybody has trained, and trains again to be measured"
     calls.clear()
     _run(job, engine)
-    drawn = {r.client for r in _run(job, engine)[1] if r.moment == "local"}
+    drawn = {r.client for r in _run(job, engine)[1] if r.stage == "local"}
     of_each = [len(plan([toy.SIZES[i] for i in range(6) if (i in drawn) == took_part])) for took_part in (True, False)]
     assert calls.count("local") == 2 * (of_each[0] + of_each[1]), "who did not take part trains to be measured"
 
@@ -393,7 +393,7 @@ def test_stops_between_chunks() -> None:
     job, asked = _job("fedavg"), iter([False, True])
     session = Vectorised(device="cpu", chunk=1).open(job)
     method = job.build()
-    down = method.send(method.init(toy.key()), torch.tensor([0, 1]))
+    down = method.send(method.init_server(toy.key()), torch.tensor([0, 1]))
     with pytest.raises(Interrupted):
         session.map("local", 1, [0, 1], down, [(), ()], lambda: next(asked))
 
@@ -544,8 +544,8 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
     """Three clients of 12 rows through the mapped functions, two steps each, everything on the meta device."""
     task = replace(task, training=replace(task.training, epochs=1))
     method, ids, device = build(task), torch.arange(3), torch.device("meta")
-    down = method.send(method.init(toy.key("init")), ids)
-    clients = tree.stack([method.enrol(toy.key("enrol"))] * 3)
+    down = method.send(method.init_server(toy.key("init")), ids)
+    clients = tree.stack([method.init_client(toy.key("enrol"))] * 3)
     x_R, y_R = toy.data().x_R, toy.data().y_R
     data = Data(x_R, y_R, torch.zeros(3, 12, dtype=torch.int64), torch.ones(3, 12))
     key = torch.stack([toy.key(i) for i in range(3)])
@@ -555,12 +555,12 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
         x_KB = torch.zeros(3, 9, 1, 4, 4, dtype=torch.uint8)
         task.inputs(x_KB[0])  # what is made once and kept
         with _OneDevice(), _NoCopies():
-            adapted = mapped(method.adapt, axes)(down, clients, data, key)
+            personalised = mapped(method.personalise, axes)(down, clients, data, key)
             found = [
                 mapped(method.local, axes)(down, clients, data, key),
-                mapped(method.predict, (Down(None, 0), 0, 0))(down, adapted, x_KB),
+                mapped(method.predict, (Down(None, 0), 0, 0))(down, personalised, x_KB),
             ]
-    assert all(a.is_meta for a in tree.leaves((found, adapted)))
+    assert all(a.is_meta for a in tree.leaves((found, personalised)))
 
 
 @pytest.mark.parametrize(("name", "options"), FORMS + OTHERS)
@@ -586,7 +586,7 @@ def _asking(task: Task, how: str) -> Method:
             assert down.shared.head["bias"].sum().item() > -100
         return method.local(down, client, data, key)
 
-    return method._replace(local=local, adapt=unchanged)
+    return method._replace(local=local, personalise=unchanged)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ local_epochs: 1
 checkpoint_every: 1
 """
 _GOING = ["--engine", "sequential", "--quiet"]
-_NUMBERS = ["method", "seed", "round", "client", "moment", "metric", "value"]
+_NUMBERS = ["method", "seed", "round", "client", "stage", "metric", "value"]
 
 
 def prepare(place: Path, entry: Callable[[list[str]], object]) -> None:
@@ -248,7 +248,7 @@ def _yaml(path: Path, rng: random.Random) -> str:
                 ("lr", 0.02), ("rounds", 3), ("rounds", 1), ("seeds", [1]), ("model", "evil.net"), ("data", "evil.net"),
                 ("data", "nothing.csv"), ("name", "\x1b[31mred"), ("name", "another"), ("momentum", 0.25),
                 ("checkpoint_every", 1), ("methods", study.get("methods", [])[:1]), ("partition", "evil.net"),
-                ("protocol", {"moment": "received"}), ("clients", 3), ("batch_size", 10**9),
+                ("protocol", {"stage": "received"}), ("clients", 3), ("batch_size", 10**9),
             )
         )  # fmt: skip
     if rng.random() < 0.15:

@@ -61,7 +61,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "--weight-decay": ("0", "1e-4"),
     "--augment": ("none", "crop_flip"),
     "--protocol": (
-        "moment=received,weighting=row", "round=best_validation,validation=0.2", "clients=new", "observe=features",
+        "stage=received,weighting=sample", "round=best_validation,validation=0.2", "clients=new", "observe=features",
     ),
     "--evaluate-every": ("1", "5"),
     "--engine": ("sequential", "vectorised", "vectorised:chunk=2", "processess", "processes:chunk=1", "ray:addres=1"),
@@ -149,7 +149,7 @@ def _hostile(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice(simple)()
     if rng.random() < 0.5:
         return [_hostile(rng, depth + 1) for _ in range(rng.randint(0, 3))]
-    keys = ("name", "label", "options", "clients", "moment", "alpha", "degrees", 1, None, True, "")
+    keys = ("name", "label", "options", "clients", "stage", "alpha", "degrees", 1, None, True, "")
     return {rng.choice(keys): _hostile(rng, depth + 1) for _ in range(rng.randint(0, 3))}
 
 

@@ -100,12 +100,12 @@ def by_rows(f: Files, models: Sequence[Model]) -> float:
     return 100 * sum(right(f, k, m) for k, m in enumerate(models)) / TEST_ROWS
 
 
-def hits(method: Method, server: Any, f: Files, clients: Sequence[Any], *, adapt: bool = True) -> int:
-    """Test rows that the method's models have right; without ``adapt`` the clients are as they stand."""
+def hits(method: Method, server: Any, f: Files, clients: Sequence[Any], *, personalise: bool = True) -> int:
+    """Test rows that the method's models have right; without ``personalise`` the clients are as they stand."""
     count = 0
     for k, client in enumerate(clients):
         x, y = rows(f, k, "_test")
         down = one(method, server, k)
-        mine = method.adapt(down, client, training(f, k), key(k)) if adapt else client
+        mine = method.personalise(down, client, training(f, k), key(k)) if personalise else client
         count += int((method.predict(down, mine, torch.tensor(x)).argmax(1).numpy() == y).sum())
     return count

@@ -119,7 +119,7 @@ def state(v: o.Params, alpha: float, w: o.Params | None = None) -> Personal:
     [
         {},
         {"mix": "outputs"},
-        {"mix": "outputs", "weighting": "rows", "steps": 5},
+        {"mix": "outputs", "weighting": "samples", "steps": 5},
         {"adaptive": True},
         {"adaptive": True, "mix": "outputs", "evaluate_with": "own"},
         {"adaptive": True, "alpha_gradient": "released", "mix": "outputs"},
@@ -142,7 +142,7 @@ def test_round_by_hand(options: dict[str, Any], alpha: float) -> None:
         close(clients[k].value.alpha, share)
         assert bool(adaptive) == (abs(share - alpha) > 1e-6)
         down = o.one(method, o.model_of(OWN[0]), k)  # any other model as the received one
-        kept = method.adapt(down, clients[k], o.data(*ROWS[k]), o.key())
+        kept = method.personalise(down, clients[k], o.data(*ROWS[k]), o.key())
         want = mixture(v, new[k] if own else OWN[0], share, mix, TEST)
         close(method.predict(down, kept, torch.tensor(TEST)), o.log_softmax(want, 1))
     weight = [o.SIZES[k] for k in o.IDS] if "weighting" in options else [1.0] * len(o.IDS)
@@ -175,9 +175,9 @@ def test_absent_client_keeps_its_state_and_a_new_one_starts_at_the_received(own:
     method = build(evaluate_with=own)
     down = o.one(method, o.model_of(START), 2)
     fields = apfl.Own(o.model_of(OWN[2]), torch.tensor(0.25), o.model_of(OWN[1]) if own == "own" else ())
-    absent = method.adapt(down, trained(fields), o.data(*ROWS[2]), o.key())
+    absent = method.personalise(down, trained(fields), o.data(*ROWS[2]), o.key())
     same(absent.value.v, OWN[2])
-    new = method.adapt(down, untrained(fields), o.data(*ROWS[2]), o.key())
+    new = method.personalise(down, untrained(fields), o.data(*ROWS[2]), o.key())
     w, v, _ = by_hand(ROWS[2], START, 0.25, o.batches(o.SIZES[2]))
     same(new.value.v, v)
     logp = method.predict(down, new, torch.tensor(TEST))
@@ -249,7 +249,7 @@ def test_alpha_moves_once_a_round_and_only_if_asked() -> None:
         ends.append(float(client.value.alpha))
     assert ends[0] == ends[1] != 0.5
     fixed = methods.build("apfl", {}, o.task())
-    client = fixed.local(o.one(fixed, o.model_of(START), 0), fixed.enrol(o.key()), o.data(*ROWS[0]), o.key())[0]
+    client = fixed.local(o.one(fixed, o.model_of(START), 0), fixed.init_client(o.key()), o.data(*ROWS[0]), o.key())[0]
     assert float(client.value.alpha) == 0.25
 
 

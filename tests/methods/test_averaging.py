@@ -46,7 +46,7 @@ def test_local_trains_its_own_model_and_sends_nothing() -> None:
         want = alone(o.weights(k), k)
         same(clients[k].value, want)
         down = o.one(method, server, k)
-        client = method.adapt(down, clients[k], o.data(*ROWS[k]), o.key())
+        client = method.personalise(down, clients[k], o.data(*ROWS[k]), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(want, TEST))
 
 
@@ -85,7 +85,7 @@ def test_shuffled_rows_are_those_of_the_key() -> None:
 def test_fedavg_predicts_with_the_global_model() -> None:
     method = methods.build("fedavg", {}, o.task())
     down = o.one(method, o.model_of(START), 0)
-    client = method.adapt(down, (), o.data(*ROWS[0]), o.key())
+    client = method.personalise(down, (), o.data(*ROWS[0]), o.key())
     close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(START, TEST))
 
 
@@ -94,7 +94,7 @@ def test_fedavg_ft_tunes_the_global_model(epochs: int | None, part: str) -> None
     method = methods.build("fedavg_ft", {"epochs": epochs, "part": part}, o.task())
     for k in range(len(o.SIZES)):
         down = o.one(method, o.model_of(START), k)
-        client = method.adapt(down, (), o.data(*ROWS[k]), o.key())
+        client = method.personalise(down, (), o.data(*ROWS[k]), o.key())
         want = alone(START, k, epochs or o.EPOCHS, "WbUc" if part == "model" else "Uc")
         same(client, want)  # with part=head the body is the received one, decay and momentum or not
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(want, TEST))

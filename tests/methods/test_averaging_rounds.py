@@ -44,7 +44,7 @@ def test_tuning() -> None:
     tuned = []
     for part in ("model", "head"):
         method = methods.build("fedavg_ft", {"epochs": 10, "part": part}, r.task(RULE, 5))
-        tuned.append([method.adapt(one(method, server, k), (), r.training(f, k), key(k)) for k in range(5)])
+        tuned.append([method.personalise(one(method, server, k), (), r.training(f, k), key(k)) for k in range(5)])
     for k in range(5):
         r.same(tuned[0][k], r.model(f, "final/clients", k))
     assert max(r.apart(tuned[1][k], r.model(f, "final/clients", k)) for k in range(5)) > 0.1

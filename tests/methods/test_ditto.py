@@ -113,7 +113,7 @@ def test_round_by_hand(options: dict[str, Any], shared_steps: int | None, person
         want = personal(k, plan, OWN[k])
         same(clients[k].value, want)
         down = o.one(method, server, k)
-        kept = method.adapt(down, clients[k], o.data(*ROWS[k]), o.key())
+        kept = method.personalise(down, clients[k], o.data(*ROWS[k]), o.key())
         close(method.predict(down, kept, torch.tensor(TEST)), o.log_probability(want, TEST))
     weight = [1.0] * len(o.IDS) if options.get("weighting") == "uniform" else [o.SIZES[k] for k in o.IDS]
     same(server, {name: o.average([new[k][name] for k in o.IDS], weight) for name in START})
@@ -123,9 +123,9 @@ def test_absent_client_keeps_its_model_and_a_new_one_starts_at_the_received() ->
     method = build()
     down = o.one(method, o.model_of(START), 2)
     absent = trained(o.model_of(OWN[2]))
-    same(method.adapt(down, absent, o.data(*ROWS[2]), o.key()).value, OWN[2])
+    same(method.personalise(down, absent, o.data(*ROWS[2]), o.key()).value, OWN[2])
     new = untrained(o.model_of(OWN[2]))
-    for state in (method.adapt(down, new, o.data(*ROWS[2]), o.key()), round_alone(method, new)):
+    for state in (method.personalise(down, new, o.data(*ROWS[2]), o.key()), round_alone(method, new)):
         same(state.value, personal(2, o.batches(o.SIZES[2]), START))
         assert float(state.trained) == 1
 

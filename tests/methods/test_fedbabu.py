@@ -52,7 +52,7 @@ def test_recorded_rounds() -> None:
     for k in range(r.CLIENTS):
         x, y = r.rows(f, k, "_test")
         down = o.one(method, best, k)
-        mine = method.adapt(down, (), r.training(f, k), o.key())
+        mine = method.personalise(down, (), r.training(f, k), o.key())
         r.same(mine, r.model(f, "final", k))
         before, tuned = (
             100 * (method.predict(down, client, torch.tensor(x)).argmax(1).numpy() == y).mean() for client in ((), mine)
@@ -105,7 +105,7 @@ def test_round(options: dict[str, Any]) -> None:
     for k in (*range(len(o.SIZES)), 99):  # the absent client and a new one with client 3's rows do as the others
         of = 3 if k == 99 else k
         down = o.one(method, server, k)
-        mine = method.adapt(down, (), o.data(*ROWS[of]), o.key())
+        mine = method.personalise(down, (), o.data(*ROWS[of]), o.key())
         tuned = alone(mean, of, part, options.get("tuning_epochs", 5), lr=options.get("tuning_lr") or o.RULE.lr)
         same(mine, tuned)
         close(method.predict(down, mine, torch.tensor(TEST)), o.log_probability(tuned, TEST))
@@ -146,17 +146,17 @@ def test_the_head_keeps_its_bits() -> None:
 def test_all_clients_have_one_head() -> None:
     """It is the server's: what a client enrols with can be no other."""
     method = methods.build("fedbabu", {}, o.task())
-    server = method.init(o.key("init"))
+    server = method.init_server(o.key("init"))
     downs = [o.one(method, server, k) for k in (0, 3, 1000)]
     for down in downs[1:]:
         assert torch.equal(down.shared.head["weight"], downs[0].shared.head["weight"])
-    assert method.enrol(o.key("enrol")) == ()
+    assert method.init_client(o.key("enrol")) == ()
     assert downs[0].shared.head["weight"].std() > 0, "the head should be random"
 
 
 def test_tuning_the_head_leaves_the_body() -> None:
     method = methods.build("fedbabu", {}, o.task())
     down = o.one(method, o.model_of(START), 0)
-    mine = method.adapt(down, (), o.data(*ROWS[0]), o.key())
+    mine = method.personalise(down, (), o.data(*ROWS[0]), o.key())
     assert torch.equal(mine.body["0.weight"], down.shared.body["0.weight"])
     assert (mine.head["weight"] - down.shared.head["weight"]).abs().max() > 1e-2

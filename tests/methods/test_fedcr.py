@@ -186,7 +186,7 @@ def test_personal_predictions(objective: str, predict_with: str, drawn: list[np.
         x, y = ROWS[k]
         drawn.clear()
         down = o.one(method, server(), k)
-        new = method.adapt(down, client(k), o.data(x, y), o.key(k))
+        new = method.personalise(down, client(k), o.data(x, y), o.key(k))
         draws = iter([*drawn])
         mu, sd, _ = encode(START, x)
 
@@ -212,7 +212,7 @@ def test_personal_predictions(objective: str, predict_with: str, drawn: list[np.
 def test_personal_predictions_with_an_own_encoder(drawn: list[np.ndarray]) -> None:
     method = methods.build("fedcr", BUILD | {"share_encoder": False, "head_epochs": 0}, o.task())
     down = o.one(method, server(False), 2)
-    new = method.adapt(down, client(2, False), o.data(*ROWS[2]), o.key())
+    new = method.personalise(down, client(2, False), o.data(*ROWS[2]), o.key())
     got = method.predict(down, new, torch.tensor(TEST))
     mu, sd, _ = encode(own(2), TEST)
     logit = (mu[:, None] + sd[:, None] * drawn[-1].reshape(1, S, V)) @ HEADS[2]["U"].T + HEADS[2]["c"]
@@ -253,7 +253,7 @@ def test_a_class_that_the_participants_lack_is_sent_as_nothing() -> None:
 
 def test_start() -> None:
     method = methods.build("fedcr", {"latent": V}, o.task())
-    start = method.init(o.key())
+    start = method.init_server(o.key())
     close(start.mean_CV, np.zeros((o.CLASSES, V)))
     close(start.std_CV, np.ones((o.CLASSES, V)))
 
@@ -270,5 +270,5 @@ PUBLISHED = [
 def test_parameters(name: str, shape: tuple[int, ...], classes: int, latent: int, total: int) -> None:
     """Body, a layer of 2 V and the head: the sizes of the published networks."""
     method = methods.build("fedcr", {"latent": latent}, Task(models.build(name, shape, classes), classes, 1))
-    parts = (method.init(o.key()).encoder, method.enrol(o.key()).head)
+    parts = (method.init_server(o.key()).encoder, method.init_client(o.key()).head)
     assert sum(a.numel() for a in tree.leaves(parts)) == total

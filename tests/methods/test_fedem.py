@@ -4,7 +4,7 @@ Parity: every array of parity/fedem.npz within 1e-5 (float32 there): whose rows 
 models, everybody's weights pi, the models after the round, loss and accuracy on the test rows. Two habits of the
 released code are put on from outside and their size is asserted: absent clients count with the old model (here they
 send increments of zero), and who has never trained is tested with uniform weights (here ``predict`` of the client
-before ``adapt``, which would give it weights).
+before ``personalise``, which would give it weights).
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def mixture(parts: list[o.Params], pi: np.ndarray) -> np.ndarray:
 
 def personal(method: Method, server: Any, client: int, state: Any) -> np.ndarray:
     down = one(method, server, client)
-    adapted = method.adapt(down, state, data(*ROWS[client]), key())
-    return method.predict(down, adapted, torch.tensor(TEST)).numpy()
+    personalised = method.personalise(down, state, data(*ROWS[client]), key())
+    return method.predict(down, personalised, torch.tensor(TEST)).numpy()
 
 
 def test_round() -> None:
@@ -106,13 +106,13 @@ def test_who_never_trained_gets_weights_by_forward_passes(steps: int) -> None:
     pi = np.full(3, 1 / 3)
     for _ in range(steps):
         pi = expectation(START, 2, pi)[1]
-    close(personal(method, server, 2, method.enrol(key())), mixture(START, pi))
+    close(personal(method, server, 2, method.init_client(key())), mixture(START, pi))
     assert np.abs(pi - 1 / 3).max() > 0.02
 
 
 def test_official_gives_weights_by_one_step() -> None:
     method = methods.build("fedem", {"preset": "official"}, o.task())
-    got = personal(method, module.Server(stacked(START)), 2, method.enrol(key()))
+    got = personal(method, module.Server(stacked(START)), 2, method.init_client(key()))
     pi = expectation(START, 2, np.full(3, 1 / 3))[1]
     close(got, mixture(START, pi))
     assert np.abs(got - mixture(START, expectation(START, 2, pi)[1])).max() > 1e-3  # two would show
@@ -158,12 +158,12 @@ def test_momentum_is_fresh_or_goes_on(keep: bool) -> None:
     once = methods.build("fedem", {"models": 1, "keep_momentum": keep}, o.task(epochs=1))
     twice = methods.build("fedem", {"models": 1}, o.task(epochs=2))
     rows, server = data(*ROWS[0]), module.Server(stacked(START[:1]))
-    ids, client = torch.tensor([0]), once.enrol(key())
+    ids, client = torch.tensor([0]), once.init_client(key())
     moved = server
     for _ in range(2):
         client, up, _ = once.local(one(once, moved, 0), client, rows, key())
         moved, _ = once.aggregate(moved, tree.stack([up]), ids)
-    _, up, _ = twice.local(one(twice, server, 0), twice.enrol(key()), rows, key())
+    _, up, _ = twice.local(one(twice, server, 0), twice.init_client(key()), rows, key())
     gap = tree.square_distance(moved.models, tree.add(server.models, up.value)).sqrt()
     assert (gap < 1e-12) if keep else (gap > 1e-3)
     assert bool(tree.leaves(client.value.momentum)) == keep
@@ -218,7 +218,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with np.load(Path(__file__).parent / "parity" / "fedem.npz") as f:
         rows = [data(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
         server = module.Server(models_of(f, "init/"))
-        states = [method.enrol(key()) for _ in range(5)]
+        states = [method.init_client(key()) for _ in range(5)]
         for r in range(3):
             at, ids = f"round{r}/", f[f"round{r}/participants"].tolist()
             zero = tree.zeros(server.models)

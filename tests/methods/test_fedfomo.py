@@ -125,7 +125,7 @@ def test_personal_model_is_the_update_before_training() -> None:
     method, server = methods.build("fedfomo", {}, o.task()), server_of()
     for k in range(5):
         down = o.one(method, server, k)
-        client = method.adapt(down, client_of(k), data(*ROWS[k]), key())
+        client = method.personalise(down, client_of(k), data(*ROWS[k]), key())
         theta = update(k, [OWN[k], *(SENT[j] for j in received(k))], "l2")[0]
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(theta, TEST))
 
@@ -137,7 +137,7 @@ def test_without_a_better_candidate_the_client_goes_back_and_loses_its_training(
     client = client_of(k)._replace(base=o.model_of(fitted), model=o.model_of(OWN[k]))
     method = methods.build("fedfomo", {}, o.task())
     down = o.one(method, server_of(), k)
-    same(method.adapt(down, client, data(*ROWS[k]), key()).model, fitted)
+    same(method.personalise(down, client, data(*ROWS[k]), key()).model, fitted)
     new, _, info = method.local(down, client, data(*ROWS[k]), key())
     same(new.base, fitted)
     assert int(info["used"]) == 0
@@ -145,7 +145,7 @@ def test_without_a_better_candidate_the_client_goes_back_and_loses_its_training(
 
 def test_first_round_trains_from_the_start_and_divides_by_no_distance() -> None:
     method = methods.build("fedfomo", {"preset": "official"}, o.task())
-    server, client = method.init(key("init")), method.enrol(key("enrol"))
+    server, client = method.init_server(key("init")), method.init_client(key("enrol"))
     down = o.one(method, server, 0)
     assert not down.own.usable.any()
     assert not down.shared.usable.any()
@@ -162,7 +162,7 @@ def test_a_new_client_mixes_what_beats_its_untrained_model() -> None:
     down = o.one(method, server_of(), 1000)
     assert down.own.usable.tolist() == [1, 1, 1, 1]
     start = module.Client(o.model_of(BASE[1]), o.model_of(BASE[1]), SPLIT)
-    client = method.adapt(down, start, data(*ROWS[1]), key())
+    client = method.personalise(down, start, data(*ROWS[1]), key())
     same(client.model, update(1, [SENT[j] for j in (0, 1, 3, 4)], "l2")[0])
 
 
@@ -179,7 +179,7 @@ def test_validation_rows_are_the_same_in_all_rounds_and_never_trained_on(monkeyp
 
     monkeypatch.setattr(module, "train_model", watched)
     method = methods.build("fedfomo", {}, o.task(shuffle=True))
-    server, client, n = method.init(key()), method.enrol(key()), o.SIZES[0]
+    server, client, n = method.init_server(key()), method.init_client(key()), o.SIZES[0]
     for r in range(3):
         client, up, _ = method.local(o.one(method, server, 0), client, data(*ROWS[0]), key(r))
         server, _ = method.aggregate(server, tree.stack([up]), torch.tensor([0]))
@@ -249,7 +249,7 @@ def test_exploration_falls_from_round_to_round() -> None:
     """The share of clients that get exactly the best four: (1 - chance)^4 and the accidents of a random order."""
     method = methods.build("fedfomo", {"exploration": 0.9, "exploration_step": 0.3}, replace(o.task(), clients=200))
     affinity_KK = torch.tensor(np.random.default_rng(2).normal(size=(200, 200)))
-    start = method.init(key())._replace(n_K=torch.ones(200), affinity_KK=affinity_KK)
+    start = method.init_server(key())._replace(n_K=torch.ones(200), affinity_KK=affinity_KK)
     codes = torch.arange(200.0)
     start = start._replace(models=tree.map(lambda w: w * 0 + codes.view(-1, *[1] * (w.ndim - 1)), start.models))
     share = []
@@ -288,7 +288,7 @@ def test_places_without_a_model_are_marked_and_the_largest_stands_first() -> Non
 
 def test_an_empty_place_earns_no_credit() -> None:
     method = methods.build("fedfomo", {}, o.task())
-    start = method.init(key())
+    start = method.init_server(key())
     up = Up(module.Report(tree.rows(start.models, slice(0, 2)), torch.ones(2, 5)), torch.ones(2))
     server, _ = method.aggregate(start, up, torch.tensor([1, 3]))
     close(server.affinity_KK, np.diag([0, 1, 0, 1, 0]))
@@ -341,7 +341,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             at, order = f"round{r}", torch.zeros(5, 4, dtype=torch.int64)
             task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.1 * 0.99**r, 0, 1e-4), shuffle=False))
             method = methods.build("fedfomo", {"preset": "official", "validation": 0.25}, task)
-            server = server or method.init(key())
+            server = server or method.init_server(key())
             shared: Any = tree.stack([start] * 3)
             if r:
                 names = np.stack([f[f"{at}/candidates/{k}"] for k in range(5)])
@@ -360,7 +360,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
                 down = Down(module.Candidates(shared, torch.ones(3) * (r > 0)), own)
                 quotients.clear()
                 if r == 3:
-                    tested = method.adapt(down, states[k], rows[k], key())
+                    tested = method.personalise(down, states[k], rows[k], key())
                     y = f[f"data/{k}/y_test"]
                     logp = method.predict(down, tested, torch.tensor(f[f"data/{k}/x_test"]).double()).numpy()
                     close(-logp[np.arange(len(y)), y].mean(), f["final/test_loss"][k], **EXACT)

@@ -128,7 +128,7 @@ def test_personal_predictions(tune: bool) -> None:
         w, b = o.lda(MEAN, COV, o.prior(y, o.CLASSES))
         p = local(k)["p"] if tune else BODY
         down = o.one(method, state(), k)
-        client = method.adapt(down, (), o.data(x, y), o.key())
+        client = method.personalise(down, (), o.data(x, y), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), log_softmax(o.embed(p, TEST) @ w.T + b, 1))
 
 

@@ -125,7 +125,7 @@ def test_round(options: dict[str, Any]) -> None:
         close(server.heads["bias"][k], c, **SOLVER)
         down = o.one(method, server, k)
         close(down.own["weight"], U, **SOLVER)
-        client = method.adapt(down, (), o.data(*ROWS[k]), o.key())
+        client = method.personalise(down, (), o.data(*ROWS[k]), o.key())
         p = {"W": server.body["0.weight"].numpy(), "b": server.body["0.bias"].numpy(), "U": U, "c": c}
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(p, TEST), **SOLVER)
     close(server.heads["weight"][2], HEADS[2]["U"])  # the absent client keeps its own
@@ -169,7 +169,7 @@ def test_tuning(epochs: int) -> None:
         p = {"W": BODY["W"], "b": BODY["b"], "U": HEADS[k]["U"], "c": HEADS[k]["c"]}
         want = o.descend(p, "Uc", o.batches(len(y), epochs), o.head_gradient(x, y), lr=0.1)
         down = o.one(method, state(), k)
-        client = method.adapt(down, (), o.data(x, y), o.key())
+        client = method.personalise(down, (), o.data(x, y), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(want, TEST))
 
 
@@ -236,6 +236,6 @@ def test_each_phase_moves_one_part() -> None:
     close(up.value.head["weight"], head["U"])  # one head epoch and no more: unmoved by the body phase
     tuned = methods.build("fedpac", {"tuning_epochs": 2}, o.task(sgd=rule))
     down = o.one(tuned, state(), 0)
-    client = tuned.adapt(down, (), o.data(x, y), o.key())
+    client = tuned.personalise(down, (), o.data(x, y), o.key())
     want = o.descend(p, "Uc", o.batches(len(y), 2), o.head_gradient(x, y), lr=0.1, momentum=0.9, decay=1.0)
     close(tuned.predict(down, client, torch.tensor(TEST)), o.log_probability(want, TEST))

@@ -40,10 +40,10 @@ def test_recorded_rounds() -> None:
         at = f"round{number}/"
         r.same(server.body, r.body(f, f"{at}body/fc1"))
         for k in range(5):
-            client = plain.adapt(o.one(plain, server, k), clients[k], r.training(f, k), o.key())
+            client = plain.personalise(o.one(plain, server, k), clients[k], r.training(f, k), o.key())
             r.same(client.value, r.head(f, f"{at}heads/", k))
         close(100 * r.hits(plain, server, f, clients) / r.TEST_ROWS, f[at + "accuracy"], rtol=1e-6)
-    final = [tuned.adapt(o.one(tuned, server, k), clients[k], r.training(f, k), o.key()) for k in range(5)]
+    final = [tuned.personalise(o.one(tuned, server, k), clients[k], r.training(f, k), o.key()) for k in range(5)]
     for k in range(5):
         r.same(final[k].value, r.head(f, "final/heads/", k))
     close(100 * r.hits(tuned, server, f, clients) / r.TEST_ROWS, f["final/accuracy"], rtol=1e-6)
@@ -60,7 +60,7 @@ def test_recorded_rounds_with_heads_of_their_own() -> None:
     for k in (3, 4):
         r.same(clients[k].value, r.head(f, "init/fc2."))
         assert r.apart(clients[k].value, r.head(f, "round0/heads/", k)) > 0.1
-    assert r.hits(method, server, f, clients, adapt=False) == OWN_RIGHT
+    assert r.hits(method, server, f, clients, personalise=False) == OWN_RIGHT
     close(f["round0/accuracy"], 100 * 35 / r.TEST_ROWS, rtol=1e-6)
 
 
@@ -80,7 +80,7 @@ def same_head(got: Any, p: o.Params) -> None:
     close(got["bias"], p["c"])
 
 
-@pytest.mark.parametrize("weighting", [None, "rows", "uniform"])
+@pytest.mark.parametrize("weighting", [None, "samples", "uniform"])
 @pytest.mark.parametrize("newcomer_head", ["own", "average"])
 @pytest.mark.parametrize("tuning_epochs", [0, 3])
 def test_a_round_by_hand(weighting: str | None, newcomer_head: str, tuning_epochs: int) -> None:
@@ -114,7 +114,7 @@ def test_a_round_by_hand(weighting: str | None, newcomer_head: str, tuning_epoch
     for k, client in clients.items():
         rows = 3 if k == 99 else k
         down = o.one(method, after, k)
-        mine = method.adapt(down, client, o.data(*ROWS[rows]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[rows]), o.key())
         head = want[k] if k in o.IDS else HEADS[rows]
         if k == 99:
             head = mean if shared else train(mean, HEADS[rows], rows)
@@ -136,8 +136,8 @@ def test_training_loss_is_the_mean_over_rows_as_seen() -> None:
 def test_heads_are_nobody_elses_tensors(newcomer_head: str) -> None:
     """A head that a client keeps is not the server's, nor another client's, and stays when the server moves on."""
     method = methods.build("fedper", {"newcomer_head": newcomer_head}, o.task())
-    server = method.init(o.key())
-    after, new, _, _ = o.round_of(method, server, {k: method.enrol(o.key()) for k in o.IDS}, ROWS)
+    server = method.init_server(o.key())
+    after, new, _, _ = o.round_of(method, server, {k: method.init_client(o.key()) for k in o.IDS}, ROWS)
     heads = [new[k].value["weight"] for k in o.IDS]
     places = {a.data_ptr() for a in [*heads, *(s.head["weight"] for s in (server, after) if s.head)]}
     assert len(places) == len(heads) + (2 if newcomer_head == "average" else 0)
@@ -159,7 +159,7 @@ def test_mapped_over_clients(newcomer_head: str) -> None:
     axes = (None, 0, Data(None, None, 0, 0), 0)
     key = torch.stack([o.key(0), o.key(4)])
     down = method.send(server, torch.tensor([0, 4]))
-    for function in (lambda *a: method.local(*a)[:2], method.adapt):
+    for function in (lambda *a: method.local(*a)[:2], method.personalise):
         got = torch.func.vmap(function, in_dims=axes)(down, tree.stack(clients), Data(x, y, row, real), key)
         for at, k in enumerate((0, 4)):
             alone = function(down, clients[at], o.data(*ROWS[k]), key[at])
@@ -170,7 +170,7 @@ def test_mapped_over_clients(newcomer_head: str) -> None:
 def test_tuning_leaves_the_body_where_it_is() -> None:
     method = methods.build("fedper", {"tuning_epochs": 4}, o.task())
     server = Model(o.body_of(START), {})
-    client = method.adapt(o.one(method, server, 0), trained(o.head_of(HEADS[0])), o.data(*ROWS[0]), o.key())
+    client = method.personalise(o.one(method, server, 0), trained(o.head_of(HEADS[0])), o.data(*ROWS[0]), o.key())
     assert isinstance(client, Personal)
     assert set(client.value) == {"weight", "bias"}
     same_head(client.value, train(START, HEADS[0], 0, "Uc", 4))

@@ -44,7 +44,7 @@ def test_recorded_rounds() -> None:
         methods.build("fedproto", {"preset": "official", "alignment": 0.7, "predict_with": how}, task)
         for how in ("head", "prototypes")
     )
-    server = by_head.init(o.key())
+    server = by_head.init_server(o.key())
     nothing = Prototypes(torch.zeros(4, 8), torch.zeros(4))
     clients = [untrained(Client(r.model(f, "init", k), nothing, torch.zeros(4))) for k in range(r.CLIENTS)]
     for number in range(3):
@@ -66,7 +66,7 @@ def test_recorded_rounds() -> None:
         x, y = r.rows(f, k, "_test")
         for method in (by_head, by_prototypes):
             down = o.one(method, server, k)
-            mine = method.adapt(down, clients[k], r.training(f, k), o.key())
+            mine = method.personalise(down, clients[k], r.training(f, k), o.key())
             hits = int((method.predict(down, mine, torch.tensor(x)).argmax(1).numpy() == y).sum())
             counted.append(hits / len(y))
             tested, right = tested + len(y), right + hits
@@ -167,7 +167,7 @@ def test_round(options: dict[str, Any]) -> None:
 
     for k, client in (clients | new).items():
         down = o.one(method, after, k)
-        mine = method.adapt(down, client, o.data(*ROWS[k]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[k]), o.key())
         p = want[k]["p"] if k in o.IDS else MODELS[k]
         same(mine.value.model, p)
         close(method.predict(down, mine, torch.tensor(TEST)), o.log_probability(p, TEST))
@@ -207,7 +207,7 @@ def test_newcomer_does_one_round() -> None:
     method = methods.build("fedproto", {"predict_with": "prototypes"}, o.task())
     down = o.one(method, prototypes(GLOBAL, KNOWN), 99)
     new = untrained(start(0).value._replace(model=o.model_of(MODELS[0])))
-    mine = method.adapt(down, new, o.data(*ROWS[0]), o.key())
+    mine = method.personalise(down, new, o.data(*ROWS[0]), o.key())
     want = train(0, GLOBAL, KNOWN)
     same(mine.value.model, want["p"])
     target = np.where(KNOWN[:, None] > 0, GLOBAL, want["mean"])
@@ -217,8 +217,8 @@ def test_newcomer_does_one_round() -> None:
 
 def test_before_any_round_all_classes_are_alike() -> None:
     method = methods.build("fedproto", {"predict_with": "prototypes"}, o.task())
-    down = o.one(method, method.init(o.key()), 0)
-    logp = method.predict(down, method.enrol(o.key()), torch.tensor(TEST))
+    down = o.one(method, method.init_server(o.key()), 0)
+    logp = method.predict(down, method.init_client(o.key()), torch.tensor(TEST))
     close(logp, np.full((len(TEST), o.CLASSES), -np.log(o.CLASSES)))
 
 
@@ -229,8 +229,8 @@ def test_variants_of_fedpac() -> None:
     """Both are tested with the local classifier; L has nothing to align to in its first round, and no message."""
     for title, shared in (("FedProto-G", True), ("FedProto-L", False)):
         method = methods.build("fedproto", VARIANTS[title], o.task())
-        client = method.enrol(o.key("enrol"))
-        down = o.one(method, method.init(o.key("init")), 0)
+        client = method.init_client(o.key("enrol"))
+        down = o.one(method, method.init_server(o.key("init")), 0)
         assert bool(tree.leaves(down)) == shared
         first, up, info = method.local(down, client, o.data(*ROWS[0]), o.key())
         assert float(info["alignment"]) == 0
@@ -267,8 +267,8 @@ def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
 def test_models_stay_at_home() -> None:
     """What a client sends does not hold its weights, and two clients stay unlike."""
     method = methods.build("fedproto", {}, o.task())
-    client = method.enrol(o.key("enrol"))
-    server, new, up, _ = o.round_of(method, method.init(o.key("init")), dict.fromkeys(o.IDS, client), ROWS)
+    client = method.init_client(o.key("enrol"))
+    server, new, up, _ = o.round_of(method, method.init_server(o.key("init")), dict.fromkeys(o.IDS, client), ROWS)
     assert [a.shape[1:] for a in tree.leaves(up)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]
     assert [a.shape for a in tree.leaves(server)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]
     a, b = (new[k].value.model.head["weight"] for k in (0, 1))

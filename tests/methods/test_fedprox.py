@@ -92,7 +92,7 @@ def test_a_round_by_hand(mu: float | None) -> None:
     same(server, mean)
     for k in (0, 2, 99):  # who took part, who stayed away, who is new
         down = o.one(method, server, k)
-        client = method.adapt(down, (), o.data(*ROWS[2]), o.key())
+        client = method.personalise(down, (), o.data(*ROWS[2]), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(mean, TEST))
 
 

@@ -47,11 +47,11 @@ def test_recorded_rounds() -> None:
         at = f"strict/round{number}/"
         r.same(server.body, r.body(f, f"{at}body/fc1"))
         for k, client in enumerate(clients):
-            mine = plain.adapt(o.one(plain, server, k), client, r.training(f, k), o.key())
+            mine = plain.personalise(o.one(plain, server, k), client, r.training(f, k), o.key())
             r.same(mine.value, r.head(f, f"{at}heads/", k))
         close(100 * r.hits(plain, server, f, clients) / r.TEST_ROWS, f[at + "accuracy"], rtol=1e-6)
     for k, client in enumerate(clients):
-        mine = tuned.adapt(o.one(tuned, server, k), client, r.training(f, k), o.key())
+        mine = tuned.personalise(o.one(tuned, server, k), client, r.training(f, k), o.key())
         r.same(mine.value, r.head(f, "strict/final/heads/", k))
     close(100 * r.hits(tuned, server, f, clients) / r.TEST_ROWS, f["strict/final/accuracy"], rtol=1e-6)
 
@@ -133,10 +133,10 @@ def received(p: o.Params) -> Any:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"weighting": "rows"},
+    {"weighting": "samples"},
     {"head_epochs": 3, "body_epochs": 1, "tuning_epochs": 2},
     {"newcomer_head": "average"},
-    {"newcomer_head": "average", "weighting": "rows", "tuning_epochs": 0},
+    {"newcomer_head": "average", "weighting": "samples", "tuning_epochs": 0},
     {"tuning_epochs": 0, "head_epochs": 1},
 ]
 
@@ -155,7 +155,7 @@ def test_round(options: dict[str, Any]) -> None:
         want[k] = part_of(part_of(p, k, "Uc", heads), k, "Wb", bodies)
 
     after, new, up, _ = o.round_of(method, server, {k: clients[k] for k in o.IDS}, ROWS)
-    weight = [o.SIZES[k] for k in o.IDS] if options.get("weighting") == "rows" else [1.0] * len(o.IDS)
+    weight = [o.SIZES[k] for k in o.IDS] if options.get("weighting") == "samples" else [1.0] * len(o.IDS)
     close(up.weight, weight)
     for at, k in enumerate(o.IDS):
         same_head(new[k].value, want[k])
@@ -175,7 +175,7 @@ def test_round(options: dict[str, Any]) -> None:
     for k, client in clients.items():
         of = 3 if k == 99 else k
         down = o.one(method, after, k)
-        mine = method.adapt(down, client, o.data(*ROWS[of]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[of]), o.key())
         head = want[k] if k in o.IDS else mean if average and k == 99 else HEADS[of]
         joins = heads if k == 99 and not epochs and not average else epochs
         final = part_of(together(mean, head), of, "Uc", joins)
@@ -229,7 +229,7 @@ def test_tuning_leaves_the_body_and_the_record_of_training() -> None:
     method = methods.build("fedrep", {}, o.task())
     for start in (trained, untrained):
         down, client = received(START), start(o.head_of(HEADS[0]))
-        mine = method.adapt(down, client, o.data(*ROWS[0]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[0]), o.key())
         same_body(down.shared.body, START)
         assert float(mine.trained) == float(client.trained)
 
@@ -245,5 +245,5 @@ def test_a_client_never_drawn_holds_no_part_of_the_server() -> None:
     assert (server.body["0.weight"] - o.body_of(START)["0.weight"]).abs().max() > 1e-3
     body = {"W": server.body["0.weight"].numpy(), "b": server.body["0.bias"].numpy()}
     first = part_of(together(body, HEADS[2]), 2, "Uc", 5)
-    mine = method.adapt(o.one(method, server, 2), client, o.data(*ROWS[2]), o.key())
+    mine = method.personalise(o.one(method, server, 2), client, o.data(*ROWS[2]), o.key())
     same_head(mine.value, first)

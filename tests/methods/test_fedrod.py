@@ -46,7 +46,7 @@ def test_recorded_rounds() -> None:
             r.same(clients[k].value, r.head(f, f"round{number}/personal/", k))
     for k in range(r.CLIENTS):
         down = o.one(method, server, k)
-        mine = method.adapt(down, clients[k], r.training(f, k), o.key())
+        mine = method.personalise(down, clients[k], r.training(f, k), o.key())
         logp = method.predict(down, mine, torch.tensor(r.rows(f, k, "_test")[0]))
         close(logp, log_softmax(f[f"final/logits/{k}"], 1), **r.EXACT)
 
@@ -156,7 +156,7 @@ def test_round() -> None:
 
     for k, client in (clients | new).items():
         down = o.one(method, after, k)
-        mine = method.adapt(down, client, o.data(*ROWS[k]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[k]), o.key())
         own = want[k][0] if k in o.IDS else personal(k)
         same_layer(mine.value, own)
         close(method.predict(down, mine, torch.tensor(TEST)), predicted(mean, own))
@@ -165,8 +165,8 @@ def test_round() -> None:
 def test_newcomer_trains_one_round() -> None:
     method = methods.build("fedrod", {}, o.task())
     down = o.one(method, Shared(o.model_of(START), ()), 99)
-    client = method.enrol(o.key())
-    mine = method.adapt(down, client, o.data(*ROWS[4]), o.key())
+    client = method.init_client(o.key())
+    mine = method.personalise(down, client, o.data(*ROWS[4]), o.key())
     zero = {name: np.zeros_like(a) for name, a in personal(0).items()}
     want = train(ROWS[4], zero)[0]
     same_layer(mine.value, want)
@@ -176,7 +176,7 @@ def test_newcomer_trains_one_round() -> None:
 def test_round_with_a_hypernetwork() -> None:
     method = methods.build("fedrod", {"personal_head": "hypernetwork", "hidden": HIDDEN}, o.task())
     server = Shared(o.model_of(START), hyper_of(hyper()))
-    start = method.enrol(o.key())
+    start = method.init_client(o.key())
     assert start.value == ()
     after, new, up, _ = o.round_of(method, server, dict.fromkeys(o.IDS, start), ROWS)
     want = {k: train(ROWS[k], hyper())[0] for k in o.IDS}
@@ -193,7 +193,7 @@ def test_round_with_a_hypernetwork() -> None:
         of = 1 if k == 99 else k
         down = o.one(method, after, k)
         with torch.no_grad():
-            mine = method.adapt(down, start, o.data(*ROWS[of]), o.key())
+            mine = method.personalise(down, start, o.data(*ROWS[of]), o.key())
         own = made(mean, ROWS[of][1])[0]
         same_layer(mine.value, own)
         close(method.predict(down, mine, torch.tensor(TEST)), predicted(mean, own))
@@ -205,12 +205,12 @@ def test_round_with_a_hypernetwork() -> None:
 @pytest.mark.parametrize("personal_head", ["linear", "hypernetwork"])
 def test_the_first_personal_prediction_is_the_generic_one(personal_head: str) -> None:
     method = methods.build("fedrod", {"personal_head": personal_head}, o.task())
-    server = method.init(o.key("init"))._replace(model=o.model_of(START))
+    server = method.init_server(o.key("init"))._replace(model=o.model_of(START))
     down = o.one(method, server, 0)
-    client = method.enrol(o.key())
+    client = method.init_client(o.key())
     close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(START, TEST))
     if personal_head == "hypernetwork":
-        mine = method.adapt(down, client, o.data(*ROWS[0]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[0]), o.key())
         close(method.predict(down, mine, torch.tensor(TEST)), o.log_probability(START, TEST))
         after = o.round_of(method, server, dict.fromkeys(o.IDS, client), ROWS)[0]
         after = o.round_of(method, after, dict.fromkeys(o.IDS, client), ROWS)[0]  # then every layer has moved
@@ -244,13 +244,13 @@ def test_an_absent_class_is_left_out_exactly() -> None:
 def test_padding_of_an_absent_class_under_vmap(personal_head: str) -> None:
     """A padding row may be of a class that the client lacks: its loss is beyond all numbers, and weighs nothing."""
     method = methods.build("fedrod", {"personal_head": personal_head}, o.task())
-    server = method.init(o.key("init"))._replace(model=o.model_of(START))
+    server = method.init_server(o.key("init"))._replace(model=o.model_of(START))
     x, y = ROWS[1]
     stranger = int(np.flatnonzero(ROWS[0][1] == o.LACKS[1])[0])
     x_R, y_R = torch.tensor(np.concatenate([x, ROWS[0][0]])), torch.tensor(np.concatenate([y, ROWS[0][1]]))
     row_N = torch.cat([torch.arange(len(y)), torch.full((7,), len(y) + stranger)])
     real_N = torch.cat([torch.ones(len(y)), torch.zeros(7)])
-    down, client = o.one(method, server, 1), method.enrol(o.key())
+    down, client = o.one(method, server, 1), method.init_client(o.key())
     want = method.local(down, client, o.data(x, y), o.key())
 
     def mapped(row_N: torch.Tensor, real_N: torch.Tensor) -> Any:

@@ -106,7 +106,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(Network(make, (6,)), 4, 4, Training(2, 7, SGD(0.05, 0.9, 5e-4), shuffle=False))
     options = {"latent": 5, "norm": 0.01, "conditional": 0.02, "samples": 6}
     method = methods.build("fedsr", {"preset": "official", **options}, task)
-    clients = [method.enrol(o.key())] * 4
+    clients = [method.init_client(o.key())] * 4
     equal(clients[0].reference, Reference(torch.zeros(4, 5), torch.ones(4, 5), torch.ones(())))
     server = Server(shared("init"), ())
     for r in range(3):
@@ -251,7 +251,7 @@ def test_personal_predictions(head_epochs: int, drawn: list[np.ndarray]) -> None
         drawn.clear()
         down = o.one(method, Server(shared_of(START), ()), k)
         mine = Client(reference_of(REFERENCES[k]), ())
-        client = method.adapt(down, mine, o.data(x, y), o.key(k))
+        client = method.personalise(down, mine, o.data(x, y), o.key(k))
         mu, sd, _ = encode(START, x)
         draws = iter([*drawn])
 
@@ -308,16 +308,17 @@ def test_probabilities_are_averaged_over_fixed_draws(drawn: list[np.ndarray]) ->
 def test_a_newcomer_needs_nothing_of_its_own() -> None:
     method = methods.build("fedsr", BUILD, o.task())
     down = o.one(method, Server(shared_of(START), ()), 1000)
-    fresh, old = method.enrol(o.key()), Client(reference_of(REFERENCES[2]), ())
+    fresh, old = method.init_client(o.key()), Client(reference_of(REFERENCES[2]), ())
     a, b = (
-        method.predict(down, method.adapt(down, c, o.data(*ROWS[0]), o.key()), torch.tensor(TEST)) for c in (fresh, old)
+        method.predict(down, method.personalise(down, c, o.data(*ROWS[0]), o.key()), torch.tensor(TEST))
+        for c in (fresh, old)
     )
     close(a, b)
 
 
 def test_start() -> None:
     method = methods.build("fedsr", {"latent": V, "share_reference": True}, o.task())
-    server, client = method.init(o.key()), method.enrol(o.key())
+    server, client = method.init_server(o.key()), method.init_client(o.key())
     assert client.reference == ()
     close(server.reference.mean_CV, np.zeros((o.CLASSES, V)))
     close(server.reference.raw_CV, np.ones((o.CLASSES, V)))

@@ -71,7 +71,7 @@ def test_round_is_a_mean_by_rows_within_each_cluster(clusters: int) -> None:
         assert 1 < len(set(choice.values())) < len(o.IDS), "the clients should share some models and not others"
     for k in range(len(o.SIZES)):  # the choice is made anew, absent clients and new ones included
         down = one(method, server, k if k in o.IDS else 1000)
-        client = method.adapt(down, (), data(*ROWS[k]), key())
+        client = method.personalise(down, (), data(*ROWS[k]), key())
         best = want[int(np.argmin(fit_of(want, k)))]
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(best, TEST))
 
@@ -134,7 +134,7 @@ def test_recorded_rounds() -> None:
             losses = [float(row_losses(task, m, data(*rows[k])).mean()) for m in models]
             close(losses, f["final/train_loss"][k], **EXACT)
             down = one(method, server, k)
-            client = method.adapt(down, (), data(*rows[k]), key())
+            client = method.personalise(down, (), data(*rows[k]), key())
             for got, want in zip(tree.leaves(client), tree.leaves(models[f["final/cluster"][k]]), strict=True):
                 assert torch.equal(got, want)
             logp = method.predict(down, client, torch.tensor(f[f"data/{k}/x_test"]).double())

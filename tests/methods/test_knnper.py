@@ -53,7 +53,7 @@ def test_recorded_rounds_and_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(5):
         who, x, y = f"client/{k}/", torch.tensor(f[f"data/{k}/x_test"]).double(), f[f"data/{k}/y_test"]
         n = len(rows[k].y_R)
-        client = method.adapt(down, (), rows[k], o.key())
+        client = method.personalise(down, (), rows[k], o.key())
         close(mixtures["probabilities"][0].predict(down, client, x).exp(), f[who + "model_probabilities"], **EXACT)
         close(task.network.features(server.body, x), f[who + "features_test"], **EXACT)
         close(task.network(server, x), f[who + "model_logits"], **EXACT)
@@ -63,7 +63,7 @@ def test_recorded_rounds_and_memories(monkeypatch: pytest.MonkeyPatch) -> None:
             order = torch.tensor(kept + [j for j in range(n) if j not in kept])
             with monkeypatch.context() as patch:
                 patch.setattr(keys, "order", lambda key, real_N, order=order: order)
-                client = partly[capacity].adapt(down, (), rows[k], o.key())
+                client = partly[capacity].personalise(down, (), rows[k], o.key())
             assert sorted(kept) == client.kept_N.nonzero().flatten().tolist()
             close(client.z_Nd[kept], f[who + "features"][kept], **EXACT)
             close(mixtures["probabilities"][-1].predict(down, client, x).exp(), f[f"{who}knn_{at}"], **EXACT)
@@ -96,7 +96,7 @@ def by_vote(k: int, kept: list[int], x: np.ndarray, neighbours: int, scale: floa
 def memory(of: int, **options: Any) -> tuple[Method, Down, knnper.Memory]:
     method = methods.build("knnper", options, o.task())
     down = o.one(method, o.model_of(START), of)
-    return method, down, method.adapt(down, (), o.data(*ROWS[of]), o.key())
+    return method, down, method.personalise(down, (), o.data(*ROWS[of]), o.key())
 
 
 def test_round_is_the_mean_by_rows() -> None:
@@ -133,7 +133,7 @@ def test_mixture_by_hand(k: int, options: dict[str, Any]) -> None:
 def test_capacity_draws_rows_at_random(capacity: float, count: int) -> None:
     method, down = methods.build("knnper", {"capacity": capacity, "knn_weight": 1}, o.task()), Down(o.model_of(START))
     data, draws = o.data(*ROWS[0]), 200
-    clients = [method.adapt(down, (), data, o.key(s)) for s in range(draws)]
+    clients = [method.personalise(down, (), data, o.key(s)) for s in range(draws)]
     kept = [client.kept_N.nonzero().flatten().tolist() for client in clients]
     assert {len(rows) for rows in kept} == {count}
     often = np.bincount(np.concatenate(kept), minlength=o.SIZES[0]) / draws
@@ -151,7 +151,7 @@ def test_probabilities_are_mixed_and_not_logits() -> None:
     method = methods.build("knnper", {}, o.task())
     down = Down(o.model_of(sure))
     x, y = ROWS[1]  # a row is its own nearest neighbour
-    client = method.adapt(down, (), o.data(x, y), o.key())
+    client = method.personalise(down, (), o.data(x, y), o.key())
     p = method.predict(down, client, torch.tensor(x)).exp().numpy()
     assert p[y != 1].max(1).min() >= 0.5 - 1e-9
     assert (p[y != 1][:, 1] <= 1.0).all()
@@ -169,7 +169,7 @@ def test_padding_is_never_a_neighbour() -> None:
     data = Data(every, labels, torch.arange(n + alien), (torch.arange(n + alien) < n).double())
     method = methods.build("knnper", {"knn_weight": 1.0, "k": 50}, o.task())
     down = Down(o.model_of(START))
-    client = method.adapt(down, (), data, o.key())
+    client = method.personalise(down, (), data, o.key())
     got = method.predict(down, client, torch.tensor(np.concatenate([TEST, x]))).exp().numpy()
     close(got, by_vote(4, list(range(n)), np.concatenate([TEST, x]), 50, 1.0))
     assert o.LACKS[4] == 0
@@ -183,7 +183,7 @@ def test_padding_keeps_no_row_out_of_a_memory(capacity: float) -> None:
     down, n = Down(o.model_of(START)), len(y)
     every, labels = torch.tensor(np.concatenate([x, TEST])), torch.tensor(np.concatenate([y, y[: len(TEST)]]))
     padded = Data(every, labels, torch.arange(len(labels)), (torch.arange(len(labels)) < n).double())
-    a, b = (method.adapt(down, (), data, o.key()) for data in (o.data(x, y), padded))
+    a, b = (method.personalise(down, (), data, o.key()) for data in (o.data(x, y), padded))
     assert b.kept_N[:n].tolist() == a.kept_N.tolist()
     assert not b.kept_N[n:].any()
     close(*(method.predict(down, client, torch.tensor(TEST)) for client in (a, b)))
@@ -206,6 +206,6 @@ def test_missing_class_has_no_vote() -> None:
 
 def test_memory_follows_the_global_model() -> None:
     method = methods.build("knnper", {}, o.task())
-    stores = [method.adapt(Down(o.model_of(o.weights(s))), (), o.data(*ROWS[0]), o.key()).z_Nd for s in (1, 2)]
+    stores = [method.personalise(Down(o.model_of(o.weights(s))), (), o.data(*ROWS[0]), o.key()).z_Nd for s in (1, 2)]
     close(stores[0], o.embed(o.weights(1), ROWS[0][0]))
     close(stores[1], o.embed(o.weights(2), ROWS[0][0]))

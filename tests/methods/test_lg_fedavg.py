@@ -54,7 +54,7 @@ def test_recorded_rounds() -> None:
             r.same(now[k], r.model(f, f"{at}/clients", k))
         accuracy = accuracies(f, now)
         close(accuracy, f[f"{at}/clients/accuracy"], rtol=1e-6)
-        assert r.hits(method, server, f, clients, adapt=False) == sum(r.right(f, k, m) for k, m in enumerate(now))
+        assert r.hits(method, server, f, clients, personalise=False) == sum(r.right(f, k, m) for k, m in enumerate(now))
 
         for k in range(5):  # the choice by test rows: the newer of equals
             if accuracy[k] >= highest[k]:
@@ -89,7 +89,7 @@ def same_head(got: Any, p: o.Params) -> None:
     close(got["bias"], p["c"])
 
 
-@pytest.mark.parametrize("weighting", [None, "rows", "uniform"])
+@pytest.mark.parametrize("weighting", [None, "samples", "uniform"])
 @pytest.mark.parametrize("tuning_epochs", [None, 0, 3])
 def test_a_round_by_hand(weighting: str | None, tuning_epochs: int | None) -> None:
     options = {"weighting": weighting, "tuning_epochs": tuning_epochs}
@@ -111,7 +111,7 @@ def test_a_round_by_hand(weighting: str | None, tuning_epochs: int | None) -> No
     for k, client in clients.items():
         rows = 3 if k == 99 else k
         down = o.one(method, after, k)
-        mine = method.adapt(down, client, o.data(*ROWS[rows]), o.key())
+        mine = method.personalise(down, client, o.data(*ROWS[rows]), o.key())
         body = train(BODIES[3], mean, 3) if k == 99 else want.get(k, BODIES[k])  # client 2 stayed away: its old body
         p = train({"W": body["W"], "b": body["b"]}, mean, rows, "Wb", tuning_epochs or 0)
         same_body(mine.value, p)
@@ -129,7 +129,7 @@ def test_training_loss_is_the_mean_over_rows_as_seen() -> None:
 def test_the_last_layer_travels_and_the_first_ones_stay() -> None:
     """Not the other way round."""
     method = methods.build("lg_fedavg", {}, o.task())
-    server, client = method.init(o.key()), method.enrol(o.key())
+    server, client = method.init_server(o.key()), method.init_client(o.key())
     assert server["weight"].shape == (o.CLASSES, o.WIDTH)
     assert client.value["0.weight"].shape == (o.WIDTH, o.INPUTS)
     down = o.one(method, server, 0)
@@ -147,7 +147,7 @@ def test_tuning_leaves_the_head_where_it_is(start: Any) -> None:
     method = methods.build("lg_fedavg", {"tuning_epochs": 4}, o.task())
     server = o.head_of(HEAD)
     down = o.one(method, server, 0)
-    client = method.adapt(down, start(o.body_of(BODIES[0])), o.data(*ROWS[0]), o.key())
+    client = method.personalise(down, start(o.body_of(BODIES[0])), o.data(*ROWS[0]), o.key())
     same_head(server, HEAD)
     same_head(down.shared, HEAD)
     assert set(client.value) == {"0.weight", "0.bias"}

@@ -165,7 +165,7 @@ def test_pfedfda(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(5):
         searches.labels = rows(f, k)[1]
         down = one(method, server, k)
-        client = method.adapt(down, (), data(*rows(f, k)), key(k))
+        client = method.personalise(down, (), data(*rows(f, k)), key(k))
         close(mixed[-1].mean_Cd, f["final/means"][k], **EXACT)
         close(mixed[-1].cov_dd, f["final/covariance"][k], **EXACT)
         x, y = rows(f, k, "_test")

@@ -187,7 +187,7 @@ def test_personal_predictions(options: dict[str, Any]) -> None:
         mean, cov, risk = personal(k, repair, options.get("min_count_adapt", 3), rows)
         beta = 1.0 if options.get("beta") == "local" else best(risk)
         down = o.one(method, state(), k)
-        client = method.adapt(down, (), o.data(x, y), o.key())
+        client = method.personalise(down, (), o.data(x, y), o.key())
         close(client.beta, beta, rtol=0, atol=1e-5)
         w, b = o.lda(mixed(mean, MEAN, beta), mixed(cov, COV, beta), o.prior(y, o.CLASSES))
         logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
@@ -259,7 +259,7 @@ def test_start(draw: str) -> None:
 
 def test_global_means_move_in_the_first_round() -> None:
     method = methods.build("pfedfda", {}, o.task())
-    start = method.init(o.key("init"))
+    start = method.init_server(o.key("init"))
     end = o.round_of(method, start, dict.fromkeys(o.IDS, ()), ROWS)[0]
     assert (end.mean_Cd - start.mean_Cd).abs().amax(1).min() > 0.01, "a class kept its draw"
     assert (end.cov - start.cov).abs().max() > 0.01
@@ -284,7 +284,7 @@ def test_too_few_rows_for_two_folds_trust_the_global_estimate(labels: list[int])
     close(up.value.mean_Cd, np.zeros((o.CLASSES, o.WIDTH)))
     close(up.value.cov, np.zeros(len(up.value.cov)))
     w, b = o.lda(MEAN, COV, o.prior(y, o.CLASSES))
-    client = method.adapt(down, (), o.data(x, y), o.key())
+    client = method.personalise(down, (), o.data(x, y), o.key())
     logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
     close(method.predict(down, client, torch.tensor(TEST)), logp)
 

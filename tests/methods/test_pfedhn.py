@@ -77,7 +77,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         layers = tuple(linear(at, f"mlp.{i}") for i in (0, 2, 4, 6))
         return Hyper(torch.tensor(f[f"{at}/embeddings.weight"]), layers, Linear(*both))
 
-    begun = method.init(o.key())
+    begun = method.init_server(o.key())
     like = [a.shape for a in tree.leaves(begun.hyper)]
     server = Server(hyper("init"), tree.zeros(hyper("init")))
     assert [a.shape for a in tree.leaves(server.hyper)] == like, "sizes of the released code"
@@ -95,7 +95,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         losses, right = [], 0
         for k in range(5):
             x, y = f[f"data/{k}/x_test"], f[f"data/{k}/y_test"]
-            client = method.adapt(o.one(method, server, k), trained(()), o.data(*rows), o.key())
+            client = method.personalise(o.one(method, server, k), trained(()), o.data(*rows), o.key())
             logp = method.predict(o.one(method, server, k), client, torch.tensor(x)).numpy()
             losses.append(-logp[np.arange(len(y)), y].mean())
             right += (logp.argmax(1) == y).sum()
@@ -242,7 +242,7 @@ def test_personal_models(tuning: str) -> None:
         theta = forward(p, p["V"][k] if k < K else p["V"].mean(0))[0]
         row = k % K
         client = trained(()) if known else untrained(())
-        model = method.adapt(down, client, o.data(*ROWS[row]), o.key())
+        model = method.personalise(down, client, o.data(*ROWS[row]), o.key())
         tunes = tuning == "all" or (tuning == "newcomers" and not known)
         want = locally(theta, row) if tunes else theta
         close(method.predict(down, model, torch.tensor(TEST)), o.log_probability(want, TEST))
@@ -256,12 +256,12 @@ def test_the_released_code_tunes_nobody(preset: str) -> None:
     """A client that never trained has the generated weights as they are, and with a local head its first head."""
     method = methods.build("pfedhn", {"preset": preset, "steps": 2}, o.task())
     tuning = methods.build("pfedhn", {"preset": preset, "steps": 2, "tuning": "newcomers"}, o.task())
-    server, client, rows = method.init(o.key()), method.enrol(o.key()), o.data(*ROWS[1])
+    server, client, rows = method.init_server(o.key()), method.init_client(o.key()), o.data(*ROWS[1])
     for k in (1, NEW):
         down = o.one(method, server, k)
         want = Model(down.own, client.value.weights) if preset == "official_pc" else down.own
-        tree.map(lambda a, b: close(a, b, rtol=0, atol=0), method.adapt(down, client, rows, o.key()), want)
-        other = tuning.adapt(down, client, rows, o.key())
+        tree.map(lambda a, b: close(a, b, rtol=0, atol=0), method.personalise(down, client, rows, o.key()), want)
+        other = tuning.personalise(down, client, rows, o.key())
         assert (other.body["0.weight"] - want.body["0.weight"]).abs().max() > 1e-4
 
 
@@ -286,17 +286,17 @@ def test_a_local_head_keeps_its_momentum() -> None:
         client, up, _ = method.local(down, client, o.data(x, y), o.key())
         tree.map(close, client.value, Head(o.head_of(heads), o.head_of(v)))
         tree.map(close, up.value, o.body_of({name: body[name] - q[name] for name in "Wb"}))
-        own = method.adapt(down, client, o.data(x, y), o.key())
+        own = method.personalise(down, client, o.data(x, y), o.key())
         close(method.predict(down, own, torch.tensor(TEST)), o.log_probability(body | heads, TEST))
 
 
 def test_a_start_with_a_local_head() -> None:
     method = methods.build("pfedhn", {"local_head": True, "steps": 3}, o.task())
-    server, clients, up, _ = o.round_of(method, method.init(o.key()), {0: method.enrol(o.key())}, ROWS)
+    server, clients, up, _ = o.round_of(method, method.init_server(o.key()), {0: method.init_client(o.key())}, ROWS)
     assert set(up.value) == {"0.weight", "0.bias"}
     assert not tree.leaves(method.send(server, torch.tensor([0])).shared)
-    new = method.adapt(o.one(method, server, NEW), method.enrol(o.key()), o.data(*ROWS[0]), o.key())
-    assert (new.head["weight"] - method.enrol(o.key()).value.weights["weight"]).abs().max() > 1e-3
+    new = method.personalise(o.one(method, server, NEW), method.init_client(o.key()), o.data(*ROWS[0]), o.key())
+    assert (new.head["weight"] - method.init_client(o.key()).value.weights["weight"]).abs().max() > 1e-3
     close(clients[0].trained, 1)
 
 

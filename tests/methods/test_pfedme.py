@@ -112,7 +112,7 @@ def build(rule: SGD = o.RULE, **options: Any) -> Method:
     "options",
     [
         {},
-        {"weighting": "rows", "beta": 1.7},
+        {"weighting": "samples", "beta": 1.7},
         {"decay": 0.3},
         {"warm_start": False, "beta": 0.5},
         {"steps": 5},
@@ -133,8 +133,8 @@ def test_round_by_hand(options: dict[str, Any]) -> None:
         same(clients[k].value, theta)
         down = o.one(method, o.model_of(START), k)
         close(method.predict(down, clients[k], torch.tensor(TEST)), o.log_probability(theta, TEST))
-        adapted = method.adapt(down, states[k], o.data(*ROWS[k]), o.key())
-        same(adapted.value, theta if "personal" in options else OWN[k])
+        personalised = method.personalise(down, states[k], o.data(*ROWS[k]), o.key())
+        same(personalised.value, theta if "personal" in options else OWN[k])
     weight = [o.SIZES[k] for k in o.IDS] if "weighting" in options else [1.0] * len(o.IDS)
     mean = {name: o.average([new[k][name] for k in o.IDS], weight) for name in START}
     beta = options.get("beta", 1.0)
@@ -161,7 +161,7 @@ def test_training_loss_is_theta_s_as_each_mini_batch_comes() -> None:
 def test_new_client_trains_for_a_round() -> None:
     method = build()
     down = o.one(method, o.model_of(START), 2)
-    client = method.adapt(down, untrained(o.model_of(OWN[2])), o.data(*ROWS[2]), o.key())
+    client = method.personalise(down, untrained(o.model_of(OWN[2])), o.data(*ROWS[2]), o.key())
     same(client.value, by_hand(2, o.batches(o.SIZES[2]))[0])
 
 

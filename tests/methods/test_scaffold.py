@@ -31,7 +31,7 @@ def test_recorded_rounds() -> None:
     f = r.read("scaffold")
     method = methods.build("scaffold", {"server_lr": 0.8}, r.task(SGD(0.05, 0.5, 0.0), 2))  # 0.5 does not hold here
     server = Server(r.model(f, "init"), tree.zeros(r.model(f, "init")))
-    clients = [method.enrol(o.key()) for _ in range(5)]
+    clients = [method.init_client(o.key()) for _ in range(5)]
     for number, ids in enumerate(r.ROUNDS):
         at, ups, before = f"round{number}", [], list(clients)
         for k in ids:
@@ -93,7 +93,7 @@ def test_a_round_by_hand(options: dict[str, Any]) -> None:
     same(after.control, total)
     for k in (0, 2, 99):  # who took part, who stayed away, who is new
         down = o.one(method, after, k)
-        client = method.adapt(down, new.get(k, method.enrol(o.key())), o.data(*ROWS[2]), o.key())
+        client = method.personalise(down, new.get(k, method.init_client(o.key())), o.data(*ROWS[2]), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(mean, TEST))
 
 
@@ -112,8 +112,8 @@ def test_what_a_round_tells() -> None:
 
 def test_all_controls_start_at_zero() -> None:
     method = methods.build("scaffold", {}, o.task())
-    server = method.init(o.key())
-    assert not any(bool(a.any()) for a in tree.leaves((server.control, method.enrol(o.key()))))
+    server = method.init_server(o.key())
+    assert not any(bool(a.any()) for a in tree.leaves((server.control, method.init_client(o.key()))))
     assert any(bool(a.any()) for a in tree.leaves(server.model))
 
 

@@ -93,8 +93,8 @@ class Made:
                         grown + skill_K + suits_K + rng.normal(0, 1.2, clients) + rng.normal(0, 0.6), 1, 99
                     )
                     for i in range(clients):
-                        self.add(label, seed, r, i, "adapted", "accuracy", value_K[i] / 100)
-                        self.add(label, seed, r, i, "adapted", "loss", 2 - value_K[i] / 60)
+                        self.add(label, seed, r, i, "personalised", "accuracy", value_K[i] / 100)
+                        self.add(label, seed, r, i, "personalised", "loss", 2 - value_K[i] / 60)
                     if label == "fedpac":
                         near_KK = 2.5 * np.eye(clients) + 5 * share_KC @ share_KC.T
                         weight_KK = np.exp(near_KK) / np.exp(near_KK).sum(1, keepdims=True)
@@ -113,8 +113,8 @@ class Made:
             self.add(label, seed, r, i, "wire", "bytes_down", 118_000 + extra)
             self.add(label, seed, r, i, "wire", "bytes_up", 118_000 + extra // 2)
 
-    def add(self, label: str, seed: int, r: int, client: int, moment: str, metric: str, value: float) -> None:
-        self.records.append((label, seed, r, client, moment, metric, float(value)))
+    def add(self, label: str, seed: int, r: int, client: int, stage: str, metric: str, value: float) -> None:
+        self.records.append((label, seed, r, client, stage, metric, float(value)))
 
     def drop(self, gone: Callable[[tuple[str, int, int, int, str, str, float]], bool]) -> None:
         self.records = [row for row in self.records if not gone(row)]
@@ -125,7 +125,7 @@ class Made:
         (folder / "manifest.json").write_text(json.dumps(self.manifest), encoding="utf-8")
         if self.diverged:
             (folder / "diverged.json").write_text(json.dumps(self.diverged), encoding="utf-8")
-        columns = ["method", "seed", "round", "client", "moment", "metric", "value"]
+        columns = ["method", "seed", "round", "client", "stage", "metric", "value"]
         types = {"seed": "int64", "round": "int64", "client": "int64", "value": "float64"}
         frame = pd.DataFrame(self.records, columns=columns).astype(types)
         frame.insert(0, "study", self.study["name"])

@@ -181,13 +181,13 @@ def test_what_was_observed_is_drawn(make, tmp_path, browser, clients):
     for n, label in enumerate(made.labels):
         for r in range(1, 5):
             for client in range(6):
-                made.add(label, 0, r, client, "adapted", "gaussianity", n - r)
-                made.add(label, 0, r, client, "adapted", "gaussianity_standardised", r)
+                made.add(label, 0, r, client, "personalised", "gaussianity", n - r)
+                made.add(label, 0, r, client, "personalised", "gaussianity_standardised", r)
         for client in clients:
             for row in range(30):
                 for axis in (0, 1):
-                    made.add(label, 0, 4, client, "adapted", f"feature[{row},{axis}]", n + row * axis)
-                made.add(label, 0, 4, client, "adapted", f"feature_class[{row}]", row % 10)
+                    made.add(label, 0, 4, client, "personalised", f"feature[{row},{axis}]", n + row * axis)
+                made.add(label, 0, 4, client, "personalised", f"feature_class[{row}]", row % 10)
     file = report.write([made.save(tmp_path / "run")], tmp_path / "report.html")
     opened = Opened(browser, file)
     assert all(marks for _, _, marks in drawn(opened.page))

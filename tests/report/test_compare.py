@@ -19,22 +19,22 @@ from idiolect.report.tables import columns_of
 def table(made, label):
     """Seeds x clients, the accuracy at the last round."""
     found = {}
-    for method, seed, r, client, moment, metric, value in made.records:
-        if (method, r, moment, metric) == (label, made.study["rounds"], "adapted", "accuracy"):
+    for method, seed, r, client, stage, metric, value in made.records:
+        if (method, r, stage, metric) == (label, made.study["rounds"], "personalised", "accuracy"):
             found[seed, client] = value
     seeds, clients = (sorted({k[i] for k in found}) for i in (0, 1))
     return np.array([[found.get((s, c), np.nan) for c in clients] for s in seeds])
 
 
 @pytest.mark.parametrize("seeds", [(0,), (3, 5, 8)])
-@pytest.mark.parametrize("weighting", ["client", "row"])
+@pytest.mark.parametrize("weighting", ["client", "sample"])
 def test_against_scipy_and_numpy(make, tmp_path, seeds, weighting):
     made = make(clients=25, seeds=seeds)
     made.study["protocol"] = {"weighting": weighting}
     found = report.compare(report.read(made.save(tmp_path / "run")), "fedpac", "fedavg")
     a, b, alone = (table(made, label) for label in ("fedpac", "fedavg", "local"))
     d = 100 * (a - b)
-    rows = [sum(c["test"]) if weighting == "row" else 1 for c in made.manifest["clients"]]
+    rows = [sum(c["test"]) if weighting == "sample" else 1 for c in made.manifest["clients"]]
     assert found.difference == pytest.approx(np.average(d, axis=1, weights=rows).mean())
     p = {seed: wilcoxon(one, zero_method="zsplit").pvalue for seed, one in zip(seeds, d, strict=True)}
     assert found.p_values == pytest.approx(p)

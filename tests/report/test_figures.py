@@ -26,8 +26,8 @@ def finals(made):
     """{label: {client: mean over seeds of the accuracy at the last round, in per cent}} where nothing stopped early."""
     last = made.study["rounds"]
     found = defaultdict(lambda: defaultdict(list))
-    for label, _, r, client, moment, metric, value in made.records:
-        if (r, moment, metric) == (last, "adapted", "accuracy"):
+    for label, _, r, client, stage, metric, value in made.records:
+        if (r, stage, metric) == (last, "personalised", "accuracy"):
             found[label][client].append(100 * value)
     return {label: {c: sum(v) / len(v) for c, v in by.items()} for label, by in found.items()}
 
@@ -108,8 +108,8 @@ def test_combination_weights_of_a_few_rounds(make, tmp_path, rounds, shown):
     made = make(["fedpac"], clients=12, rounds=rounds)
     found, _ = drawn(made, tmp_path / "run")
     want = defaultdict(list)
-    for _, _, r, client, moment, metric, value in made.records:
-        if moment == "server" and r in shown:
+    for _, _, r, client, stage, metric, value in made.records:
+        if stage == "server" and r in shown:
             want[f"round {r}", client, int(metric[len("combination[") : -1])].append(value)
     points = values(found["combination-0"])
     got = {(v["round"], int(v["client"].split()[0]), int(v["giver"])): v["weight"] for v in points}
@@ -150,8 +150,8 @@ def test_gaussianity_over_rounds(make, tmp_path):
     for n, (label, seed, r, client) in enumerate(
         (label, seed, r, client) for label in made.labels for seed in (0, 1) for r in (1, 3) for client in range(3)
     ):
-        made.add(label, seed, r, client, "adapted", "gaussianity", n * n)
-        made.add(label, seed, r, client, "adapted", "gaussianity_standardised", -n)
+        made.add(label, seed, r, client, "personalised", "gaussianity", n * n)
+        made.add(label, seed, r, client, "personalised", "gaussianity_standardised", -n)
         want[made.manifest["methods"][label]["title"], r].append(n * n)
     found, _ = drawn(made, tmp_path / "run")
     got = {(v["method"], v["round"]): v["nats"] for v in values(found["gaussianity"])}
@@ -168,9 +168,9 @@ def test_representations_in_the_plane(make, tmp_path, clients):
             for client in clients:
                 for row in range(12):
                     point = (len(label) + row / 4, client - row)
-                    made.add(label, seed, 1, client, "adapted", f"feature[{row},0]", point[0] + seed)
-                    made.add(label, seed, 1, client, "adapted", f"feature[{row},1]", point[1])
-                    made.add(label, seed, 1, client, "adapted", f"feature_class[{row}]", row % 10)
+                    made.add(label, seed, 1, client, "personalised", f"feature[{row},0]", point[0] + seed)
+                    made.add(label, seed, 1, client, "personalised", f"feature[{row},1]", point[1])
+                    made.add(label, seed, 1, client, "personalised", f"feature_class[{row}]", row % 10)
                     want.add((made.manifest["methods"][label]["title"], client, *point, f"class {row % 10}"))
     found, _ = drawn(made, tmp_path / "run")
     points = values(found["representations"])

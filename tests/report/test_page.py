@@ -194,7 +194,7 @@ def test_clients_that_joined_have_a_table(make, tmp_path):
     about += [about[0] | {"id": 6, "joins": ""}, about[0] | {"id": 7, "joins": "invert", "shift": "invert"}]
     for label, value in (("fedavg", 0.25), ("fedpac", 0.75)):
         for k in (6, 7):
-            made.add(label, 0, made.study["rounds"], k, "joined", "accuracy", value - 0.1 * (k == 7))
+            made.add(label, 0, made.study["rounds"], k, "new", "accuracy", value - 0.1 * (k == 7))
     page = report.write([made.save(tmp_path / "run")], tmp_path / "r.html").read_text(encoding="utf-8")
     table = page[page.index("that took no part in training, after they joined</caption>") :].partition("</table>")[0]
     lines = re.findall(r'<th scope="row" data-value="[^"]*">([^<]*)</th>(.*?)</tr>', table, re.S)

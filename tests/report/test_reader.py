@@ -30,7 +30,7 @@ def test_last_round_is_per_method_and_seed(make, tmp_path):
 def test_no_best_round_before_the_first_evaluation(make, tmp_path):
     made = make()
     made.study["protocol"] = {"round": "best_validation", "validation": 0.2}
-    made.drop(lambda r: r[4] == "adapted")
+    made.drop(lambda r: r[4] == "personalised")
     run = report.read(made.save(tmp_path / "run"))
     assert run.final.empty
     assert {row.accuracy for row in report.summary(run)} == {None}

@@ -21,8 +21,8 @@ def expected(made, label):
     """Every number of a row, from the records as a list of tuples."""
     tests = {c["id"]: sum(c["test"]) for c in made.manifest["clients"]}
     by_seed = {}
-    for method, seed, r, client, moment, metric, value in made.records:
-        if (method, moment, metric) == (label, "adapted", "accuracy") and not math.isnan(value) and tests[client]:
+    for method, seed, r, client, stage, metric, value in made.records:
+        if (method, stage, metric) == (label, "personalised", "accuracy") and not math.isnan(value) and tests[client]:
             by_seed.setdefault(seed, {}).setdefault(r, {})[client] = value
     ends = {seed: rounds[max(rounds)] for seed, rounds in by_seed.items()}
     wire = [r for r in made.records if r[0] == label and r[4] == "wire"]
@@ -97,7 +97,7 @@ def test_partial_participation_and_unequal_seeds(make, tmp_path):
 def test_a_client_without_test_rows_is_in_no_mean(make, tmp_path):
     made = make(["fedavg", "fedpac"])
     made.manifest["clients"][2]["test"] = [0] * 10
-    made.records = [(*r[:6], math.nan if r[3] == 2 and r[4] == "adapted" else r[6]) for r in made.records]
+    made.records = [(*r[:6], math.nan if r[3] == 2 and r[4] == "personalised" else r[6]) for r in made.records]
     check(made, tmp_path / "run")
 
 
@@ -183,9 +183,9 @@ def test_calibration_is_the_mean_over_clients_and_then_seeds(make, tmp_path):
     made = make(["fedavg", "fedpac"], clients=3, seeds=(0, 1), rounds=2)
     for seed in (0, 1):
         for client in range(3):
-            made.add("fedpac", seed, 1, client, "adapted", "calibration_error", 9)
-            made.add("fedpac", seed, 2, client, "adapted", "calibration_error", 0.1 * client + 0.01 * seed)
-            made.add("fedpac", seed, 2, client, "adapted", "brier", 0.2 * client + 0.01 * seed)
+            made.add("fedpac", seed, 1, client, "personalised", "calibration_error", 9)
+            made.add("fedpac", seed, 2, client, "personalised", "calibration_error", 0.1 * client + 0.01 * seed)
+            made.add("fedpac", seed, 2, client, "personalised", "brier", 0.2 * client + 0.01 * seed)
             made.add("fedpac", seed, 2, client, "received", "brier", 7)
     old, new = report.summary(report.read(made.save(tmp_path / "run")))
     assert (old.calibration_error, old.brier) == (None, None)
@@ -226,14 +226,14 @@ def with_joined(made, clients=(6, 7), conditions=("invert", "noise:std=0.2")):
         for seed in made.study["seeds"]:
             for k in range(6, len(about)):
                 value = 0.02 * k + 0.01 * seed + 0.1 * (label == "fedpac")
-                made.add(label, seed, last, k, "joined", "accuracy", value)
-                made.add(label, seed, last, k, "joined", "loss", 1.0)
+                made.add(label, seed, last, k, "new", "accuracy", value)
+                made.add(label, seed, last, k, "new", "loss", 1.0)
     return made
 
 
 def test_joined_are_means_per_condition_over_clients_and_seeds(make, tmp_path):
     made = with_joined(make(["fedavg", "fedpac"], clients=6, seeds=(0, 1)))
-    rows = report.joined(report.read(made.save(tmp_path / "run")))
+    rows = report.new_clients(report.read(made.save(tmp_path / "run")))
     assert rows[0].who == "clients that trained"
     assert len(rows) == 4
     assert all(word in row.who for row, word in zip(rows[1:], ("new clients", "invert", "noise"), strict=True))
@@ -251,16 +251,16 @@ def test_who_joined_is_in_no_other_number(make, tmp_path):
 
 
 def test_nobody_joined(make, tmp_path):
-    assert report.joined(report.read(make().save(tmp_path / "run"))) == []
+    assert report.new_clients(report.read(make().save(tmp_path / "run"))) == []
 
 
 def test_joined_without_results_is_a_dash(make, tmp_path):
     made = with_joined(make(["fedavg", "fedpac"]))
-    made.drop(lambda r: r[0] == "fedpac" and r[4] == "joined")
+    made.drop(lambda r: r[0] == "fedpac" and r[4] == "new")
     run = report.read(made.save(tmp_path / "run"))
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(report.render_joined(report.joined(run), run.titles))
+        console.print(report.render_new_clients(report.new_clients(run), run.titles))
     lines = [line for line in capture.get().splitlines() if line.startswith("new clients")]
     assert [line.split()[-1] for line in lines] == ["-"] * 3
     assert lines[0].split()[-2] == "13.5"

@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "lr": 0.05,
         "seeds": (0, 1),
         "evaluate_every": 2,
-        "protocol": "weighting=row",
+        "protocol": "weighting=sample",
     }
     run(Study(**other), folder / "b", engine="sequential")
     return folder
@@ -70,8 +70,8 @@ def edited(folder: Path, into: Path, change: Any) -> Path:
         ({"shifts": "rotate:degrees=90"}, {}, [("shifts", "rotate:degrees=90.0", "none")]),
         ({"keep": "25%", "lr": 0.1}, {"momentum": 0.9},
          [("keep", "0.25", "not set"), ("lr", "0.1", "0.01"), ("momentum", "0.5", "0.9")]),
-        ({"protocol": "moment=received,full_last_round=true"}, {},
-         [("protocol.moment", "received", "adapted"), ("protocol.full_last_round", "true", "false")]),
+        ({"protocol": "stage=received,full_last_round=true"}, {},
+         [("protocol.stage", "received", "personalised"), ("protocol.full_last_round", "true", "false")]),
         ({"protocol": "also=received"}, {"augment": "none"}, [("protocol.also", "received", "none")]),
         ({"model": "mlp"}, {}, [("model", "mlp", "small_cnn")]),
         ({"model": "small_cnn"}, {}, []),
@@ -116,7 +116,7 @@ def test_every_setting_has_its_place() -> None:
 def test_the_likeliest_first() -> None:
     theirs: dict[str, Any] = {
         "evaluate_every": 30, "participation": 0.5, "rounds": 300, "batch_size": 7, "lr": 0.5, "normalise": "symmetric",
-        "model": "small_cnn", "methods": "fedavg,fedavg_ft:epochs=3", "protocol": "weighting=row,also=trained",
+        "model": "small_cnn", "methods": "fedavg,fedavg_ft:epochs=3", "protocol": "weighting=sample,also=trained",
         "data_seed": 5, "partition": "dirichlet:alpha=1", "dataset": "cifar10",
     }  # fmt: skip
     found = sides({"dataset": "fashion_mnist", "model": "mlp"}, theirs)
@@ -162,7 +162,7 @@ def test_two_runs(runs: Path) -> None:
 
 def _accuracy(folder: Path, label: str) -> pd.DataFrame:
     records = pd.read_parquet(folder / "records.parquet")
-    return records[(records.method == label) & (records.moment == "adapted") & (records.metric == "accuracy")]
+    return records[(records.method == label) & (records.stage == "personalised") & (records.metric == "accuracy")]
 
 
 def test_the_first_round_that_is_unlike(runs: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def recipe(**settings: Any) -> Recipe:
     absent = Cell({"method": "none", "clients": 4}, None, absent="nobody knows how")
     cells = (
         far, absent, cell("fedper", "fedper", 1.0), cell("fedpac", "fedpac", 91.5),
-        cell("fedavg", "fedavg_ft", 60.0, moment="received"), cell("fedavg_ft", "fedavg_ft", 70.0),
+        cell("fedavg", "fedavg_ft", 60.0, stage="received"), cell("fedavg_ft", "fedavg_ft", 70.0),
     )  # fmt: skip
     return Recipe("x/table1", "Table", "results", cells)
 
@@ -268,11 +268,11 @@ def test_a_cell_of_another_moment_is_compared_at_it(tmp_path: Path) -> None:
     run(study, tmp_path / "r", engine="sequential")
     made = recipe(rounds=2, protocol="also=received")
     records = pd.read_parquet(tmp_path / "r" / "records.parquet").query("metric == 'accuracy' and round == 2")
-    for method, moment, published in (("fedavg", "received", 0.6), ("fedavg_ft", "adapted", 0.7)):
+    for method, stage, published in (("fedavg", "received", 0.6), ("fedavg_ft", "personalised", 0.7)):
         mine, theirs = of_recipe(made, recipes.chosen(made, {"method": method}), of_run(tmp_path / "r"))
         found = compare(mine, theirs)
         assert found.differences == ()
-        assert found.numbers[0].a == pytest.approx(records[records.moment == moment].value.mean(), abs=1e-12)
+        assert found.numbers[0].a == pytest.approx(records[records.stage == stage].value.mean(), abs=1e-12)
         assert found.numbers[0].b == published
     _, theirs = of_recipe(made, made.cells, of_run(tmp_path / "r"))
     assert theirs.name == "x/table1 (method=fedavg_ft, clients=4)", "the personal model where none is asked for"

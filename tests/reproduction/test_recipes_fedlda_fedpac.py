@@ -182,7 +182,7 @@ def test_fedlda_trains_as_its_section_says():
     ("name", "where", "method", "options"),
     [
         ("fedpac/table1", {"method": "apfl"}, "apfl", {"alpha": 0.25}),
-        ("fedpac/table1", {"method": "pfedme"}, "pfedme", {"pull": 10, "inner_steps": 5, "weighting": "rows"}),
+        ("fedpac/table1", {"method": "pfedme"}, "pfedme", {"pull": 10, "inner_steps": 5, "weighting": "samples"}),
         ("fedpac/table3", {"method": "fedpac_unaligned"}, "fedpac", {"alignment": 0, "collaboration": True}),
         ("fedpac/table1", {"method": "ditto"}, "ditto", {"pull": 1}),
         ("fedpac/table1", {"method": "pfedhn"}, "pfedhn", {"lr": 0.01, "server_lr": 0.01}),
@@ -219,19 +219,19 @@ def test_one_run_measures_a_method_before_and_after_tuning(name, method, tuned):
     for before in cells(name, method=method):
         after = cell(name, **{**before.where, "method": tuned})
         assert digest(before.study) == digest(after.study)
-        assert (before.moment, after.moment) == ("received", None)
-        assert before.study.protocol.moments == ("adapted", "received")
+        assert (before.stage, after.stage) == ("received", None)
+        assert before.study.protocol.stages == ("personalised", "received")
 
 
 def test_fedem_is_what_its_tuned_variant_has_before_tuning(tmp_path):
-    def accuracies(name, moment, method, **more):
+    def accuracies(name, stage, method, **more):
         settings = {"dataset": "digits", "model": "mlp", "clients": 3, "rounds": 2, "local_epochs": 1, **more}
         run(Study(methods=[method], **settings), tmp_path / name, engine="sequential")
         found = report.read(tmp_path / name).records
-        found = found[(found["moment"] == moment) & (found["metric"] == "accuracy") & (found["round"] == 2)]
+        found = found[(found["stage"] == stage) & (found["metric"] == "accuracy") & (found["round"] == 2)]
         return found.set_index("client")["value"].to_dict()
 
-    plain = accuracies("plain", "adapted", "fedem:models=2")
+    plain = accuracies("plain", "personalised", "fedem:models=2")
     twice = accuracies("twice", "received", "fedem:models=2,tuning_epochs=null", protocol={"also": ["received"]})
     assert len(plain) == 3
     assert plain == twice

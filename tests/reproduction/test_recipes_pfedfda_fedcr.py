@@ -122,13 +122,13 @@ WRITERS = {"dataset": "femnist", "clients": 1000, "participation": 0.03, "batch_
             {"name": "pfedfda/table2", "dataset": "femnist", "method": "pfedme"},
             {**WRITERS, "keep": None},
             ("natural", {"test_fraction": 0.2}),
-            ("pfedme", {"pull": 5.0, "weighting": "rows"}),
+            ("pfedme", {"pull": 5.0, "weighting": "samples"}),
         ),
         (
             {"name": "pfedfda/table2", "dataset": "tiny_imagenet", "dirichlet": 0.1, "method": "apfl"},
             {"dataset": "tiny_imagenet", "model": "resnet18:shared_affine=true"},
             ("dirichlet", {"alpha": 0.1}),
-            ("apfl", {"alpha": 0.25, "weighting": "rows"}),
+            ("apfl", {"alpha": 0.25, "weighting": "samples"}),
         ),
         (
             {"name": "pfedfda/table3", "dataset": "cifar100", "method": "ditto"},
@@ -152,7 +152,7 @@ def test_settings_of_pfedfda(
         assert getattr(found, key) == value, key
     assert found.partition.name == partition[0]
     assert partition[1].items() <= found.partition.options.items()
-    assert found.protocol.weighting == "row"
+    assert found.protocol.weighting == "sample"
     assert found.protocol.full_last_round
     (use,) = found.methods
     assert use.name == method[0]
@@ -364,9 +364,9 @@ def test_new_clients_of_table_4() -> None:
     assert kinds["contrast"] == "corrupt:kind=contrast,official_assignment=false,severity=3"
     assert "kind=jpeg," in kinds["jpeg_compression"]
     assert len(set(kinds.values())) == 10
-    assert cell("pfedfda/table4", clients="original", method="fedpac").moment == "received"
+    assert cell("pfedfda/table4", clients="original", method="fedpac").stage == "received"
     tuned = study("pfedfda/table4", clients="original", method="fedpac")
-    assert tuned.protocol.moments == ("adapted", "received")
+    assert tuned.protocol.stages == ("personalised", "received")
     assert tuned.methods[0].options["tuning_epochs"] == 5
     assert study("pfedfda/table4", clients="original", method="fedavg").methods[0].name == "fedavg"
 
@@ -407,7 +407,7 @@ def test_parameters_of_table_8(model: str) -> None:
 
 def test_pfedfda_sends_as_many_numbers_as_table_8_says() -> None:
     method = methods.build("pfedfda", {}, Task(models.build("cifar_cnn", (3, 32, 32), 100), 100, 1))
-    sent = method.send(method.init(keys.key(0)), torch.tensor([0])).shared
+    sent = method.send(method.init_server(keys.key(0)), torch.tensor([0])).shared
 
     def numbers(part: Any) -> int:
         if isinstance(part, torch.Tensor):

@@ -47,7 +47,7 @@ def accuracy(method: str, out: Path, **settings: Any) -> float:
     result = idl.run(Study(methods=[method], **SMALL | settings), out, engine="sequential")
     records = result.records
     last = records[(records.metric == "accuracy") & (records["round"] == records["round"].max())]
-    return 100 * float(last[last.moment == "adapted"].value.mean())
+    return 100 * float(last[last.stage == "personalised"].value.mean())
 
 
 def run(cells: list[Cell], out: Path, **how: Any) -> list[outcomes.Outcome]:
@@ -56,7 +56,7 @@ def run(cells: list[Cell], out: Path, **how: Any) -> list[outcomes.Outcome]:
 
 def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> None:
     tuned = made("fedavg_ft")
-    received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received")
+    received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", stage="received")
     assert [p.folder for p in parts.parts(tuned, tmp_path)] == [p.folder for p in parts.parts(received, tmp_path)]
     said: list[str] = []
     found = run([received, tuned], tmp_path / "cells", told=said.append)
@@ -73,7 +73,7 @@ def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> 
 
 def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> None:
     cells = [
-        cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", moment="received"),
+        cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", stage="received"),
         made("fedavg_ft"), made("local"), made("local", local_epochs=2, where={"epochs": 2}),
     ]  # fmt: skip
     found = run(cells, tmp_path, seeds=[0, 1])
@@ -123,7 +123,7 @@ def as_measured(c: Cell, one: report.Run) -> report.Run:
         study=one.study | {"methods": [use]},
         manifest=one.manifest | {"methods": about},
         records=one.records.assign(
-            method=use["label"], moment=one.records["moment"].replace("adapted", outcomes.protocol_of(c).moment)
+            method=use["label"], stage=one.records["stage"].replace("personalised", outcomes.protocol_of(c).stage)
         ),
         timings=one.timings.assign(method=use["label"]),
     )
@@ -181,7 +181,7 @@ def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
     for c in recipes.get("fedlda/fig1a").cells:
         assert c.study is not None
         assert c.study.protocol.observe == ("gaussianity",)
-        assert outcomes.protocol_of(c).moment == c.study.protocol.moment
+        assert outcomes.protocol_of(c).stage == c.study.protocol.stage
 
 
 def test_what_is_under_way_is_left_out_where_whole_part_runsare_asked_for(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_names_of_runs() -> None:
     assert len({parts.digest(c.study) for c in same if c.study}) == 1
     others = [
         made("fedpac:alignment=0"), made("fedper"), made("fedpac", lr=0.02), made("fedpac", rounds=5),
-        made("fedpac", protocol={"weighting": "row"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
+        made("fedpac", protocol={"weighting": "sample"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
         made("fedpac", partition="iid"), made("fedpac", keep=0.5),
     ]  # fmt: skip
     assert len({parts.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
@@ -330,7 +330,7 @@ def test_an_interval_counts_from_three_seeds_on(
 
 
 def test_weighting_and_new_clients(tmp_path: Path) -> None:
-    settings = {"sizes": [20, 120], "partition": "dirichlet", "protocol": {"weighting": "row"}}
+    settings = {"sizes": [20, 120], "partition": "dirichlet", "protocol": {"weighting": "sample"}}
     (found,) = run([made("local", **settings)], tmp_path / "a")
     assert found.facts is not None
     assert found.value == found.facts["per_row"]
@@ -341,7 +341,7 @@ def test_weighting_and_new_clients(tmp_path: Path) -> None:
     dark = Cell(base.where, base.study, condition="invert")
     trained, fresh, inverted = run([base, clean, dark], tmp_path / "b")
     result = idl.run(base.study.model_copy(update={"name": "x"}), tmp_path / "c", engine="sequential")
-    rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.joined()]
+    rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.new_clients()]
     assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
     assert "over new clients" in fresh.protocol
 
@@ -642,7 +642,7 @@ def test_a_speed_is_measured_once_and_only_while_there_is_patience(
         ({"drop_last": True, "batch_size": 301}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
         ({"protocol": "validation=0.2"}, 4 * 4 * 240 * 1e-3 + 2 * 4 * 240 * 2e-3),
         ({"protocol": "also=received"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2.5e-3),
-        ({"protocol": "moment=trained"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 1.5e-3),
+        ({"protocol": "stage=trained"}, 4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 1.5e-3),
         ({"protocol": "clients=participants", "participation": 0.5}, 4 * 2 * 300 * 1e-3 + 2 * 2 * 300 * 2e-3),
         ({"protocol": "full_last_round=true", "participation": 0.5}, (4 * 2 + 2) * 300 * 1e-3 + 2 * 4 * 300 * 2e-3),
         ({"new_clients": 1}, 4 * 3 * 300 * 1e-3 + 2 * 3 * 300 * 2e-3 + 300 * 2e-3),

@@ -97,7 +97,7 @@ def _asking(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]
 def _with(network: Any, name: str) -> Job:
     task = toy.task()
     made = Network(partial(network, task.network.shape, task.classes), task.network.shape)
-    wide = Task(made, task.classes, task.clients, task.training, task.mean, task.std)
+    wide = Task(made, task.classes, task.clients, task.training, task.inputs)
     return Job(name, partial(methods.build, name, methods.settle(name, {}), wide), _data(), 3)
 
 
@@ -134,10 +134,10 @@ def test_states_of_unlike_sizes_leave_the_others_together() -> None:
 def test_groups_cover_everybody_once_and_hold_few_rows() -> None:
     data = _data()
     ids = [5, 0, 3, 1]
-    for stage in ("local", "evaluate"):
-        found = groups(stage, data, ids)  # type: ignore[arg-type]
+    for phase in ("local", "evaluate"):
+        found = groups(phase, data, ids)  # type: ignore[arg-type]
         assert sorted(k for g in found for k in g) == [0, 1, 2, 3]
-        rows = [len(data.train[i] if stage == "local" else data.test[i]) for i in ids]
+        rows = [len(data.train[i] if phase == "local" else data.test[i]) for i in ids]
         most = [max(rows[k] for k in g) for g in found]
         assert most == sorted(most, reverse=True), "the most work goes first"
         assert all(len(g) == 1 or len(g) * m <= 32 for g, m in zip(found, most, strict=True))

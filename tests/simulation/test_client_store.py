@@ -217,5 +217,7 @@ def test_states_of_another_shape_on_disk(tmp_path: Path) -> None:
 
 def test_a_state_that_changes_its_shape(tmp_path: Path) -> None:
     clients = OnDisk(_own(7), 4, tmp_path / "c")
-    with pytest.raises(ValueError, match=r"from \(2, 3\) torch.float32 to \(2, 4\) torch.float32: let enrol give"):
+    with pytest.raises(
+        ValueError, match=r"from \(2, 3\) torch.float32 to \(2, 4\) torch.float32: let init_client give"
+    ):
         clients.put([0], [_own(1)._replace(weight=torch.zeros(2, 4))])

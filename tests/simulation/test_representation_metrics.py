@@ -63,15 +63,15 @@ def _run(name: str, engine: Engine, **settings: Any) -> tuple[Job, State, list[A
     return job, end, list(end.clients), records
 
 
-def _features(job: Job, end: State, client: Any, i: int, rows: Tensor, moment: str) -> np.ndarray:
+def _features(job: Job, end: State, client: Any, i: int, rows: Tensor, stage: str) -> np.ndarray:
     """Representations of rows by the method's own functions: fedper's body, or the mean of fedcr's Gaussian layer."""
     method = job.build()
     down = method.send(end.server, torch.tensor([i]))
     mine = Down(down.shared, tree.rows(down.own, 0))
-    if moment == "adapted":
+    if stage == "personalised":
         train = job.data.train[i]
         data = Data(job.data.x_R, job.data.y_R, train, torch.ones(len(train)))
-        client = method.adapt(mine, client, data, keys.key(SEED, ROUNDS, i, "evaluate"))
+        client = method.personalise(mine, client, data, keys.key(SEED, ROUNDS, i, "evaluate"))
     task = toy.task()
     with torch.no_grad():
         x_B = task.inputs(job.data.x_R[rows])
@@ -96,20 +96,20 @@ def _nats(z: np.ndarray, y: np.ndarray) -> float:
     return float(-normal.logpdf(apart).mean())
 
 
-@pytest.mark.parametrize(("name", "moment"), [("fedper", "received"), ("fedcr", "adapted")])
-def test_gaussianity_is_that_of_the_moments_model(name: str, moment: str, runs_on: Engine) -> None:
+@pytest.mark.parametrize(("name", "stage"), [("fedper", "received"), ("fedcr", "personalised")])
+def test_gaussianity_is_that_of_the_moments_model(name: str, stage: str, runs_on: Engine) -> None:
     job, end, clients, records = _run(
-        name, runs_on, moment=moment, also=["trained"] * (name == "fedper"), observe="gaussianity"
+        name, runs_on, stage=stage, also=["trained"] * (name == "fedper"), observe="gaussianity"
     )
     found = {(r.round, r.client): r.value for r in records if r.metric == "gaussianity"}
     scaled = {(r.round, r.client): r.value for r in records if r.metric == "gaussianity_standardised"}
-    assert {r.moment for r in records if r.metric.startswith("gaussianity")} == {moment}
+    assert {r.stage for r in records if r.metric.startswith("gaussianity")} == {stage}
     assert found.keys() == scaled.keys()
     assert {r for r, _ in found} == {1, 2}
     compared = 0
     for i in range(job.data.clients):
         rows = job.data.train[i]
-        z, y = _features(job, end, clients[i], i, rows, moment), job.data.y_R[rows].numpy()
+        z, y = _features(job, end, clients[i], i, rows, stage), job.data.y_R[rows].numpy()
         if (ROUNDS, i) not in found:
             assert len(np.unique(z, axis=0)) <= len(set(y)), "nothing is left out but what has no spread"
             continue
@@ -125,7 +125,7 @@ def test_gaussianity_is_that_of_the_moments_model(name: str, moment: str, runs_o
 def test_features_of_the_first_client_of_each_shift(runs_on: Engine) -> None:
     job, end, clients, records = _run("fedper", runs_on, observe="features")
     mine = [r for r in records if r.metric.startswith("feature")]
-    assert {(r.round, r.moment) for r in mine} == {(ROUNDS, "adapted")}
+    assert {(r.round, r.stage) for r in mine} == {(ROUNDS, "personalised")}
     assert {r.client for r in mine} == {0, 1, 3}
     for i in (0, 1, 3):
         rows = job.data.test[i]
@@ -133,7 +133,7 @@ def test_features_of_the_first_client_of_each_shift(runs_on: Engine) -> None:
         assert len(values) == 3 * len(rows)
         assert [values[f"feature_class[{k}]"] for k in range(len(rows))] == job.data.y_R[rows].tolist()
         got = np.array([[values[f"feature[{k},{axis}]"] for axis in (0, 1)] for k in range(len(rows))])
-        z = _features(job, end, clients[i], i, rows, "adapted")
+        z = _features(job, end, clients[i], i, rows, "personalised")
         z = z - z.mean(0)
         _, vectors = np.linalg.eigh(z.T @ z)
         for axis in (0, 1):
@@ -159,7 +159,7 @@ def test_new_clients_are_observed_where_they_count() -> None:
             job, engine, rounds=1, protocol=Protocol(clients="new", observe=("features",)),
             on_round=lambda state, new, seconds: records.extend(new),
         )  # fmt: skip
-    assert {(r.moment, r.client) for r in records if r.metric.startswith("feature[")} == {("joined", 4), ("joined", 5)}
+    assert {(r.stage, r.client) for r in records if r.metric.startswith("feature[")} == {("new", 4), ("new", 5)}
 
 
 def test_the_sum_of_squared_distances_says_nothing() -> None:
@@ -248,11 +248,11 @@ def test_calibration_error_is_torchmetrics(classes: int) -> None:
 
 def test_a_protocol_that_observes_nothing_is_written_as_before() -> None:
     """So that runs of before are taken up."""
-    assert "observe" not in Protocol(moment="received").model_dump(mode="json")
-    both = Protocol.model_validate("moment=received,observe=gaussianity+features")
+    assert "observe" not in Protocol(stage="received").model_dump(mode="json")
+    both = Protocol.model_validate("stage=received,observe=gaussianity+features")
     assert both.observe == ("gaussianity", "features")
     assert Protocol.model_validate(both.model_dump(mode="json")) == Protocol.model_validate(both.written()) == both
-    assert str(both) == str(Protocol(moment="received")), "it changes no number"
+    assert str(both) == str(Protocol(stage="received")), "it changes no number"
 
 
 def test_metrics_are_named_as_the_report_reads_them() -> None:

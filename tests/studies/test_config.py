@@ -17,7 +17,7 @@ from rich.console import Console
 import idiolect as idl
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Training
-from idiolect.runs.store import RECORDS, TIMINGS
+from idiolect.runs.schema import RECORDS, TIMINGS
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
 
@@ -127,7 +127,7 @@ def test_result(tmp_path: Path) -> None:
     assert list(records[["method", "seed"]].drop_duplicates().itertuples(index=False, name=None)) == [
         ("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1),
     ]  # fmt: skip
-    accuracy = records[(records.moment == "adapted") & (records.metric == "accuracy")]
+    accuracy = records[(records.stage == "personalised") & (records.metric == "accuracy")]
     assert len(accuracy) == 2 * 2 * 2 * 4
     assert accuracy.groupby(["method", "seed", "round"]).client.apply(list).map(lambda c: c == [0, 1, 2, 3]).all()
     assert len(records[records.metric == "bytes_up"]) == 2 * 2 * 2 * 2, "two of four clients take part"

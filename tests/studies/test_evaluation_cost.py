@@ -50,7 +50,7 @@ def test_who_always_trains_counts_for_everybody() -> None:
     [
         ("fedavg,pfedfda", {}),
         ("ditto", {"protocol": "clients=participants"}),
-        ("ditto", {"protocol": "moment=received"}),
+        ("ditto", {"protocol": "stage=received"}),
         ("ditto", {"clients": 100}),
         ("ditto", {"participation": 1.0}),
         ("fedavg_ft", {"participation": 1.0, "rounds": 100}),

@@ -87,15 +87,15 @@ def test_new_hospitals_join() -> None:
     result = run(
         idl.Study(data="p.csv", target="outcome", client_column="hospital", new_clients="North", keep="50%", **QUICK)
     )
-    trained, joined = result.joined()
+    trained, joined = result.new_clients()
     assert (trained.who, joined.who) == ("clients that trained", "new clients")
     records = result.records
-    assert set(records[records.moment == "joined"].client) == {1}
+    assert set(records[records.stage == "new"].client) == {1}
     for label in ("local", "fedavg"):
-        mine = records[(records.method == label) & (records.metric == "accuracy")].set_index("moment").value
-        assert joined.accuracy[label] == pytest.approx(mine["joined"])
-        assert trained.accuracy[label] == pytest.approx(mine["adapted"])
-    assert result.joined_table() is not None
+        mine = records[(records.method == label) & (records.metric == "accuracy")].set_index("stage").value
+        assert joined.accuracy[label] == pytest.approx(mine["new"])
+        assert trained.accuracy[label] == pytest.approx(mine["personalised"])
+    assert result.new_clients_table() is not None
 
 
 def test_a_folder_of_images_with_a_level_of_clients() -> None:

@@ -65,8 +65,8 @@ def test_a_log_says_something_every_minute(monkeypatch: pytest.MonkeyPatch, caps
     shown = Lines(Console())
     shown.plan(9, {("local", 0): 0}, engine())
     shown.start("local", 0, 0)
-    for at, (moment, accuracy) in enumerate([(30.0, None), (61.0, None), (90.0, 0.5), (149.0, None), (150.0, None)], 1):
-        now[0] = moment
+    for at, (stage, accuracy) in enumerate([(30.0, None), (61.0, None), (90.0, 0.5), (149.0, None), (150.0, None)], 1):
+        now[0] = stage
         shown.advance("local", 0, at, accuracy)
     assert capsys.readouterr().out.splitlines() == [
         "local: 9 rounds",

@@ -25,10 +25,10 @@ def study(**settings: Any) -> idl.Study:
     return idl.Study(data=source, new_clients="Oslo+", **how | settings)
 
 
-def by_hand(folder: Path, moment: str, clients: range, weights: list[float]) -> dict[tuple[str, int], float]:
+def by_hand(folder: Path, stage: str, clients: range, weights: list[float]) -> dict[tuple[str, int], float]:
     """Of the last round."""
     r = pd.read_parquet(folder / "records.parquet")
-    r = r[(r["metric"] == "accuracy") & (r["moment"] == moment) & (r["round"] == 2) & r["client"].isin(clients)]
+    r = r[(r["metric"] == "accuracy") & (r["stage"] == stage) & (r["round"] == 2) & r["client"].isin(clients)]
     return {
         (method, seed): float(np.average(part.sort_values("client")["value"], weights=weights))
         for (method, seed), part in r.groupby(["method", "seed"])
@@ -36,7 +36,9 @@ def by_hand(folder: Path, moment: str, clients: range, weights: list[float]) -> 
 
 
 def test_accuracy_is_the_protocols_and_the_tables_number(tmp_path: Path) -> None:
-    result = idl.run(study(protocol="moment=received,also=adapted,weighting=row"), tmp_path / "r", engine="sequential")
+    result = idl.run(
+        study(protocol="stage=received,also=personalised,weighting=sample"), tmp_path / "r", engine="sequential"
+    )
     found = result.accuracy()
     tested = [round(0.2 * count) for count in (12, 24, 48)]  # Oslo joins and stands last
     assert found.to_dict() == pytest.approx(by_hand(tmp_path / "r", "received", range(3), list(map(float, tested))))
@@ -54,5 +56,5 @@ def test_accuracy_is_the_protocols_and_the_tables_number(tmp_path: Path) -> None
 
 def test_accuracy_of_new_clients(tmp_path: Path) -> None:
     result = idl.run(study(protocol="clients=new", seeds=[1]), tmp_path / "r", engine="sequential")
-    assert result.accuracy().to_dict() == pytest.approx(by_hand(tmp_path / "r", "joined", range(3, 4), [1.0]))
+    assert result.accuracy().to_dict() == pytest.approx(by_hand(tmp_path / "r", "new", range(3, 4), [1.0]))
     assert result.client_accuracy().index.tolist() == ["Oslo"]

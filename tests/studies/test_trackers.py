@@ -64,26 +64,28 @@ def stops_at(round: int) -> Silent:
 def expected(folder: Path, label: str) -> pd.DataFrame:
     """The curves of a method, from the records: a row per evaluated round."""
     records = pd.read_parquet(folder / "records.parquet").query("method == @label")
-    adapted = records[records.moment == "adapted"]
-    frame = adapted.groupby(["round", "metric"]).value.mean().unstack()
-    worst = adapted[adapted.metric == "accuracy"].groupby("round").value.min()  # of six, the worst tenth is one
-    sent = records[records.moment == "wire"].groupby(["round", "client"]).value.sum().groupby("round").mean()
+    personalised = records[records.stage == "personalised"]
+    frame = personalised.groupby(["round", "metric"]).value.mean().unstack()
+    worst = (
+        personalised[personalised.metric == "accuracy"].groupby("round").value.min()
+    )  # of six, the worst tenth is one
+    sent = records[records.stage == "wire"].groupby(["round", "client"]).value.sum().groupby("round").mean()
     return frame.assign(worst_decile=worst, bytes=sent)[sorted(NAMES - {"seconds"})]
 
 
 # --- what is told
 
 
-@pytest.mark.parametrize("weighting", ["client", "row"])
+@pytest.mark.parametrize("weighting", ["client", "sample"])
 def test_measures(weighting: Any) -> None:
     rng = np.random.default_rng(0)
     rows = [int(n) for n in rng.integers(1, 50, 23)] + [0]
     accuracy, loss, brier, error = rng.random((4, 23))
-    records = [Record(2, 23, "adapted", "accuracy", float("nan"))]
+    records = [Record(2, 23, "personalised", "accuracy", float("nan"))]
     for i in range(23):
         measured = {"accuracy": accuracy, "loss": loss, "brier": brier, "calibration_error": error}
-        records += [Record(2, i, "adapted", name, float(values[i])) for name, values in measured.items()]
-        records += [Record(2, i, "received", "accuracy", 0.0), Record(2, i, "adapted", "gaussianity", 9.0)]
+        records += [Record(2, i, "personalised", name, float(values[i])) for name, values in measured.items()]
+        records += [Record(2, i, "received", "accuracy", 0.0), Record(2, i, "personalised", "gaussianity", 9.0)]
     for i in (3, 5):
         records += [Record(2, i, "wire", "bytes_down", 100.0), Record(2, i, "wire", "bytes_up", 10.0 * i)]
         records += [Record(2, i, "local", "loss", 7.0)]
@@ -94,22 +96,22 @@ def test_measures(weighting: Any) -> None:
         assert found[name] == pytest.approx((weights * values).sum() / weights.sum(), rel=1e-12), name
     assert found["worst_decile"] == pytest.approx(np.sort(accuracy)[:2].mean(), rel=1e-12)
     assert (found["bytes"], found["seconds"]) == (140.0, 1.5)
-    assert measures([r for r in records if r.moment != "adapted"], 1.5, Protocol(), rows) == {}, "not evaluated"
+    assert measures([r for r in records if r.stage != "personalised"], 1.5, Protocol(), rows) == {}, "not evaluated"
 
 
 def test_measures_of_new_clients() -> None:
-    who = ((0, "adapted", 0.5), (1, "joined", 0.2), (2, "joined", 1.0), (3, "joined", 0.0))
-    records = [Record(1, i, moment, "accuracy", value) for i, moment, value in who]
-    records += [Record(1, i, moment, "loss", 10 * value) for i, moment, value in who]
+    who = ((0, "personalised", 0.5), (1, "new", 0.2), (2, "new", 1.0), (3, "new", 0.0))
+    records = [Record(1, i, stage, "accuracy", value) for i, stage, value in who]
+    records += [Record(1, i, stage, "loss", 10 * value) for i, stage, value in who]
     records += [Record(1, 0, "wire", "bytes_up", 4.0)]
     told = [10, 10, 10, 10], ["", "", "turned"]
     found = measures(records, 0.0, Protocol(), *told)
-    assert (found["accuracy"], found["joined_accuracy"], found["loss"]) == (0.5, pytest.approx(0.4), 5.0)
+    assert (found["accuracy"], found["new_client_accuracy"], found["loss"]) == (0.5, pytest.approx(0.4), 5.0)
     assert "trained_accuracy" not in found
     found = measures(records, 0.0, Protocol(clients="new"), *told)
-    assert (found["accuracy"], found["joined_accuracy"]) == (pytest.approx(0.6), pytest.approx(0.4))
+    assert (found["accuracy"], found["new_client_accuracy"]) == (pytest.approx(0.6), pytest.approx(0.4))
     assert (found["trained_accuracy"], found["loss"], found["worst_decile"]) == (0.5, pytest.approx(6.0), 0.2)
-    before = measures([r for r in records if r.moment != "joined"], 0.0, Protocol(clients="new"), *told)
+    before = measures([r for r in records if r.stage != "new"], 0.0, Protocol(clients="new"), *told)
     assert before == {"trained_accuracy": 0.5, "bytes": 4.0, "seconds": 0.0}, "they have not joined yet"
 
 
@@ -272,7 +274,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert np.allclose([m.value for m in history], wanted[name], rtol=1e-12)
     params = found["pfedhn:lr=0.125,server_lr=0.5"].data.params
     assert (params["lr"], params["method.lr"], params["method.name"]) == ("0.01", "0.125", "pfedhn")
-    assert (params["rounds"], params["protocol.moment"]) == ("4", "adapted")
+    assert (params["rounds"], params["protocol.stage"]) == ("4", "personalised")
     assert not Path("mlruns").exists()
 
 

@@ -27,7 +27,7 @@ from idiolect.core.network import Network
 from idiolect.engines import Engine, Job, Sequential, fit
 from idiolect.engines.vectorised import Vectorised
 from idiolect.studies import Study
-from idiolect.training import batch_features, batches, features, rows, train_model
+from idiolect.training import Preprocessing, batch_features, batches, features, rows, train_model
 from idiolect.training.augment import crop_flip
 
 KEY = keys.key(0, "augment")
@@ -111,7 +111,7 @@ def flat_task(shape: tuple[int, ...], augment: Any = "crop_flip", **training: An
     def make() -> tuple[nn.Module, nn.Module]:
         return nn.Flatten(), nn.Linear(int(np.prod(shape)), 3)
 
-    return Task(Network(make, shape), 3, 1, Training(**training, augment=augment))
+    return Task(Network(make, shape), 3, 1, Training(**training, augment=augment), Preprocessing())
 
 
 def client(n: int, padding: int = 0) -> Data:
@@ -204,8 +204,8 @@ def build(name: str, augment: Any = "crop_flip", **options: Any) -> Method:
 
 
 def received(method: Method, k: int) -> tuple[Down, Any, Data]:
-    down = method.send(method.init(toy.key()), torch.tensor([k]))
-    return Down(down.shared, tree.rows(down.own, 0)), method.enrol(toy.key()), toy.rows(toy.data(), k)
+    down = method.send(method.init_server(toy.key()), torch.tensor([k]))
+    return Down(down.shared, tree.rows(down.own, 0)), method.init_client(toy.key()), toy.rows(toy.data(), k)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_methods_tune_heads_on_images_of_each_epoch(passes: list[Tensor], name: 
         method = build(name, augment, **options)
         given = received(method, toy.SMALL)  # a client of one batch
         passes.clear()
-        method.adapt(*given, toy.key())
+        method.personalise(*given, toy.key())
         assert len(passes) == len({x.numpy().tobytes() for x in passes}) == wanted
 
 
@@ -255,7 +255,7 @@ def test_fedpac_takes_statistics_of_the_images_that_it_is_told(passes: list[Tens
 def test_what_is_measured_after_training_is_measured_on_rows_as_they_are(name: str) -> None:
     augmented, plain = build(name), build(name, "none")
     given = received(plain, 0)
-    a, b = (method.adapt(*given, toy.key()) for method in (augmented, plain))
+    a, b = (method.personalise(*given, toy.key()) for method in (augmented, plain))
     assert all(torch.equal(u, v) for u, v in zip(tree.leaves(a), tree.leaves(b), strict=True))
     x = given[2].x_R[:9]
     assert torch.equal(augmented.predict(given[0], a, x), plain.predict(given[0], b, x))

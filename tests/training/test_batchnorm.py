@@ -94,8 +94,8 @@ def assert_statistics(got: Any, want: dict[str, tuple[Any, Any]], row: int = 0) 
 def test_local_statistics_and_predictions(most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batchnorm, "_CHUNK", most)
     m, data = method("fedavg", "local"), toy.rows(toy.data(), 0, padding=3)
-    server = m.init(toy.key())
-    client = m.adapt(down_to(m, server), m.enrol(toy.key()), data, toy.key())
+    server = m.init_server(toy.key())
+    client = m.personalise(down_to(m, server), m.init_client(toy.key()), data, toy.key())
     oracle, x = Oracle(server), inputs(toy.data().train[0])
     want = oracle.statistics(np.split(x, np.cumsum(sizes)[:-1]))
     assert_statistics(client.statistics, want)
@@ -106,16 +106,16 @@ def test_local_statistics_and_predictions(most: int, sizes: list[int], monkeypat
 
 def test_local_measures_the_personal_model_and_sends_nothing() -> None:
     m, plain = method("fedavg_ft", "local"), method("fedavg_ft", "frozen")
-    data, server = toy.rows(toy.data(), 0), m.init(toy.key())
+    data, server = toy.rows(toy.data(), 0), m.init_server(toy.key())
     down = down_to(m, server)
-    client = m.adapt(down, (), data, toy.key())
+    client = m.personalise(down, (), data, toy.key())
     assert_statistics(client.statistics, Oracle(client.method).statistics([inputs(toy.data().train[0])]))
     assert tree.nbytes(m.local(down, (), data, toy.key())[1]) == tree.nbytes(plain.local(down, (), data, toy.key())[1])
 
 
 def test_aggregate_takes_the_mean_by_rows() -> None:
     m, federation = method("fedavg", "aggregate"), toy.data()
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     down = down_to(m, server)
     ups = [m.local(down, (), toy.rows(federation, i), toy.key(i))[1] for i in (0, 1, 4)]
     after, _ = m.aggregate(server, tree.stack(ups), torch.tensor([0, 1, 4]))
@@ -132,7 +132,7 @@ def test_aggregate_takes_the_mean_by_rows() -> None:
 
 def test_aggregate_shows_in_what_travels() -> None:
     plain, m = method("fedavg", "local"), method("fedavg", "aggregate")
-    server, other = plain.init(toy.key()), m.init(toy.key())
+    server, other = plain.init_server(toy.key()), m.init_server(toy.key())
     numbers = 2 * (5 + 5)  # mean and mean square of two layers of five channels
     down, more = down_to(plain, server), down_to(m, other)
     assert tree.nbytes(more) - tree.nbytes(down) == 8 * numbers
@@ -145,7 +145,7 @@ def test_aggregate_shows_in_what_travels() -> None:
 
 def test_aggregate_starts_from_mean_0_and_variance_1() -> None:
     m = method("fedavg", "aggregate")
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     one = {k: (np.zeros(5), np.ones(5)) for k in ("body.2", "head.0")}
     assert_statistics(server.statistics, one)
     got = m.predict(down_to(m, server), (), toy.data().x_R[:9])
@@ -154,10 +154,10 @@ def test_aggregate_starts_from_mean_0_and_variance_1() -> None:
 
 def test_aggregate_estimates_under_the_statistics_that_it_predicts_by() -> None:
     m = method("knnper", "aggregate")
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     statistics = tree.map(lambda a: a + 0.5, server.statistics)
     server = server._replace(statistics=statistics)
-    memory = m.adapt(down_to(m, server), (), toy.rows(toy.data(), 0), toy.key())
+    memory = m.personalise(down_to(m, server), (), toy.rows(toy.data(), 0), toy.key())
     mean, square = (a[0].numpy() for a in statistics["body.2"])
     oracle, x = Oracle(server.method), inputs(toy.data().train[0])
     want = oracle.second(oracle.norm("body.2", oracle.first(x), mean, square - mean**2))
@@ -167,10 +167,10 @@ def test_aggregate_estimates_under_the_statistics_that_it_predicts_by() -> None:
 @pytest.mark.parametrize("policy", ["local", "aggregate"])
 def test_every_call_of_a_layer_has_its_statistics(policy: str) -> None:
     m, data, x = method("fedem", policy), toy.rows(toy.data(), 0), inputs(toy.data().train[0])
-    server = m.init(toy.key())
-    down, start = down_to(m, server), m.enrol(toy.key())
+    server = m.init_server(toy.key())
+    down, start = down_to(m, server), m.init_client(toy.key())
     if policy == "local":
-        got, models = m.adapt(down, start, data, toy.key()).statistics, server.models
+        got, models = m.personalise(down, start, data, toy.key()).statistics, server.models
     else:
         got, models = m.local(down, start, data, toy.key())[1].value.statistics, server.method.models
     wanted = [Oracle(tree.rows(models, k)).statistics([x]) for k in range(3)]
@@ -208,10 +208,10 @@ def test_running_statistics_never_move(policy: str) -> None:
 
     network = Network(make, (1, 4, 4), policy)  # type: ignore[arg-type]
     m = methods.build("fedavg_ft", {}, replace(toy.task(), network=network))
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     down, data = down_to(m, server), toy.rows(toy.data(), 1)
     m.local(down, (), data, toy.key())
-    m.predict(down, m.adapt(down, (), data, toy.key()), toy.data().x_R[:9])
+    m.predict(down, m.personalise(down, (), data, toy.key()), toy.data().x_R[:9])
     want = dict(tiny_bn.make()[0].named_buffers())
     assert len(made) > 1
     for body, _ in made:
@@ -222,11 +222,11 @@ def test_running_statistics_never_move(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["local", "aggregate"])
 def test_a_single_row_has_variance_1(policy: str) -> None:
     m, data = method("fedavg", policy), toy.rows(toy.data(), toy.SINGLE)
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     down = down_to(m, server)
     model = server.method if policy == "aggregate" else server
     if policy == "local":
-        got = m.adapt(down, (), data, toy.key()).statistics
+        got = m.personalise(down, (), data, toy.key()).statistics
     else:
         got = m.local(down, (), data, toy.key())[1].value.statistics
     a = Oracle(model).first(inputs(data.row_N))[0]
@@ -234,11 +234,11 @@ def test_a_single_row_has_variance_1(policy: str) -> None:
     np.testing.assert_allclose(got["body.2"].square_MC[0], a**2 + 1)
 
 
-@pytest.mark.parametrize("stage", ["local", "adapt"])
+@pytest.mark.parametrize("stage", ["local", "personalise"])
 @pytest.mark.parametrize("policy", ["local", "aggregate"])
 def test_mapped_clients_are_refused(policy: str, stage: str) -> None:
     m = method("fedavg_ft", policy)
-    down, data = down_to(m, m.init(toy.key())), toy.rows(toy.data(), 0)
+    down, data = down_to(m, m.init_server(toy.key())), toy.rows(toy.data(), 0)
     data = data._replace(row_N=data.row_N.expand(2, -1), real_N=data.real_N.expand(2, -1))
     run = torch.func.vmap(lambda d: getattr(m, stage)(down, (), d, toy.key()), in_dims=(Data(None, None, 0, 0),))
     with pytest.raises(InputError, match=r"one client at a time.*another engine than vectorised.*buffers=frozen"):
@@ -281,10 +281,10 @@ def test_what_needs_no_statistics_is_left_as_it_is() -> None:
 def test_data_of_one_client_only() -> None:
     """Padding rows enter no statistics, whatever they hold."""
     m, federation = method("fedavg", "local"), toy.data()
-    server = m.init(toy.key())
+    server = m.init_server(toy.key())
     plain = toy.rows(federation, 0)
     wild = Data(federation.x_R, federation.y_R, torch.cat([plain.row_N, torch.arange(20, 25)]),
                 torch.cat([plain.real_N, torch.zeros(5)]))  # fmt: skip
-    a, b = (m.adapt(down_to(m, server), (), d, toy.key()).statistics for d in (plain, wild))
+    a, b = (m.personalise(down_to(m, server), (), d, toy.key()).statistics for d in (plain, wild))
     for u, v in zip(tree.leaves(a), tree.leaves(b), strict=True):
         assert torch.equal(u, v)

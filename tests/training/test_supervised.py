@@ -13,7 +13,16 @@ from torch.nn.functional import cross_entropy
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Data, Task, Training
 from idiolect.core.network import Model, Network
-from idiolect.training import Part, features, log_softmax_of, row_losses, supervised, train_model, trained_loss
+from idiolect.training import (
+    Part,
+    Preprocessing,
+    features,
+    log_softmax_of,
+    row_losses,
+    supervised,
+    train_model,
+    trained_loss,
+)
 
 
 def make() -> tuple[nn.Module, nn.Module]:
@@ -40,14 +49,13 @@ def test_training_loss_weighs_by_rows() -> None:
 
 
 def test_inputs_are_normalised_per_channel() -> None:
-    task = Task(Network(make, (3,)), 2, 1, mean=(0.5, 0.25), std=(0.2, 0.1))
+    inputs = Preprocessing((0.5, 0.25), (0.2, 0.1))
     x = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8)
     want = (x / 255 - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.2, 0.1]).view(2, 1, 1)
-    torch.testing.assert_close(task.inputs(x), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(inputs(x), want, rtol=1e-5, atol=1e-6)
     given = torch.tensor([[0.9, 0.25], [float("nan"), 0.05]])
-    torch.testing.assert_close(task.inputs(given), torch.tensor([[2.0, 0.0], [0.0, -2.0]]))
-    bare = Task(Network(make, (3,)), 2, 1)
-    assert torch.equal(bare.inputs(given[:1]), given[:1]), "without mean and spread, floats are used as they are"
+    torch.testing.assert_close(inputs(given), torch.tensor([[2.0, 0.0], [0.0, -2.0]]))
+    assert torch.equal(Preprocessing()(given[:1]), given[:1]), "without mean and spread, floats are used as they are"
 
 
 # --- training a model or a part of it, written out with torch.optim ---------------------------------------------------

@@ -73,17 +73,17 @@ def run_command(
     page = result.folder / "report.html"
     if as_json:
         rows = [row._asdict() for row in result.rows()]
-        joined = [row._asdict() for row in result.joined()]
+        new_clients = [row._asdict() for row in result.new_clients()]
         ran = result.runs[-1] if result.runs else None
         print_json({
-            "run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "joined": joined,
+            "run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "new_clients": new_clients,
             "diverged": [d._asdict() for d in result.diverged],
         })  # fmt: skip
     else:
         if not quiet:
             err_console.print()
         out_console.print(result.table())
-        if (newcomers := result.joined_table()) is not None:
+        if (newcomers := result.new_clients_table()) is not None:
             out_console.print()
             out_console.print(newcomers)
         say(out_console, f"\n{_worked(result)}Report: {page}")

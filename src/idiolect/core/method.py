@@ -1,25 +1,33 @@
-"""The contract: a method is seven pure functions over three places (server, wire, client) and two messages.
+"""The contract: a method is seven functions over three places (server, wire, client) and two messages.
 
-A method is written for one client. Engines add the client axis, and no method knows which engine that is. Legend for
-the suffixes used throughout: R rows of everybody, N rows of one client, B batch, S steps, K clients, m participants,
-C classes, d features, V dimensions of a Gaussian code.
+A method is written for one client. Engines add the axis of the clients, and no method knows which engine that is.
+
+The functions are pure: what they return depends on their arguments alone, and they change nothing outside. Two things
+that they may use depend on more, and only the library itself sets these: batch normalisation measures and uses
+statistics within ``Network.recording`` and ``Network.normalising`` (``idiolect.training.batchnorm``), and
+``tree.mapped`` says whether an engine has mapped a function over clients, by which the library chooses between two ways
+to compute the same.
+
+Suffixes of names give shapes: R samples of everybody, N samples of one client, B batch, S steps, K clients,
+m participants, C classes, d features, V dimensions of a Gaussian code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from idiolect.core import tree
 from idiolect.core.network import Network
 from idiolect.core.tree import Tree
 
 Info = dict[str, Tensor]
+"""What a method reports, by metric: scalars of a client; of the server a value for each participant, (m,), or for each
+pair of participants, (m, m)."""
 Augment = Literal["none", "crop_flip"]
 
 
@@ -29,51 +37,107 @@ class Down(NamedTuple):
     shared: Tree = ()
     """One copy for everyone: no client axis."""
     own: Tree = ()
-    """One row per addressed client; () where a method has none."""
+    """One row per addressed client; () where a method has none. At a client: its own row."""
 
 
 class Up(NamedTuple):
     """Client to server."""
 
     value: Tree = ()
-    """A vector: increments, sums and what is learned. Clipping, noise and masking act here only."""
+    """A vector: increments, sums and what is learned. Clipping, noise and compression act here only."""
     weight: Tree = ()
-    """What weighs the value: sample counts, class counts."""
+    """What weighs the value: numbers of samples, of all or of each class."""
 
 
 class Data(NamedTuple):
-    """One client's rows, as numbers of rows in the store of everyone's."""
+    """One client's samples, as numbers of rows in the store of everyone's."""
 
     x_R: Tensor
-    """Raw rows of everybody: uint8 images, or floats with NaN where a value is missing."""
+    """Samples of everybody as stored: uint8 images, or floats with NaN where a value is missing."""
     y_R: Tensor
     """Labels of everybody, int64."""
     row_N: Tensor
-    """This client's row numbers; padding repeats any row."""
+    """Where this client's samples stand; padding repeats any of them."""
     real_N: Tensor
-    """1 for a row, 0 for padding, which stands last."""
+    """1 for a sample, 0 for padding, which stands last."""
 
 
-class Method(NamedTuple):
-    """Seven pure functions.
+S = TypeVar("S", default=Any)
+"""A server's state."""
+C = TypeVar("C", default=Any)
+"""A client's state."""
+S_co = TypeVar("S_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True)
+S_contra = TypeVar("S_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
 
-    ``local``, ``adapt`` and ``predict`` map over clients; ``send`` and ``aggregate`` run on the host.
+
+class InitServer(Protocol[S_co]):
+    """Where the server starts."""
+
+    def __call__(self, key: Tensor) -> S_co:
+        """The server's state before the first round, a function of the key alone."""
+
+
+class InitClient(Protocol[C_co]):
+    """Where every client starts."""
+
+    def __call__(self, key: Tensor) -> C_co:
+        """A client's state before its first round. The key is common to all clients, as in the papers."""
+
+
+class Send(Protocol[S_contra]):
+    """What the server sends."""
+
+    def __call__(self, server: S_contra, ids: Tensor) -> Down:
+        """The message to these clients (m,), ascending. A number never seen is a new client's, and no error."""
+
+
+class Local(Protocol[C]):
+    """What a participant does in a round."""
+
+    def __call__(self, down: Down, client: C, data: Data, key: Tensor) -> tuple[C, Up, Info]:
+        """The client's new state, what it sends and what it reports, from what it received and what it has."""
+
+
+class Aggregate(Protocol[S]):
+    """What the server makes of a round's uploads."""
+
+    def __call__(self, server: S, up: Up, ids: Tensor) -> tuple[S, Info]:
+        """The server's new state and what it reports. Row k of every leaf of ``up`` is from client ``ids[k]``."""
+
+
+class Personalise(Protocol[C]):
+    """How a client gets its personal model without the server."""
+
+    def __call__(self, down: Down, client: C, data: Data, key: Tensor) -> C:
+        """The client's state with its personal model; used for predictions and then forgotten."""
+
+
+class Predict(Protocol[C_contra]):
+    """What a client's model says of samples."""
+
+    def __call__(self, down: Down, client: C_contra, x_B: Tensor) -> Tensor:
+        """Log-probabilities (B, C) of samples as stored; no randomness."""
+
+
+class Method(NamedTuple, Generic[S, C]):
+    """Seven functions. ``local``, ``personalise`` and ``predict`` are of one client; the others are the server's.
+
+    ``combine`` is for methods whose server needs no more of the uploads than their sums or means. It makes one upload,
+    without the leading axis, of the stacked uploads of some participants, which may be made of others in turn:
+    ``aggregate`` of such parts is what ``aggregate`` of all uploads would be, but for rounding. The memory of a round
+    then does not grow with its participants. None: ``aggregate`` needs the upload of each.
     """
 
-    init: Callable[[Tensor], Tree]
-    """(key) -> server"""
-    enrol: Callable[[Tensor], Tree]
-    """(key) -> client: where every client starts; the key is common to all, as in the papers."""
-    send: Callable[[Tree, Tensor], Down]
-    """(server, ids) -> Down: own rows for these clients only; unknown ids are welcome."""
-    local: Callable[[Down, Tree, Data, Tensor], tuple[Tree, Up, Info]]
-    """(Down, client, Data, key) -> (client, Up, info)"""
-    aggregate: Callable[[Tree, Up, Tensor], tuple[Tree, Info]]
-    """(server, Up stacked over ids, ids ascending) -> (server, info with a leading axis over ids)"""
-    adapt: Callable[[Down, Tree, Data, Tensor], Tree]
-    """(Down, client, Data, key) -> client: personalise without the server. May enrich the client's state."""
-    predict: Callable[[Down, Tree, Tensor], Tensor]
-    """(Down, client, raw x) -> log-probabilities (B, C), deterministic."""
+    init_server: InitServer[S]
+    init_client: InitClient[C]
+    send: Send[S]
+    local: Local[C]
+    aggregate: Aggregate[S]
+    personalise: Personalise[C]
+    predict: Predict[C]
+    combine: Callable[[Up], Up] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,9 +158,9 @@ class SGD:
 class Training:
     """How a client trains in one round.
 
-    ``shuffle=False`` takes the rows in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``: a
-    method trains on images that are cropped and mirrored at random, anew in every step. ``drop_last``: an epoch leaves
-    out the rows that do not fill a batch, other ones each time; a client of less than one batch keeps it.
+    ``shuffle=False`` takes the samples in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``:
+    a method trains on images that are cropped and mirrored at random, anew in every step. ``drop_last``: an epoch
+    leaves out the samples that do not fill a batch, other ones each time; a client of less than one batch keeps it.
     """
 
     epochs: int = 5
@@ -107,64 +171,25 @@ class Training:
     drop_last: bool = False
 
 
+def as_floats(x_B: Tensor) -> Tensor:
+    """Samples in the default floating-point type, otherwise as they are."""
+    return x_B.to(torch.get_default_dtype())
+
+
 @dataclass(frozen=True)
 class Task:
     """What a method is told about the problem.
 
-    ``mean`` and ``std`` normalise rows per channel or feature: 8-bit images on a scale of 0 to 1, floats as they are. A
-    missing value (NaN) of a row of floats becomes the mean.
+    ``inputs`` turns samples as stored into what the network takes; a study's is ``idiolect.training.Preprocessing``.
     """
 
     network: Network
     classes: int
     clients: int
     training: Training = field(default_factory=Training)
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-    def inputs(self, x_B: Tensor) -> Tensor:
-        """Raw rows as the network takes them: floats, normalised, images channels-last."""
-        if x_B.dtype != torch.uint8:
-            return self._numbers(x_B.to(torch.get_default_dtype()))
-        if x_B.ndim == 4 and not tree.mapped(x_B):
-            # of one channel the bytes lie alike, but convolutions go by the strides; of more, floats move faster
-            x_B = x_B.clone(memory_format=torch.channels_last) if x_B.shape[1] == 1 else x_B
-            x_B = x_B.to(torch.get_default_dtype()).contiguous(memory_format=torch.channels_last)
-            scale, shift = _whole(self.mean, self.std, x_B.shape[1:], x_B.dtype, x_B.device)
-            return x_B.mul_(scale).add_(shift)
-        x_B = x_B.to(torch.get_default_dtype())
-        scale_C, shift_C = _scaling(self.mean, self.std, x_B.dtype, x_B.device)
-        shape = (-1,) + (1,) * (x_B.ndim - 2)
-        return x_B * scale_C.view(shape) + shift_C.view(shape)
-
-    def _numbers(self, x_B: Tensor) -> Tensor:
-        if self.mean == (0.0,) and self.std == (1.0,):
-            return torch.nan_to_num(x_B, nan=0.0)
-        shape = (-1,) + (1,) * (x_B.ndim - 2)
-        mean, std = (tree.constant(v, x_B.dtype, x_B.device).view(shape) for v in (self.mean, self.std))
-        z_B = (x_B - mean) / std
-        return torch.nan_to_num(z_B, nan=0.0)
+    inputs: Callable[[Tensor], Tensor] = as_floats
 
 
-def _scaling(
-    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Per channel what 8-bit values are multiplied by, and what is added then."""
-    scale_C = tree.constant(tuple(1 / (255 * s) for s in std), dtype, device)
-    return scale_C, tree.constant(tuple(-m / s for m, s in zip(mean, std, strict=True)), dtype, device)
-
-
-@lru_cache(maxsize=8)
-def _whole(
-    mean: tuple[float, ...], std: tuple[float, ...], shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The same for every pixel, lying as images do: to broadcast a channel's number over pixels takes twice as long."""
-    parts = _scaling(mean, std, dtype, device)
-    with tree.unmapped():
-        scale, shift = (a.view(1, -1, 1, 1).expand(1, *shape).clone(memory_format=torch.channels_last) for a in parts)
-    return scale, shift
-
-
-def unchanged(down: Down, client: Tree, data: Data, key: Tensor) -> Any:
-    """The default ``adapt``: the client stays as it is."""
+def unchanged(down: Down, client: C, data: Data, key: Tensor) -> C:
+    """The default ``personalise``: the client stays as it is."""
     return client

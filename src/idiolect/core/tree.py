@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Tree = Any
+"""Any tree, where its shape says nothing."""
+T = TypeVar("T")
+"""One shape of tree, such as a NamedTuple of weights: what goes in comes out."""
 
 
-def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply a function to each leaf, with the matching leaves of the other trees."""
-    return pytree.tree_map(function, tree, *others)
+def map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
+    """Apply a function to each leaf, with the matching leaves of the other trees.
+
+    What the function gives should be a tensor again, or the type of the result says too much.
+    """
+    mapped: T = pytree.tree_map(function, tree, *others)
+    return mapped
 
 
 def leaves(tree: Tree) -> list[Tensor]:
@@ -24,7 +31,7 @@ def leaves(tree: Tree) -> list[Tensor]:
     return pytree.tree_leaves(tree)
 
 
-def flatten(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:
+def flatten(tree: T) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], T]]:
     """The tensors of a tree, and the function that puts a list like them back into its shape."""
     flat, spec = pytree.tree_flatten(tree)
     return flat, lambda new: pytree.tree_unflatten(list(new), spec)
@@ -43,12 +50,12 @@ def _step(key: Any) -> str:
     return str(key)
 
 
-def stack(trees: Sequence[Tree]) -> Tree:
+def stack(trees: Sequence[T]) -> T:
     """One tree with a leading axis from a list of like trees."""
     return map(lambda *parts: torch.stack(parts), *trees)
 
 
-def gather(trees: list[Tree]) -> Tree:
+def gather(trees: list[T]) -> T:
     """``stack`` that empties the list as it goes, so that no more than one leaf stands twice in memory.
 
     Raises:
@@ -68,39 +75,39 @@ def gather(trees: list[Tree]) -> Tree:
     return build(out)
 
 
-def rows(tree: Tree, index: Any) -> Tree:
+def rows(tree: T, index: Any) -> T:
     """The given rows of each leaf's leading axis."""
     return map(lambda a: a[index], tree)
 
 
-def add(a: Tree, b: Tree) -> Tree:
+def add(a: T, b: T) -> T:
     """a + b, leaf by leaf."""
     return map(torch.add, a, b)
 
 
-def sub(a: Tree, b: Tree) -> Tree:
+def sub(a: T, b: T) -> T:
     """a - b, leaf by leaf."""
     return map(torch.sub, a, b)
 
 
-def zeros(tree: Tree) -> Tree:
+def zeros(tree: T) -> T:
     """Zeros in the shape of a tree."""
     return map(torch.zeros_like, tree)
 
 
-def dot(a: Tree, b: Tree) -> Tensor:
+def dot(a: T, b: T) -> Tensor:
     """<a, b> over all leaves, a scalar."""
     parts = [(u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
-def square_distance(a: Tree, b: Tree) -> Tensor:
+def square_distance(a: T, b: T) -> Tensor:
     """|a - b|^2 over all leaves, a scalar."""
     parts = [(u - v).square().sum() for u, v in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
-def when(flag: Tensor, then: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
+def when(flag: Tensor, then: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """``then()`` where a scalar is positive, else ``otherwise()``: trees of one structure, shapes and types.
 
     For a single client only the one is computed; mapped over clients both are, and each takes its own. No gradient
@@ -111,18 +118,28 @@ def when(flag: Tensor, then: Callable[[], Tree], otherwise: Callable[[], Tree]) 
     return map(lambda a, b: torch.where(flag > 0, a, b), then(), otherwise())
 
 
-def mean(tree: Tree, weight_K: Tensor) -> Tree:
+def switch(state: Tree) -> float | None:
+    """The flag by which ``when`` chooses for a client: the field that the type of its state names as ``switch``.
+
+    An engine that maps over clients puts those of one value together, so that only one side is computed. None: the
+    state has no such flag.
+    """
+    name = getattr(state, "switch", None)
+    return None if name is None else float(getattr(state, name))
+
+
+def mean(tree: T, weight_K: Tensor) -> T:
     """The weighted mean over the leading axis of each leaf; the weights need not sum to one."""
     share_K = weight_K / weight_K.sum()
     return map(lambda a: torch.tensordot(share_K.to(a.dtype), a, 1), tree)
 
 
-def detach(tree: Tree) -> Tree:
+def detach(tree: T) -> T:
     """The same values, without a graph."""
     return map(lambda a: a.detach(), tree)
 
 
-def copy(tree: Tree) -> Tree:
+def copy(tree: T) -> T:
     """The same values in fresh, aligned memory, so that a result never depends on where its inputs lay."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
 

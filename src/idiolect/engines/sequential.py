@@ -14,7 +14,7 @@ from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.engines.threads import OneThread
-from idiolect.simulation.client_runner import Job, Measured, Site, Stage, Stop, Trained, groups
+from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, groups
 
 
 class Sequential:
@@ -55,9 +55,9 @@ class Loop:
         self._site = Site(job)
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained] | list[Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
             RunError: a client failed.
@@ -66,11 +66,11 @@ class Loop:
         start = time.perf_counter()
         shared = tree.copy(down.shared)
         results: list[Any] = [None] * len(ids)
-        for group in sorted(groups(stage, self._site.job.data, ids)):
+        for group in sorted(groups(phase, self._site.job.data, ids)):
             if stop():
                 raise Interrupted
             some = Down(shared, tree.rows(down.own, torch.tensor(group)))
-            found = self._site.run(stage, round, [ids[k] for k in group], some, [clients[k] for k in group])
+            found = self._site.run(phase, round, [ids[k] for k in group], some, [clients[k] for k in group])
             for k, result in zip(group, found, strict=True):
                 results[k] = result
         spent = time.perf_counter() - start

@@ -32,10 +32,10 @@ def skeleton(task: Task) -> Method:
     Differs from source: in nothing, or say in what.
     """
 
-    def init(key: Tensor) -> Weights:
+    def init_server(key: Tensor) -> Weights:
         return task.network.init(key).body
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Weights, ids: Tensor) -> Down:
@@ -48,4 +48,4 @@ def skeleton(task: Task) -> Method:
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared, client.value), x_B)
 
-    return Method(init, enrol, send, local, add_mean, joins_by_training(local), predict)  # [2]
+    return Method(init_server, init_client, send, local, add_mean, joins_by_training(local), predict)  # [2]

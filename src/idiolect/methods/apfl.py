@@ -50,7 +50,7 @@ def apfl(
     alpha_gradient: Literal["exact", "released"] = "exact",
     evaluate_with: Literal["received", "own"] = "received",
     steps: PositiveInt | None = None,
-    weighting: Literal["uniform", "rows"] = "uniform",
+    weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
     """APFL: a mixture of a personal model and the shared one (Deng, Kamani & Mahdavi, arXiv 2020).
 
@@ -95,7 +95,7 @@ def apfl(
             return alpha * network(v, x_B) + (1 - alpha) * network(w, x_B)
         return network(tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w), x_B)
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         model = network.init(key)
         return untrained(Own(model, torch.tensor(float(alpha)), model if evaluate_with == "own" else ()))
 
@@ -145,11 +145,11 @@ def apfl(
         return trained(Own(v, share, w if evaluate_with == "own" else ())), up, info
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [7]
+        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [7]
         return tree.add(server, tree.mean(up.value, weight)), {}  # [7]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         own = client.value
         return log_softmax(mixture(own.v, own.w or down.shared, own.alpha, x_B), -1)  # [8]
 
-    return Method(network.init, enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(network.init, init_client, send, local, aggregate, joins_by_training(local), predict)

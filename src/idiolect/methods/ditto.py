@@ -22,7 +22,7 @@ def ditto(
     pull: NonNegativeFloat = 1.0,
     personal_epochs: PositiveInt | None = None,
     steps: PositiveInt | None = None,
-    weighting: Literal["rows", "uniform"] = "rows",
+    weighting: Literal["samples", "uniform"] = "samples",
 ) -> Method:
     """Ditto: a personal model beside the shared one, pulled towards it (Li, Hu, Beirami & Smith, ICML 2021).
 
@@ -57,7 +57,7 @@ def ditto(
     (s-huu/Ditto) pulls with constant force, by the plain norm, and towards the moving u_i: its lambda is another.
     """
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -74,10 +74,10 @@ def ditto(
         return trained(v), Up(tree.sub(u, w), data.real_N.sum()), info
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [3]
+        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [3]
         return tree.add(server, tree.mean(up.value, weight)), {}  # [3]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)  # [4]
 
-    return Method(task.network.init, enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(task.network.init, init_client, send, local, aggregate, joins_by_training(local), predict)

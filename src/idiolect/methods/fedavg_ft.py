@@ -19,7 +19,7 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
     Client, server:  w <- w + sum_i n_i (SGD(w; i) - w) / sum_i n_i, as in FedAvg                       [1]
     Personal:        w_i = SGD(w) on the client's own rows, when its model is wanted                    [2]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``adapt`` tunes.
+    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``personalise`` tunes.
 
     Args:
         task: the problem.
@@ -37,10 +37,10 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
         model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Model:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return train_model(task, down.shared, data, key, part=part, epochs=epochs)[0]  # [2]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, adapt, predict)  # [1]
+    return Method(task.network.init, lambda key: (), send, local, add_mean, personalise, predict)  # [1]

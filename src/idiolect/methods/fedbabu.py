@@ -25,7 +25,7 @@ def fedbabu(
     tuning_epochs: NonNegativeInt = 5,
     tuning_part: Literal["head", "model"] = "head",
     tuning_lr: PositiveFloat | None = None,
-    weighting: Literal["rows", "uniform"] = "rows",
+    weighting: Literal["samples", "uniform"] = "samples",
 ) -> Method:
     """FedBABU: body averaged under one frozen random head, then fine-tuned (Oh, Kim & Yun, ICLR 2022).
 
@@ -42,8 +42,8 @@ def fedbabu(
 
     Args:
         task: the problem.
-        tuning_epochs: in ``adapt``, when the personal model is wanted (pFedFDA and released code: 5; FedCR tunes heads
-            for 10; FedPAC does not say); 0 measures the un-tuned model, as the released code does every round.
+        tuning_epochs: in ``personalise``, when the personal model is wanted (pFedFDA and released code: 5; FedCR tunes
+            heads for 10; FedPAC does not say); 0 measures the un-tuned model, as the released code does every round.
         tuning_part: the head on the frozen body (pFedFDA, FedCR), or the whole model (released code); pFedFDA gives new
             clients the better of the two.
         tuning_lr: learning rate of the tuning; None takes the task's (released code: 1e-3, the rate at which its
@@ -62,16 +62,16 @@ def fedbabu(
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         model, loss = train_model(task, down.shared, data, key, part="body")  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [2]
         return client, Up(tree.sub(model.body, down.shared.body), weight), {"train_loss": loss}
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
         return server._replace(body=tree.add(server.body, tree.mean(up.value, up.weight))), {}  # [2]
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Model:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return train_model(task, down.shared, data, key, part=tuning_part, epochs=tuning_epochs, rule=rule)[0]  # [3]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(task.network.init, lambda key: (), send, local, aggregate, personalise, predict)

@@ -88,7 +88,7 @@ def fedcr(
     A class that no participant holds keeps its old Gaussian; all start at N(0, I). sigma is a standard deviation.
 
     Up: increment of the encoder, weighted 1; L and m (C, V), plain sums. Down: encoder, mu and sigma (C, V). At the
-    client: the head (V -> C). ``adapt`` tunes the head alone on the frozen encoder.
+    client: the head (V -> C). ``personalise`` tunes the head alone on the frozen encoder.
 
     Args:
         task: the problem; the network's body is followed by a linear layer d -> 2 V.
@@ -101,7 +101,7 @@ def fedcr(
         weight_decay: the same.
         clip: bound on the gradient norm of encoder and head together (released code: 10; the paper names none); the
             gradient of the KL term has no bound of its own as sigma(x) shrinks.
-        head_epochs: of tuning in ``adapt`` (section 6.1: ten).
+        head_epochs: of tuning in ``personalise`` (section 6.1: ten).
         objective: the mean over draws of the log-probability (released code, a bound by Jensen), or the log of their
             mean (Eqs. 2, 7).
         predict_with: average the probabilities of ``samples`` fixed draws (section 5.1) or the logits (released code).
@@ -119,11 +119,11 @@ def fedcr(
     def encoder_of(key: Tensor) -> Encoder:
         return Encoder(network.init(key).body, new_linear(keys.fold(key, "code"), network.width, 2 * latent))
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         start = encoder_of(key) if share_encoder else ()
         return Server(start, torch.zeros(task.classes, latent), torch.ones(task.classes, latent))
 
-    def enrol(key: Tensor) -> Client:
+    def init_client(key: Tensor) -> Client:
         return Client(new_linear(key, latent, task.classes), () if share_encoder else encoder_of(key))
 
     def encode(encoder: Encoder, x_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ def fedcr(
         encoder = tree.add(server.encoder, tree.mean(up.value.encoder, up.weight)) if share_encoder else ()  # [4]
         return Server(encoder, mean_CV, std_CV), {}
 
-    def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
+    def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
         frozen = batch_features(task, encoder.body, data, then=partial(code_of, encoder))
         noise = keys.fold(key, "noise")
@@ -200,4 +200,4 @@ def fedcr(
         logp_BSC = log_probability(client.head, mean_BV, std_BV, noise_SV[None])
         return logp_BSC.logsumexp(1) - math.log(samples)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict)

@@ -51,7 +51,7 @@ class Client(NamedTuple):
     momentum: Tree = ()
     """The optimisers' buffers (M, ...), where they are kept."""
     models: Tree = ()
-    """Tuned components (M, ...), in what ``adapt`` makes only."""
+    """Tuned components (M, ...), in what ``personalise`` makes only."""
 
 
 def fedem(
@@ -87,8 +87,8 @@ def fedem(
         models: M, the number of components (FedPAC's comparison: 3 and 5; released code: 3).
         keep_momentum: each client keeps its M optimisers' momentum from round to round, although the weights are
             overwritten (released code: yes).
-        tuning_epochs: epochs of tuning of all components in ``adapt``, by which FedPAC's FedEM-FT differs; None takes
-            the local epochs.
+        tuning_epochs: epochs of tuning of all components in ``personalise``, by which FedPAC's FedEM-FT differs; None
+            takes the local epochs.
         joining_steps: repetitions of [7] (released code: one in every evaluation, so that its number of steps depends
             on how often it is evaluated).
 
@@ -105,11 +105,11 @@ def fedem(
     def uniform() -> Tensor:
         return torch.full((models,), 1 / models)
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         return Server(tree.stack([task.network.init(keys.fold(key, m)) for m in range(models)]))
 
-    def enrol(key: Tensor) -> Personal:
-        zeros = tree.zeros(init(key).models) if keep_momentum else ()
+    def init_client(key: Tensor) -> Personal:
+        zeros = tree.zeros(init_server(key).models) if keep_momentum else ()
         return untrained(Client(uniform(), zeros))
 
     def send(server: Server, ids: Tensor) -> Down:
@@ -156,7 +156,7 @@ def fedem(
             pi_M = expectation(pi_M, loss_NM, real_N)[1]
         return pi_M
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         received, own = down.shared.models, client.value
         pi_M = tree.when(client.trained, lambda: own.pi_M, lambda: join(losses(received, data), data.real_N))
         if tuning_epochs == 0:
@@ -170,7 +170,7 @@ def fedem(
         logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])  # [5]
         return torch.logsumexp(pi_M.log()[:, None, None] + logp_MBC, 0)  # [5]
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
 
 
 def expectation(pi_M: Tensor, loss_NM: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,12 +117,12 @@ def fedfomo(
     others' models as a new one.
     """
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         start = tree.map(lambda w: w.expand(task.clients, *w.shape).clone(), task.network.init(key))
         zeros_KK = torch.zeros(task.clients, task.clients)
         return Server(start, zeros_KK[0].clone(), zeros_KK, keys.fold(key, "choice"), torch.tensor(0))
 
-    def enrol(key: Tensor) -> Client:
+    def init_client(key: Tensor) -> Client:
         start = task.network.init(key)
         return Client(start, start, keys.fold(key, "validation"))
 
@@ -178,13 +178,13 @@ def fedfomo(
         n_K = server.n_K.index_copy(0, ids, up.weight)
         return Server(kept, n_K, affinity_KK, server.key, server.round + 1), {"affinity": affinity_KK[ids][:, ids]}
 
-    def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
+    def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         return client._replace(model=update(down, client, split(data, client.split, validation)[1])[0])  # [8]
 
     def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.model, x_B)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
 
 
 def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Tensor, Tensor]:

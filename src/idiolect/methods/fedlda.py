@@ -59,9 +59,9 @@ def fedlda(
         the head of the global statistics with the client's own prior, as in [1]         [6]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu, S. At the client: nothing
-    until ``adapt``, which forms the head of the global statistics with the client's own class prior: only the bias is
-    personal, and a new client joins by counting its labels. beta is the weight of the **global** estimate (pFedFDA's
-    is of the local).
+    until ``personalise``, which forms the head of the global statistics with the client's own class prior: only the
+    bias is personal, and a new client joins by counting its labels. beta is the weight of the **global** estimate
+    (pFedFDA's is of the local).
 
     Args:
         task: the problem.
@@ -74,7 +74,7 @@ def fedlda(
             it. With 0.1, the default of earlier versions, rounding on another processor moved the accuracy on digits by
             points, and a trial on Fashion-MNIST diverged (docs/fidelity.md).
         centre: the local scatter about the local means, or about the interpolated ones (the paper's formula).
-        tune_body: personal model with the body after local training in ``adapt``; the paper does not say.
+        tune_body: personal model with the body after local training in ``personalise``; the paper does not say.
 
     Source: Algorithm 1 and section 4, whose moments and interpolation have no equation number; appendix A derives the
     head. There is no released code.
@@ -84,7 +84,7 @@ def fedlda(
     """
     network, classes, width = task.network, task.classes, task.network.width
 
-    def init(key: Tensor) -> Shared:
+    def init_server(key: Tensor) -> Shared:
         draw = torch.Generator().manual_seed(int(keys.fold(key, "means")))
         mean_Cd = torch.rand((classes, width), generator=draw) * 0.2 - 0.1
         return Shared(network.init(key).body, mean_Cd, covariance.pack(torch.eye(width)))
@@ -140,7 +140,7 @@ def fedlda(
         )
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         body = train(down.shared, data, key)[0] if tune_body else {}
         return Personal(head_for(everyone(down.shared), data), body)  # [6]
 
@@ -150,4 +150,4 @@ def fedlda(
         z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init, lambda key: (), send, local, add_mean, adapt, predict)  # [5]
+    return Method(init_server, lambda key: (), send, local, add_mean, personalise, predict)  # [5]

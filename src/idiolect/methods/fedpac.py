@@ -117,7 +117,8 @@ def fedpac(
             has none).
         align_first_round: whether to align in the first round, to the client's own means (released code: no; the paper
             aligns to a first c that it leaves open).
-        tuning_epochs: epochs of head-only tuning in ``adapt``, from the combined head (the paper's numbers fit 0).
+        tuning_epochs: epochs of head-only tuning in ``personalise``, from the combined head (the paper's numbers fit
+            0).
         statistics: where images are augmented, [1] and [4] by a pass of augmented ones (released code), or of the rows
             as they are.
 
@@ -128,7 +129,7 @@ def fedpac(
     """
     network, rule = task.network, task.training.sgd
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         model = network.init(key)
         heads = tree.map(lambda w: w.expand(task.clients, *w.shape).clone(), model.head)
         zero_Cd = torch.zeros(task.classes, network.width)
@@ -205,7 +206,7 @@ def fedpac(
         share_mm = torch.from_numpy(weight_mm)
         return (share_mm / share_mm.sum(1, keepdim=True)).to(report.h_Cd.dtype)
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         if not tuning_epochs:
             return client
         frozen = batch_features(task, down.shared.body, data)
@@ -215,4 +216,4 @@ def fedpac(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(network.logits(client or down.own, z_Bd), -1)
 
-    return Method(init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)

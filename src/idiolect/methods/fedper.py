@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def fedper(
     task: Task,
     *,
-    weighting: Literal["rows", "uniform"] = "rows",
+    weighting: Literal["samples", "uniform"] = "samples",
     newcomer_head: Literal["own", "average"] = "own",
     tuning_epochs: NonNegativeInt = 0,
 ) -> Method:
@@ -52,7 +52,7 @@ def fedper(
         newcomer_head: what a client that has not trained yet starts from and is tested with. "own": the initial head.
             "average": the mean of the heads of the last round's participants, which then travels up and down beside
             the body; such a client does no round of its own, it takes this head, tuned where ``tuning_epochs`` says so.
-        tuning_epochs: of the head alone in ``adapt``, on the received body (FedRep's repository and FedCR: 10).
+        tuning_epochs: of the head alone in ``personalise``, on the received body (FedRep's repository and FedCR: 10).
 
     Source: the method as it is commonly defined. No code by its authors is known; ``preset="fedrep"`` is the FedPer of
     FedRep's repository (lgcollins/FedRep), which averages heads because the stores of clients that have not trained yet
@@ -65,10 +65,10 @@ def fedper(
     def shared(model: Model) -> Model:
         return model if newcomer_head == "average" else model._replace(head={})
 
-    def init(key: Tensor) -> Model:
+    def init_server(key: Tensor) -> Model:
         return shared(task.network.init(key))
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -80,12 +80,12 @@ def fedper(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, Model(down.shared.body, start(down, client)), data, key)  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [2]
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), {"train_loss": loss}
 
     join = joins_by_training(local)
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         if newcomer_head == "own":
             client = join(down, client, data, key)
         model = Model(down.shared.body, start(down, client))
@@ -95,4 +95,4 @@ def fedper(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [2]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [2]

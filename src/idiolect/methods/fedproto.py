@@ -104,10 +104,10 @@ def fedproto(
     def nothing() -> Prototypes:
         return Prototypes(torch.zeros(task.classes, network.width), torch.zeros(task.classes))
 
-    def init(key: Tensor) -> Tree:
+    def init_server(key: Tensor) -> Tree:
         return nothing() if everyone else ()
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(Client(network.init(key), nothing(), torch.zeros(task.classes)))
 
     def send(server: Tree, ids: Tensor) -> Down:
@@ -165,4 +165,4 @@ def fedproto(
             return nearest(down, client.value, x_B)  # [4]
         return log_softmax_of(task, client.value.model, x_B)  # [4]
 
-    return Method(init, enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(init_server, init_client, send, local, aggregate, joins_by_training(local), predict)

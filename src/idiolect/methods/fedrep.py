@@ -24,7 +24,7 @@ def fedrep(
     head_epochs: PositiveInt = 5,
     body_epochs: PositiveInt | None = None,
     tuning_epochs: NonNegativeInt = 10,
-    weighting: Literal["uniform", "rows"] = "uniform",
+    weighting: Literal["uniform", "samples"] = "uniform",
     newcomer_head: Literal["own", "average"] = "own",
 ) -> Method:
     """FedRep: a shared representation under personal heads, trained in turn (Collins et al., ICML 2021).
@@ -47,7 +47,7 @@ def fedrep(
             10; FedPAC gives five local epochs for every method and does not say how FedRep spends them).
         body_epochs: epochs of the body phase; None takes the local epochs (pFedFDA: 5; released code: 5, and 1 for
             CIFAR-10 with two classes a client and 100 clients).
-        tuning_epochs: of the head in ``adapt``, on the averaged body (released code and FedCR: 10 after the last
+        tuning_epochs: of the head in ``personalise``, on the averaged body (released code and FedCR: 10 after the last
             round; FedPAC and pFedFDA do not say); 0 leaves the head as the last round did.
         weighting: of the mean over bodies (released code: uniform for CIFAR and MNIST, rows for FEMNIST and Sent140).
         newcomer_head: where a client starts that has never trained: from its own initial head, or from the mean of the
@@ -66,10 +66,10 @@ def fedrep(
     def shared(model: Model) -> Model:
         return model if average else model._replace(head={})
 
-    def init(key: Tensor) -> Model:
+    def init_server(key: Tensor) -> Model:
         return shared(task.network.init(key))
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -85,11 +85,11 @@ def fedrep(
             task, model, data, keys.fold(key, "head"), part="head", epochs=head_epochs
         )  # [1]
         model, loss = train_model(task, model, data, keys.fold(key, "body"), part="body", epochs=body_epochs)  # [2]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [3]
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
         info = {"train_loss": loss, "head_loss": head_loss}
         return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), info
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         head = head_of(down, client)
 
         def tuned(epochs: int) -> Personal:
@@ -106,4 +106,4 @@ def fedrep(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [3]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [3]

@@ -89,14 +89,14 @@ def fedrod(
     hypernetwork = personal_head == "hypernetwork"
     zero = {"weight": torch.zeros(classes, network.width), "bias": torch.zeros(classes)}
 
-    def init(key: Tensor) -> Shared:
+    def init_server(key: Tensor) -> Shared:
         if not hypernetwork:
             return Shared(network.init(key), ())
         first = new_linear(keys.fold(key, "hypernetwork"), classes, hidden)
         slope = tree.map(lambda w: w.new_zeros(*w.shape, hidden), zero)
         return Shared(network.init(key), Hypernetwork(first, slope, tree.zeros(zero)))
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(() if hypernetwork else tree.zeros(zero))
 
     def generate(hyper: Hypernetwork, n_C: Tensor) -> Weights:
@@ -147,5 +147,5 @@ def fedrod(
             logit_BC = logit_BC + linear(z_Bd, **client.value)  # [4]
         return log_softmax(logit_BC, -1)  # [4]
 
-    adapt = from_shares if hypernetwork else joins_by_training(local)
-    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [3]
+    personalise = from_shares if hypernetwork else joins_by_training(local)
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [3]

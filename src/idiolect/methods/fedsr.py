@@ -68,7 +68,7 @@ class Client(NamedTuple):
     momentum: Tree
     """Of (``Shared``, ``Reference``) where it is kept across rounds, else ()."""
     head: Weights | tuple[()] = ()
-    """A tuned head, once ``adapt`` has made one."""
+    """A tuned head, once ``personalise`` has made one."""
 
 
 def fedsr(
@@ -114,7 +114,8 @@ def fedsr(
         keep_momentum: whether a client's optimiser goes on from its last round (released code); its buffers stand still
             while the weights are averaged.
         share_reference: averages r_mu, r_sigma and a as well, as if they were part of the model.
-        head_epochs: of tuning in ``adapt`` (FedSR is for domains never seen and tunes nothing; FedCR's FedSR-FT: 10).
+        head_epochs: of tuning in ``personalise`` (FedSR is for domains never seen and tunes nothing; FedCR's FedSR-FT:
+            10).
         samples: draws at a prediction; they are the same for every row and in every call (released code: 20, fresh).
 
     Source: the paper's objective; what is averaged, the starts and the draws are from the released code
@@ -132,11 +133,11 @@ def fedsr(
         zero_CV = torch.zeros(task.classes, latent)
         return Shared(network.init(key).body, code, head), Reference(zero_CV, zero_CV + 1, torch.ones(()))
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         model, reference = start(key)
         return Server(model, reference if share_reference else ())
 
-    def enrol(key: Tensor) -> Client:
+    def init_client(key: Tensor) -> Client:
         both = start(key)
         return Client(() if share_reference else both[1], tree.zeros(both) if keep_momentum else ())
 
@@ -175,7 +176,7 @@ def fedsr(
         mine = Client(() if share_reference else reference, kept if keep_momentum else ())
         return mine, Up(change, torch.ones(())), info
 
-    def adapt(down: Down, client: Client, data: Data, key: Tensor) -> Client:
+    def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         if not head_epochs:
             return client
         model = down.shared.model
@@ -199,4 +200,4 @@ def fedsr(
         logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)  # [7]
         return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
 
-    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [5]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [5]

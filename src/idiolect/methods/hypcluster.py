@@ -52,7 +52,7 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
     Left out: FedJAX's regulariser in the loss that decides, and its last batch filled up with rows of the next epoch.
     """
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         return Server(tree.stack([task.network.init(keys.fold(key, c)) for c in range(clusters)]))
 
     def send(server: Server, ids: Tensor) -> Down:
@@ -77,10 +77,10 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         chosen_mk = (up.weight > 0).to(share_mk.dtype)
         return Server(models), {"cluster_size": chosen_mk @ chosen_mk.sum(0)}
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Model:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return best(down.shared.models, data)[1]  # [4]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client, x_B)
 
-    return Method(init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)

@@ -44,9 +44,9 @@ def knnper(
         K(z, z_j) = exp(-|z - z_j|^2 / (d scale))                       d features                             [4]
         p(c | x) = knn_weight p_knn(c | x) + (1 - knn_weight) softmax(head(z))_c                               [5]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``adapt`` fills the memory,
-    by forward passes alone, for a new client as for an old one. A memory of fewer than k rows has all its rows as
-    neighbours.
+    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``personalise`` fills the
+    memory, by forward passes alone, for a new client as for an old one. A memory of fewer than k rows has all its rows
+    as neighbours.
 
     Args:
         task: the problem.
@@ -73,7 +73,7 @@ def knnper(
         model, loss = train_model(task, down.shared, data, key)  # [1]
         return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Memory:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Memory:
         z_Nd, y_N = features(task, down.shared.body, data)  # [2]
         count = (capacity * data.real_N.sum().double()).floor().clamp(min=1)  # [2]
         # an order has padding last, so that no rank of it is below the count
@@ -98,4 +98,4 @@ def knnper(
         p_BC = knn_weight * knn_BC + (1 - knn_weight) * logit_BC.softmax(-1)  # [5]
         return p_BC.clamp(min=torch.finfo(p_BC.dtype).tiny).log()  # a class that no neighbour has, at knn_weight 1
 
-    return Method(network.init, lambda key: (), send, local, add_mean, adapt, predict)  # [1]
+    return Method(network.init, lambda key: (), send, local, add_mean, personalise, predict)  # [1]

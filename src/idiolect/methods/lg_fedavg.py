@@ -17,7 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
 
 def lg_fedavg(
-    task: Task, *, weighting: Literal["rows", "uniform"] = "rows", tuning_epochs: NonNegativeInt = 0
+    task: Task, *, weighting: Literal["samples", "uniform"] = "samples", tuning_epochs: NonNegativeInt = 0
 ) -> Method:
     """LG-FedAvg: a head averaged over the clients, a body of its own for each (Liang et al., arXiv 2020).
 
@@ -34,7 +34,8 @@ def lg_fedavg(
         task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's code
             shares the last two fully connected ones: a network whose head has both does that.
         weighting: of the average, by rows, or uniform (released code).
-        tuning_epochs: of the body alone in ``adapt``, under the received head (FedCR's code: 10 before its last test).
+        tuning_epochs: of the body alone in ``personalise``, under the received head (FedCR's code: 10 before its last
+            test).
 
     Source: the paper's algorithm; released code (pliang279/LG-FedAvg).
     Differs from source: the released code starts from a FedAvg model, here all start from the common random one. It
@@ -44,10 +45,10 @@ def lg_fedavg(
     that of the loss: neither is done here.
     """
 
-    def init(key: Tensor) -> Weights:
+    def init_server(key: Tensor) -> Weights:
         return task.network.init(key).head
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key).body)
 
     def send(server: Weights, ids: Tensor) -> Down:
@@ -55,12 +56,12 @@ def lg_fedavg(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, Model(client.value, down.shared), data, key)  # [1]
-        weight = data.real_N.sum() if weighting == "rows" else torch.ones(())  # [2]
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [2]
         return trained(model.body), Up(tree.sub(model.head, down.shared), weight), {"train_loss": loss}
 
     join = joins_by_training(local)
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         client = join(down, client, data, key)
         model, at = Model(client.value, down.shared), keys.fold(key, "tuning")
         tuned, _ = train_model(task, model, data, at, part="body", epochs=tuning_epochs)  # [3]
@@ -69,4 +70,4 @@ def lg_fedavg(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)
 
-    return Method(init, enrol, send, local, add_mean, adapt, predict)  # [2]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [2]

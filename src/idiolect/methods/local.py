@@ -23,7 +23,7 @@ def local(task: Task) -> Method:
     client trains for the local epochs of one round.
     """
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
@@ -39,4 +39,4 @@ def local(task: Task) -> Method:
     def send(server: Any, ids: Tensor) -> Down:
         return Down()
 
-    return Method(lambda key: (), enrol, send, local, aggregate, joins_by_training(local), predict)
+    return Method(lambda key: (), init_client, send, local, aggregate, joins_by_training(local), predict)

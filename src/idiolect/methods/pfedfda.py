@@ -77,9 +77,9 @@ def pfedfda(
         the head of (mu_i, S_i), estimated under the body received                                                  [7]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client:
-    nothing until ``adapt``, which estimates, searches beta again and forms the head by forward passes only; so a new
-    client joins. With too few rows for two folds beta is 0. beta is the weight of the **local** estimate (FedLDA's is
-    of the global).
+    nothing until ``personalise``, which estimates, searches beta again and forms the head by forward passes only; so a
+    new client joins. With too few rows for two folds beta is 0. beta is the weight of the **local** estimate (FedLDA's
+    is of the global).
 
     Args:
         task: the problem.
@@ -97,15 +97,15 @@ def pfedfda(
             afterwards.
         folds_of: "rows" lets the epochs' copies of one sample fall into both folds (released code).
         min_count: rows from which a class has a local mean while training.
-        min_count_adapt: the same in ``adapt`` (released code: 3); the scatter is about each class's own mean all the
-            same.
+        min_count_adapt: the same in ``personalise`` (released code: 3); the scatter is about each class's own mean all
+            the same.
         drop_last: leave out an incomplete last batch in training (released code); a client of one batch keeps it.
-        drop_last_adapt: the same for the statistics in ``adapt`` (released code: yes).
+        drop_last_adapt: the same for the statistics in ``personalise`` (released code: yes).
         class_weighted_means: average means by n_ic in place of n_i.
 
     Source: Algorithm 1, sections 4.2 and 4.3; new clients: appendix C.3. Eq. 5 lacks its minus sign. From the released
-    code: a prior smoothed by 1e-4, a head solved with a shrinkage of 1e-4, the second search of beta in ``adapt`` (the
-    paper takes the client's estimate as it stands), and every default but those of ``ridge_everywhere``,
+    code: a prior smoothed by 1e-4, a head solved with a shrinkage of 1e-4, the second search of beta in ``personalise``
+    (the paper takes the client's estimate as it stands), and every default but those of ``ridge_everywhere``,
     ``clip_correlation``, ``beta`` and ``drop_last_adapt``.
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
@@ -116,7 +116,7 @@ def pfedfda(
         cov_dd = covariance.ridge(cov_dd, ridge, everywhere=ridge_everywhere)
         return covariance.clip_correlation(cov_dd) if clip_correlation else cov_dd
 
-    def init(key: Tensor) -> Shared:
+    def init_server(key: Tensor) -> Shared:
         draw = torch.Generator().manual_seed(int(keys.fold(key, "means")))
         shape = (classes, width)
         mean_Cd = (
@@ -183,7 +183,7 @@ def pfedfda(
             step = step._replace(mean_Cd=(share_mC[:, :, None] * up.value.mean_Cd).sum(0))
         return tree.add(server, step), {}  # [6]
 
-    def adapt(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         g = everyone(down.shared)
         z_Nd, y_N = features(task, down.shared.body, data)
         at_N, used_N = torch.arange(len(y_N)), data.real_N
@@ -204,4 +204,4 @@ def pfedfda(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init, lambda key: (), send, local, aggregate, adapt, predict)
+    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)

@@ -127,7 +127,7 @@ def pfedhn(
         local_head: pFedHN-PC: the head stays at the client and trains in [3] with a momentum that is kept across
             rounds, under one bound for body and head; the hypernetwork generates the body (released code: with
             ``server_lr`` 0.05).
-        tuning: who tunes in ``adapt`` by [3]: clients that never trained, all, or nobody (released code).
+        tuning: who tunes in ``personalise`` by [3]: clients that never trained, all, or nobody (released code).
 
     Source: the paper's algorithm; rates, sizes and the bound from the released code (AvivSham/pFedHN).
     Differs from source: paper and released code draw one client per step; what several participants do together, and
@@ -143,7 +143,7 @@ def pfedhn(
     def layer(key: Tensor, inputs: int, outputs: int) -> Linear:
         return Linear(**new_linear(key, inputs, outputs))
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         e = embedding or int(1 + task.clients / 4)
         layers = (layer(keys.fold(key, at), hidden if at else e, hidden) for at in range(depth + 1))
         flat, build = tree.flatten(like)
@@ -152,7 +152,7 @@ def pfedhn(
         hyper = Hyper(embedding_Ke, tuple(layers), Linear(*(build(part) for part in zip(*heads, strict=True))))
         return Server(hyper, tree.zeros(hyper))
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         head = network.init(key).head
         return untrained(Head(head, tree.zeros(head)) if local_head else ())
 
@@ -201,7 +201,7 @@ def pfedhn(
         hyper, kept, _ = sgd_from(pulled, server.hyper, server.momentum, plan, outer)  # [6]
         return Server(hyper, kept), {}
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Model:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Model:
         def generated() -> Model:
             return whole(down.own, client.value)
 
@@ -217,4 +217,4 @@ def pfedhn(
         model = client if isinstance(client, Model) else whole(down.own, client.value)
         return log_softmax_of(task, model, x_B)
 
-    return Method(init, enrol, send, local, aggregate, adapt, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict)

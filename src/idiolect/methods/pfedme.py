@@ -27,7 +27,7 @@ from idiolect.training import (
     untrained,
 )
 
-PRESETS: dict[str, dict[str, Any]] = {"official": {"decay": 1e-3, "weighting": "rows", "personal": "fresh"}}
+PRESETS: dict[str, dict[str, Any]] = {"official": {"decay": 1e-3, "weighting": "samples", "personal": "fresh"}}
 
 
 def pfedme(
@@ -40,7 +40,7 @@ def pfedme(
     warm_start: bool = True,
     steps: PositiveInt | None = None,
     beta: PositiveFloat = 1.0,
-    weighting: Literal["rows", "uniform"] = "uniform",
+    weighting: Literal["samples", "uniform"] = "uniform",
     personal: Literal["kept", "fresh"] = "kept",
 ) -> Method:
     """pFedMe: personal models as Moreau envelopes (Dinh, Tran & Nguyen, NeurIPS 2020).
@@ -89,7 +89,7 @@ def pfedme(
         )
     inner = replace(rule, lr=inner_lr, momentum=0.0, weight_decay=decay)
 
-    def enrol(key: Tensor) -> Personal:
+    def init_client(key: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -117,14 +117,14 @@ def pfedme(
         return theta, w, seen[0]
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "rows" else torch.ones_like(up.weight)  # [3]
+        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [3]
         return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, weight)), {}  # [3]
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         return local(down, client, data, key)[0]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)  # [4]
 
-    personalise = joins_by_training(local) if personal == "kept" else adapt
-    return Method(task.network.init, enrol, send, local, aggregate, personalise, predict)
+    personalise = joins_by_training(local) if personal == "kept" else personalise
+    return Method(task.network.init, init_client, send, local, aggregate, personalise, predict)

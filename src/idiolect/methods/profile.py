@@ -154,7 +154,7 @@ def _round(build: Any, network: Network, classes: int, clients: int, rows: int, 
     x_R = keys.normal(keys.key(1), (len(ids) * rows, *network.shape))
     row_KN = torch.arange(len(x_R)).view(len(ids), rows)
     y_R = torch.arange(len(x_R)) % classes
-    server, client = method.init(keys.key(0, "init")), method.enrol(keys.key(0, "enrol"))
+    server, client = method.init_server(keys.key(0, "init")), method.init_client(keys.key(0, "enrol"))
     down = method.send(server, torch.tensor(ids))
     data = [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in row_KN]
     done = [method.local(_one(down, k), client, data[k], keys.key(0, k)) for k in ids]
@@ -298,7 +298,7 @@ def _over(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether ``adapt`` trains for a client that has never trained, and whether it does for one that has.
+    """Whether ``personalise`` trains for a client that has never trained, and whether it does for one that has.
 
     Raises:
         InputError: unknown method or option.
@@ -309,16 +309,16 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         r = _round(
             partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
         )
-        new = r.method.enrol(keys.key(0, "enrol"))
-        return _adapts(r, new) == "training", _adapts(r, r.client) == "training"
+        new = r.method.init_client(keys.key(0, "enrol"))
+        return _personalises(r, new) == "training", _personalises(r, r.client) == "training"
 
 
 def _joins(r: _Round) -> str:
-    """A new client adapts after the round."""
-    return _adapts(r, r.method.enrol(keys.key(0, "enrol")))
+    """A new client personalises after the round."""
+    return _personalises(r, r.method.init_client(keys.key(0, "enrol")))
 
 
-def _adapts(r: _Round, client: Tree) -> str:
+def _personalises(r: _Round, client: Tree) -> str:
     """How a client gets its model after the round: whatever prepares a backward pass is noticed."""
     server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
     down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]
@@ -329,13 +329,13 @@ def _adapts(r: _Round, client: Tree) -> str:
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda a: a):
-            adapted = r.method.adapt(down, client, r.data, keys.key(0, "adapt"))
+            personalised = r.method.personalise(down, client, r.data, keys.key(0, "adapt"))
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):  # torch.func's gradients do not suffer them
             raise
         return "training"
     if saved[0]:
         return "training"
-    before, after = tree.leaves(client), tree.leaves(adapted)
+    before, after = tree.leaves(client), tree.leaves(personalised)
     unchanged = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     return "what it receives" if unchanged else "forward passes"

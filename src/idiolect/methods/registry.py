@@ -162,6 +162,6 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any], task: Task, *, personal: bool = True) -> Method:
-    """The seven functions of a method for a task; with ``personal=False`` its ``adapt`` leaves clients as they are."""
+    """A method for a task; with ``personal=False`` its ``personalise`` leaves clients as they are."""
     method = get(name).build(task, **settle(name, options))
-    return with_statistics(method if personal else method._replace(adapt=unchanged), task)
+    return with_statistics(method if personal else method._replace(personalise=unchanged), task)

@@ -59,11 +59,11 @@ def scaffold(
     """
     rule = replace(task.training.sgd, momentum=momentum)
 
-    def init(key: Tensor) -> Server:
+    def init_server(key: Tensor) -> Server:
         model = task.network.init(key)
         return Server(model, tree.zeros(model))
 
-    def enrol(key: Tensor) -> Model:
+    def init_client(key: Tensor) -> Model:
         zeros: Model = tree.zeros(task.network.init(key))
         return zeros
 
@@ -100,4 +100,4 @@ def scaffold(
     def predict(down: Down, client: Model, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.model, x_B)
 
-    return Method(init, enrol, send, local, aggregate, unchanged, predict)
+    return Method(init_server, init_client, send, local, aggregate, unchanged, predict)

@@ -85,7 +85,7 @@ def _compared(run: Run, method: str, base: str) -> Comparison | None:
     value_SK, base_SK, point_SK = _points(run, method, base)
     if point_SK.empty:
         return None
-    whole = run.protocol.weighting == "row"
+    whole = run.protocol.weighting == "sample"
     weight_K = np.array([run.test_rows[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
     client_K, both = point_SK.mean(), point_SK.notna()

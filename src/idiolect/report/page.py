@@ -31,7 +31,7 @@ from idiolect.report.tables import (
     as_latex,
     columns_of,
     is_best,
-    joined,
+    new_clients,
     summary,
     worst,
 )
@@ -159,7 +159,7 @@ def _section(
         "compared": compared,
         "versus": _versus(run, compared),
         "worst": worst(run.final["client"].nunique()),
-        "joined": joined(run),
+        "new_clients": new_clients(run),
         "figures": drawn,
         "notes": _stopped(run) + missing,
     }
@@ -209,7 +209,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 def _clients(run: Run) -> str:
     count = len(run.manifest["clients"])
-    new = sum(not condition for condition in run.joins.values())
+    new = sum(not condition for condition in run.new_clients.values())
     return f"{count - new} that train, {new} that join afterwards" if new else str(count)
 
 

@@ -64,7 +64,7 @@ def summary(run: Run) -> list[Row]:
     ends = {label: run.final[run.final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     base = _mean(per_seed(run, ends[fedavg])) if fedavg else None
-    wire = run.records[(run.records["moment"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
+    wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
     calibration, brier = run.last_of("calibration_error"), run.last_of("brier")
     rows = []
     for label, title in run.titles.items():
@@ -102,7 +102,7 @@ def _evaluated(run: Run, label: str) -> int:
     return int(rounds.min()) if len(rounds) else 0
 
 
-class Joined(NamedTuple):
+class NewClients(NamedTuple):
     """New clients under one condition, or the clients that trained."""
 
     who: str
@@ -112,22 +112,22 @@ class Joined(NamedTuple):
     """The same, weighted by the clients' test rows."""
 
 
-def joined(run: Run) -> list[Joined]:
+def new_clients(run: Run) -> list[NewClients]:
     """How clients that did not train fare after they joined, under each condition; empty where there are none."""
-    if not run.joins:
+    if not run.new_clients:
         return []
-    frame = run.settled(run.select("joined", "accuracy"))
-    condition = frame["client"].map(run.joins)
+    frame = run.settled(run.select("new", "accuracy"))
+    condition = frame["client"].map(run.new_clients)
 
-    def row(who: str, part: pd.DataFrame) -> Joined:
+    def row(who: str, part: pd.DataFrame) -> NewClients:
         mine = {label: part[part["method"] == label] for label in run.titles}
-        return Joined(
+        return NewClients(
             who,
             {k: _over_clients(end) for k, end in mine.items()},
             {k: _per_sample(run, end) for k, end in mine.items()},
         )
 
-    conditions = list(dict.fromkeys(run.joins.values()))
+    conditions = list(dict.fromkeys(run.new_clients.values()))
     return [
         row("clients that trained", run.final),
         *(row(f"new clients, {short(c)}" if c else "new clients", frame[condition == c]) for c in conditions),
@@ -155,7 +155,9 @@ def client_accuracies(run: Run) -> pd.DataFrame:
 
 def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
     """The mean of a method's final values for each seed, over clients or test rows as the run's protocol says."""
-    return _each(run, end) if run.protocol.weighting == "row" else [s["value"].mean() for _, s in end.groupby("seed")]
+    return (
+        _each(run, end) if run.protocol.weighting == "sample" else [s["value"].mean() for _, s in end.groupby("seed")]
+    )
 
 
 def _each(run: Run, end: pd.DataFrame) -> list[float]:
@@ -313,7 +315,7 @@ def render(rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[C
     return table
 
 
-def render_joined(rows: Sequence[Joined], titles: Mapping[str, str]) -> Table:
+def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str]) -> Table:
     """New clients beside those that trained, for a terminal: a line for each condition, a column for each method."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",

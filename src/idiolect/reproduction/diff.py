@@ -38,7 +38,7 @@ EFFECTS = {
     "new_shifts": "the new clients' rows alone",
     "split": "other rows",
     "protocol.clients": "other clients are averaged",
-    "protocol.moment": "another model is measured; for methods that adapt, before and after lie far apart",
+    "protocol.stage": "another model is measured; for methods that personalise, before and after lie far apart",
     "protocol.round": "another round is read",
     "protocol.validation": "rows that are held back are not trained on",
     "protocol.weighting": "clients with many test rows count more, or alike",
@@ -175,14 +175,14 @@ def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, S
         raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {fix}")
 
     def unlike(pair: tuple[Cell, Study]) -> tuple[int, bool]:
-        return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].moment is not None
+        return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].stage is not None
 
     cell, study = min(found, key=unlike)
     where = ", ".join(f"{k}={v}" for k, v in cell.where.items() if v is not None)
     usual = cell.reads == "accuracy" and cell.condition is None
     published = cell.published / 100 if usual and isinstance(cell.published, int | float) else None
-    if run.run is not None and cell.moment is not None:
-        protocol = run.study.protocol.model_copy(update={"moment": cell.moment})
+    if run.run is not None and cell.stage is not None:
+        protocol = run.study.protocol.model_copy(update={"stage": cell.stage})
         run = replace(run, run=replace(run.run, study=run.run.study | {"protocol": protocol.model_dump()}))
     return run, Side(f"{recipe.name} ({where})", study, published=published)
 

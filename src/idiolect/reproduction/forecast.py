@@ -46,8 +46,8 @@ class Speed(NamedTuple):
 
     training: float
     """A round of ``local``."""
-    adapted: float
-    """An evaluation with ``adapt``."""
+    personalised: float
+    """An evaluation with ``personalise``."""
     received: float
     """One without."""
 
@@ -159,7 +159,7 @@ def _named(part: Part, done: int, seconds: float | None, note: str) -> Planned:
 
 
 def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
-    """Seconds of one core: of training, of every evaluation at each of the protocol's moments, and of clients that
+    """Seconds of one core: of training, of every evaluation at each of the protocol's stages, and of clients that
     join."""
     protocol, clients = study.protocol, study.clients or 100
     joining = _joining(study.new_clients, clients)
@@ -171,12 +171,12 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
     evaluations = study.rounds // study.evaluation + bool(study.rounds % study.evaluation)
     measured = taking_part if protocol.clients == "participants" else trained
     each = {
-        "adapted": rows * speed.adapted,
+        "personalised": rows * speed.personalised,
         "received": rows * speed.received,
         "trained": used * speed.training + rows * speed.received,
     }
-    evaluation = measured * sum(each[moment] for moment in protocol.moments)
-    return turns * used * speed.training + evaluations * evaluation + joining * rows * speed.adapted
+    evaluation = measured * sum(each[stage] for stage in protocol.stages)
+    return turns * used * speed.training + evaluations * evaluation + joining * rows * speed.personalised
 
 
 def _joining(new: int | str | None, clients: int) -> int:
@@ -226,11 +226,11 @@ def _speed(study: Study, about: dict[str, Any]) -> Speed:
     sent = site.method.send(state.server, torch.tensor([0]))
     own = Down(sent.shared, sent.own)
 
-    def timed(stage: Any, rows: float = _ROWS) -> float:
+    def timed(phase: Any, rows: float = _ROWS) -> float:
         best = float("inf")
         for number in (1, 2):
             start = time.perf_counter()
-            site.run(stage, number, [0], own, [state.clients[0]])
+            site.run(phase, number, [0], own, [state.clients[0]])
             best = min(best, time.perf_counter() - start)
         return best / rows
 

@@ -144,12 +144,12 @@ def _judged(found: Outcome) -> Outcome:
 
 
 def protocol_of(cell: Cell) -> Any:
-    """The protocol of a cell's number: its study's, or of that the moment or the new clients that the cell is about."""
+    """The protocol of a cell's number: its study's, or of that the stage or the new clients that the cell is about."""
     assert cell.study is not None
     protocol = cell.study.protocol
     if cell.condition is not None:
         return protocol.model_copy(update={"clients": "new"})
-    return protocol if cell.moment is None else protocol.model_copy(update={"moment": cell.moment})
+    return protocol if cell.stage is None else protocol.model_copy(update={"stage": cell.stage})
 
 
 def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
@@ -164,8 +164,8 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
     def frame(metric: str) -> Any:
         if cell.condition is None:
             return found.last_of(metric)
-        joined = found.select("joined", metric)
-        return joined[joined["client"].map(found.joins) == cell.condition]
+        new = found.select("new", metric)
+        return new[new["client"].map(found.new_clients) == cell.condition]
 
     accuracy = frame("accuracy")
     if accuracy.empty:

@@ -113,7 +113,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     name = str(c.where.get("method", use["name"]))
     where = {k: v for k, v in c.where.items() if k != "method"}
     protocol = protocol_of(c)
-    kept = run.records[run.records["moment"].isin([protocol.moment, "joined", "local", "server", "wire"])]
+    kept = run.records[run.records["stage"].isin([protocol.stage, "new", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
     if name in methods.names():  # by its name alone: the options are the table's
         entry = methods.get(name)
@@ -122,11 +122,11 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
         run,
         study=run.study
         | {
-            "protocol": protocol.model_copy(update={"moment": "adapted", "also": ()}).model_dump(),
+            "protocol": protocol.model_copy(update={"stage": "personalised", "also": ()}).model_dump(),
             "methods": [use | {"label": label, "name": name, "where": where}],
         },
         manifest=run.manifest | {"methods": {label: about}},
-        records=kept.assign(method=label, moment=kept["moment"].replace(protocol.moment, "adapted")),
+        records=kept.assign(method=label, stage=kept["stage"].replace(protocol.stage, "personalised")),
         timings=run.timings.assign(method=label),
         diverged=tuple(d._replace(method=label) for d in run.diverged),
     )

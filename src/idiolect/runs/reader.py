@@ -20,12 +20,13 @@ from idiolect.core import files
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol, protocol_of
+from idiolect.runs.schema import renamed
 
 _KEYS = {
-    "records.parquet": ("method", "seed", "round", "client", "moment", "metric", "value"),
+    "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value"),
     "timings.parquet": ("method", "seed", "round", "seconds"),
 }
-_TEXT = ("study", "method", "moment", "metric")
+_TEXT = ("study", "method", "stage", "metric")
 DIVERGED = "diverged.json"
 _SHARES = ("accuracy", "validation_accuracy")
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
@@ -52,9 +53,9 @@ class Run:
         study: the study as written, a mapping.
         manifest: data set, classes, clients with their class counts and shifts, methods by label; a new client as its
             rows are, not under further conditions.
-        records: one row per (method, seed, round, client, moment, metric) with its value.
+        records: one row per (method, seed, round, client, stage, metric) with its value.
         timings: one row per (method, seed, round) with its seconds.
-        joins: per client number that joined after training, what else was done to its rows: "" for nothing.
+        new_clients: per client number that joined after training, what else was done to its rows: "" for nothing.
         test_rows: per client number, under further conditions too, how many rows it tests on.
         diverged: the methods and seeds whose training diverged. A method of which a seed did has no final results: the
             mean of the others would be too good.
@@ -65,7 +66,7 @@ class Run:
     manifest: dict[str, Any]
     records: pd.DataFrame
     timings: pd.DataFrame
-    joins: dict[int, str] = field(default_factory=dict)
+    new_clients: dict[int, str] = field(default_factory=dict)
     test_rows: dict[int, int] = field(default_factory=dict)
     diverged: tuple[Divergence, ...] = ()
 
@@ -88,7 +89,7 @@ class Run:
 
     @cached_property
     def accuracy(self) -> pd.DataFrame:
-        """Accuracy (0..1) of clients at the protocol's moment, in every evaluated round.
+        """Accuracy (0..1) of clients at the protocol's stage, in every evaluated round.
 
         A client without test rows has no accuracy (NaN) and is left out.
         """
@@ -100,12 +101,12 @@ class Run:
         return self.last_of("accuracy")
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
-        """A metric of test rows at the protocol's moment, in every evaluated round."""
+        """A metric of test rows at the protocol's stage, in every evaluated round."""
         tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
-        moment: str = self.protocol.moment
+        stage: str = self.protocol.stage
         if self.protocol.clients == "new":
-            moment, tested = "joined", [c for c in tested if c in self.joins]
-        found = self.select(moment, metric)
+            stage, tested = "new", [c for c in tested if c in self.new_clients]
+        found = self.select(stage, metric)
         return found[found["client"].isin(tested)]
 
     def last_of(self, metric: str) -> pd.DataFrame:
@@ -116,16 +117,16 @@ class Run:
         found = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
             return last(found, "method", "seed")
-        held = self.select(self.protocol.moment, "validation_accuracy")
+        held = self.select(self.protocol.stage, "validation_accuracy")
         means = held.groupby(["method", "seed", "round"])["value"].mean()
         best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest where some are equal
         rows = zip(found["method"], found["seed"], found["round"], strict=True)
         return found[np.fromiter((row in best for row in rows), bool, len(found))]
 
-    def select(self, moment: str, metric: str) -> pd.DataFrame:
+    def select(self, stage: str, metric: str) -> pd.DataFrame:
         """The records of one metric, without those that have no value."""
         r = self.records
-        return r[(r["moment"] == moment) & (r["metric"] == metric) & r["value"].notna()]
+        return r[(r["stage"] == stage) & (r["metric"] == metric) & r["value"].notna()]
 
     def settled(self, records: pd.DataFrame) -> pd.DataFrame:
         """Those of methods that did not diverge with any seed."""
@@ -203,10 +204,10 @@ def read(path: Path | str) -> Run:
             what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
     diverged = divergences(path, checked.methods)
-    joins = {c.id: c.joins for c in checked.clients if c.joins is not None}
+    new = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
     test_rows = {c.id: sum(c.test) for c in checked.clients}
-    return Run(str(study["name"]), study, manifest, records, timings, joins, test_rows, tuple(diverged))
+    return Run(str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged))
 
 
 def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Divergence]:
@@ -263,7 +264,7 @@ def _table(file: Path) -> pd.DataFrame:
     columns = _KEYS[file.name]
 
     def parse(file: Path) -> pa.Table:
-        return pq.read_table(io.BytesIO(files.read(file))).replace_schema_metadata(None)
+        return renamed(pq.read_table(io.BytesIO(files.read(file)))).replace_schema_metadata(None)
 
     table = _load(file, parse)
     if missing := [c for c in columns if c not in table.column_names]:

@@ -6,6 +6,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from idiolect.core.evaluation_protocol import OLD_STAGES
+
+RECORDS = pa.schema(
+    {
+        "study": pa.string(),
+        "method": pa.string(),
+        "seed": pa.int64(),
+        "round": pa.int64(),
+        "client": pa.int64(),
+        "stage": pa.string(),
+        "metric": pa.string(),
+        "value": pa.float64(),
+    }
+)
+"""Of ``records.parquet``: see ``idiolect.simulation.rounds.Record``."""
+TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
+"""Of ``timings.parquet``."""
+
+
+def renamed(table: pa.Table) -> pa.Table:
+    """A table of records with today's names, as run folders of before are still read."""
+    if "moment" not in table.column_names:
+        return table
+    table = table.rename_columns(["stage" if name == "moment" else name for name in table.column_names])
+    stage = table["stage"].cast(pa.string())
+    for old, new in OLD_STAGES.items():
+        stage = pc.if_else(pc.equal(stage, old), new, stage)
+    return table.set_column(table.column_names.index("stage"), "stage", stage)
+
 
 class Named(Protocol):
     """One method of a study."""

@@ -23,26 +23,13 @@ from idiolect.engines import Record, State
 from idiolect.runs import environment
 from idiolect.runs.checkpoint import load, save
 from idiolect.runs.reader import DIVERGED, Divergence, divergences, edited, settings
-from idiolect.runs.schema import Written
+from idiolect.runs.schema import RECORDS, TIMINGS, Written, renamed
 
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Written)
 
-RECORDS = pa.schema(
-    {
-        "study": pa.string(),
-        "method": pa.string(),
-        "seed": pa.int64(),
-        "round": pa.int64(),
-        "client": pa.int64(),
-        "moment": pa.string(),
-        "metric": pa.string(),
-        "value": pa.float64(),
-    }
-)
 _SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
-TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
 
 
 class Cell:
@@ -383,7 +370,8 @@ def _write(path: Path, table: pa.Table) -> None:
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         content = io.BytesIO(files.read(path))  # one version of a file that another job may replace
-        return pq.read_table(content, columns=schema.names).replace_schema_metadata(None).cast(schema)
+        table = renamed(pq.read_table(content)).select(schema.names)
+        return table.replace_schema_metadata(None).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]  # and then every column
         raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error

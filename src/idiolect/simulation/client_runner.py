@@ -20,8 +20,8 @@ from idiolect.data import FederatedData
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
 from idiolect.training.sgd import laid_out
 
-Stage = Literal["local", "evaluate", "received"]
-"""``evaluate`` measures what ``adapt`` makes, ``received`` the client as it is."""
+Phase = Literal["local", "evaluate", "received"]
+"""``evaluate`` measures what ``personalise`` makes, ``received`` the client as it is."""
 Stop = Callable[[], bool]
 _BINS = 15  # of confidence, as in the literature
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
@@ -54,9 +54,9 @@ class Measured(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What is observed of the models that a stage measures."""
+    """What is observed of the models that a phase measures."""
 
-    stage: Stage
+    phase: Phase
     gaussianity: bool
     """Of every client in every round."""
     shown: tuple[int, ...]
@@ -67,8 +67,8 @@ class Watch(NamedTuple):
 class Job(NamedTuple):
     """One method on one federation with one seed.
 
-    ``build`` is importable, so that a worker can build it too; ``build(personal=False)`` leaves out ``adapt``, which is
-    asked for where the received model is measured.
+    ``build`` is importable, so that a worker can build it too; ``build(personal=False)`` leaves out ``personalise``,
+    which is asked for where the received model is measured.
     """
 
     name: str
@@ -78,13 +78,13 @@ class Job(NamedTuple):
     watch: Watch | None = None
 
 
-def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
+def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
     """Places in ``ids`` of the clients that a site is given at a time, the most work first.
 
     Training takes one client after another. Clients with few test rows are measured together, those of like numbers
     (see ``Site.run``). What is together depends on ``ids`` alone, so that no number of workers changes a result.
     """
-    if stage == "local":
+    if phase == "local":
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
     found: list[list[int]] = []
     rows = [data.measured(i).numel() for i in ids]
@@ -97,7 +97,7 @@ def groups(stage: Stage, data: FederatedData, ids: Sequence[int]) -> list[list[i
 
 
 class Site:
-    """Runs stages for clients of a job, and says of every failure which method, round, client and stage it was."""
+    """Runs phases for clients of a job, and says of every failure which method, round, client and phase it was."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -105,17 +105,17 @@ class Site:
 
     @cached_property
     def received(self) -> Method:
-        """The method without its ``adapt``."""
+        """The method without its ``personalise``."""
         return self.job.build(personal=False)
 
-    def of(self, stage: Stage) -> Method:
-        """The method as a stage has it."""
-        return self.received if stage == "received" else self.method
+    def of(self, phase: Phase) -> Method:
+        """The method as a phase has it."""
+        return self.received if phase == "received" else self.method
 
     def run(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
     ) -> list[Trained] | list[Measured]:
-        """One stage of a group of clients; ``down.own`` has a row for each.
+        """One phase of a group of clients; ``down.own`` has a row for each.
 
         Where what a client has of its own is small beside what all are sent, a head beside a body, the group's test
         rows pass through the model together.
@@ -126,28 +126,28 @@ class Site:
         """
         downs = [Down(down.shared, tree.copy(tree.rows(down.own, k))) for k in range(len(ids))]
         clients = [tree.copy(c) for c in clients]
-        if stage == "local":
+        if phase == "local":
             return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        method = self.of(stage)
-        adapted = [self._adapt(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        logp = self._predict_together(method, ids, downs, adapted) if len(ids) > 1 else None
+        method = self.of(phase)
+        personalised = [self._personalise(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        logp = self._predict_together(method, ids, downs, personalised) if len(ids) > 1 else None
         if logp is None:
-            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, adapted, strict=True)]
+            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, personalised, strict=True)]
         return [
-            self.measure(round, i, logp_NC)._replace(observed=self.observe(stage, round, i, d, c))
-            for i, logp_NC, d, c in zip(ids, logp, downs, adapted, strict=True)
+            self.measure(round, i, logp_NC)._replace(observed=self.observe(phase, round, i, d, c))
+            for i, logp_NC, d, c in zip(ids, logp, downs, personalised, strict=True)
         ]
 
-    def where(self, round: int, id: int, stage: Stage) -> str:
-        """Which method, client, round and stage, for an error."""
-        return f"{self.job.name}: client {id}, round {round}, {stage}"
+    def where(self, round: int, id: int, phase: Phase) -> str:
+        """Which method, client, round and phase, for an error."""
+        return f"{self.job.name}: client {id}, round {round}, {phase}"
 
     def _data(self, rows: Tensor) -> Data:
         data = self.job.data
         return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)))
 
-    def _key(self, round: int, id: int, stage: Stage) -> Tensor:
-        return keys.key(self.job.seed, round, id, stage)
+    def _key(self, round: int, id: int, phase: Phase) -> Tensor:
+        return keys.key(self.job.seed, round, id, phase)
 
     def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
         where = self.where(round, id, "local")
@@ -158,10 +158,10 @@ class Site:
         check(where, trained)
         return trained
 
-    def _adapt(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
+    def _personalise(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):
             rows = self._data(self.job.data.train[id])
-            return method.adapt(down, client, rows, self._key(round, id, "evaluate"))
+            return method.personalise(down, client, rows, self._key(round, id, "evaluate"))
 
     def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
@@ -190,7 +190,7 @@ class Site:
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 
-    def observe(self, stage: Stage, round: int, id: int, down: Down, client: Tree) -> dict[str, float] | None:
+    def observe(self, phase: Phase, round: int, id: int, down: Down, client: Tree) -> dict[str, float] | None:
         """By metric what is observed of a client, whose state is ready to predict.
 
         ``gaussianity`` of its training rows, ``gaussianity_standardised``; ``feature[row,0]`` and ``feature[row,1]`` of
@@ -200,25 +200,25 @@ class Site:
             InputError: the method notes no representation.
         """
         watch, data, found = self.job.watch, self.job.data, {}
-        if watch is None or watch.stage != stage:
+        if watch is None or watch.phase != phase:
             return None
         with blame(self.where(round, id, "evaluate")):
             if watch.gaussianity:
-                z_Nd, y_N = self._represent(stage, down, client, data.train[id]), data.y_R[data.train[id]]
+                z_Nd, y_N = self._represent(phase, down, client, data.train[id]), data.y_R[data.train[id]]
                 found["gaussianity"] = gaussianity(z_Nd, y_N)
                 found["gaussianity_standardised"] = gaussianity(standardised(z_Nd), y_N)
             if round == watch.last and id in watch.shown:
                 rows = data.test[id][:_SHOWN]
-                for k, (first, second) in enumerate(plane(self._represent(stage, down, client, rows)).tolist()):
+                for k, (first, second) in enumerate(plane(self._represent(phase, down, client, rows)).tolist()):
                     found |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
                     found[f"feature_class[{k}]"] = float(data.y_R[rows[k]])
         return {k: v for k, v in found.items() if math.isfinite(v)}
 
-    def _represent(self, stage: Stage, down: Down, client: Tree, rows: Tensor) -> Tensor:
+    def _represent(self, phase: Phase, down: Down, client: Tree, rows: Tensor) -> Tensor:
         parts = []
         for some in torch.split(rows, _CHUNK):
             with watching() as seen, torch.no_grad():
-                self.of(stage).predict(down, client, self.job.data.x_R[some])
+                self.of(phase).predict(down, client, self.job.data.x_R[some])
             if not seen:
                 what = f"{self.job.name} notes no representation to observe"
                 raise InputError(f"{what}: let it call idiolect.core.network.watch, or leave observe out")

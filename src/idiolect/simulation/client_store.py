@@ -25,7 +25,7 @@ _LARGE = 2**28  # bytes of all clients together, from which they stand on disk
 
 
 class Clients(Protocol):
-    """The state of each client, by its number; one that was never put is as it was enrolled, and takes no room."""
+    """The state of each client, by its number; one that was never put is as it was initial, and takes no room."""
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -50,18 +50,18 @@ class Clients(Protocol):
         """
 
 
-def store(enrolled: Tree, count: int, folder: Path | None = None) -> Clients:
+def store(initial: Tree, count: int, folder: Path | None = None) -> Clients:
     """Clients that all start alike: on disk where there is a folder and they could come to more than 256 MB."""
-    if folder is not None and count * tree.nbytes(enrolled) > _LARGE:
-        return OnDisk(enrolled, count, folder)
-    return InMemory(enrolled, count)
+    if folder is not None and count * tree.nbytes(initial) > _LARGE:
+        return OnDisk(initial, count, folder)
+    return InMemory(initial, count)
 
 
 class InMemory:
     """States in memory."""
 
-    def __init__(self, enrolled: Tree, count: int) -> None:
-        self._enrolled, self._count = enrolled, count
+    def __init__(self, initial: Tree, count: int) -> None:
+        self._enrolled, self._count = initial, count
         self._states: dict[int, Tree] = {}
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class InMemory:
         self._states.update(zip(clients, states, strict=True))
 
     def saved(self) -> dict[str, Tensor]:
-        """The states that differ from the enrolled one, leaf by leaf, and whose they are."""
+        """The states that differ from the initial one, leaf by leaf, and whose they are."""
         ids = sorted(self._states)
         states = tree.named(tree.stack([self._states[i] for i in ids])) if ids else {}
         return {"of": torch.tensor(ids, dtype=torch.int64)} | states
@@ -110,8 +110,8 @@ class OnDisk:
         InputError: a state has changed on disk since the checkpoint was written.
     """
 
-    def __init__(self, enrolled: Tree, count: int, folder: Path) -> None:
-        self._enrolled, self._count, self._folder = enrolled, count, folder
+    def __init__(self, initial: Tree, count: int, folder: Path) -> None:
+        self._enrolled, self._count, self._folder = initial, count, folder
         self._own_K = np.full(count, 2, np.uint8)
         self._saved_K = self._own_K.copy()
         self._sums_K, self._unsure_K = np.zeros(count, np.int64), np.zeros(count, bool)
@@ -119,7 +119,7 @@ class OnDisk:
         with self._disk():
             self._files = [
                 _File(folder / f"{n:02d}-{re.sub(r'[^A-Za-z0-9._-]', '.', path)}", leaf, 2 * count)
-                for n, (path, leaf) in enumerate(tree.named(enrolled).items())
+                for n, (path, leaf) in enumerate(tree.named(initial).items())
             ]
 
     def __len__(self) -> int:
@@ -227,7 +227,9 @@ class _File:
         """Write a row."""
         if (value.shape, value.dtype) != (self._like.shape, self._like.dtype):
             kinds = [f"{tuple(a.shape)} {a.dtype}" for a in (self._like, value)]
-            raise ValueError("a client's state changed from {} to {}: let enrol give what local gives".format(*kinds))
+            raise ValueError(
+                "a client's state changed from {} to {}: let init_client give what local gives".format(*kinds)
+            )
         self._whole(row, value.detach().contiguous(), lambda file, part: file.write(part))
 
     def _whole(self, row: int, value: Tensor, step: Callable[[io.FileIO, memoryview], int | None]) -> None:

@@ -17,7 +17,7 @@ from idiolect.core.errors import Diverged, blame
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Down, Info, Method
 from idiolect.core.tree import Tree
-from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, Watch
+from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
 from idiolect.simulation.client_store import Clients, store
 
 _USUAL = Protocol()
@@ -32,9 +32,9 @@ class Session(typing.Protocol):
     """Of work done in ``map`` so far, added up over all workers."""
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained] | list[Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
             RunError: a client failed, or what runs it.
@@ -46,7 +46,7 @@ class Session(typing.Protocol):
 
 
 class Engine(typing.Protocol):
-    """Runs stages of jobs for some clients. Engines know no method."""
+    """Runs phases of jobs for some clients. Engines know no method."""
 
     name: str
     workers: int
@@ -82,17 +82,18 @@ class Record(NamedTuple):
 
     round: int
     client: int
-    moment: str
-    """``received``, ``trained`` or ``adapted``: that model of a client (see ``Protocol``) on its test rows; ``joined``:
-    the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``: bytes."""
+    stage: str
+    """``received``, ``trained`` or ``personalised``: that model of a client (see ``Protocol``) on its test samples;
+    ``new``: the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``:
+    bytes."""
     metric: str
     value: float
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
     """The state before the first round; with a folder, large states of clients stand there."""
-    enrolled = tree.copy(method.enrol(keys.key(seed, "enrol")))
-    return State(tree.copy(method.init(keys.key(seed, "init"))), store(enrolled, clients, folder), 0)
+    initial = tree.copy(method.init_client(keys.key(seed, "enrol")))
+    return State(tree.copy(method.init_server(keys.key(seed, "init"))), store(initial, clients, folder), 0)
 
 
 def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
@@ -124,9 +125,9 @@ def fit(
 
     A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
     numbers. At evaluation rounds and after the last, clients are measured on their test rows as the protocol says: all
-    or the participants, on their personal models (``adapt``, then ``predict``) or at another moment; what ``adapt``
-    made is not kept. After the last round the clients that did not train join (``enrol``, ``send``, ``adapt``) and are
-    measured too.
+    or the participants, on their personal models (``personalise``, then ``predict``) or at another stage; what
+    ``personalise`` made is not kept. After the last round the clients that did not train join (``init_client``,
+    ``send``, ``personalise``) and are measured too.
 
     Args:
         job: method, data, seed.
@@ -155,14 +156,14 @@ def fit(
             server, new, records = run.round(state, number, 1.0 if everybody else participation, evaluating)
             if evaluating:
                 whom = sorted(new) if protocol.clients == "participants" else range(job.data.trained)
-                for moment in protocol.moments:
+                for stage in protocol.stages:
                     clients = (new[i] if i in new else state.clients[i] for i in whom)
-                    records += run.measured(server, number, whom, clients, moment, moment == protocol.moment)
+                    records += run.measured(server, number, whom, clients, stage, stage == protocol.stage)
             if number == rounds:
-                fresh = method.enrol(keys.key(job.seed, "enrol"))
+                fresh = method.init_client(keys.key(job.seed, "enrol"))
                 newcomers = range(job.data.trained, job.data.clients)
                 fresh_ones, observed = itertools.repeat(fresh), protocol.clients == "new"
-                records += run.measured(server, number, newcomers, fresh_ones, "joined", observed)
+                records += run.measured(server, number, newcomers, fresh_ones, "new", observed)
             with blame(f"{job.name}: round {number}, states"):
                 state.clients.put(list(new), list(new.values()))  # now that the round is whole
             state = State(server, state.clients, number)
@@ -186,8 +187,8 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     shown = (
         sorted(first.values(), key=lambda i: (job.data.shifts[i] != "", i)) if "features" in protocol.observe else []
     )
-    stage: Stage = "evaluate" if protocol.moment == "adapted" else "received"
-    return Watch(stage, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
+    phase: Phase = "evaluate" if protocol.stage == "personalised" else "received"
+    return Watch(phase, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
 
 
 class _Run:
@@ -204,9 +205,9 @@ class _Run:
         self._mapped, self._last = 0.0, (now, self.session.seconds)
         return spent
 
-    def map(self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
+    def map(self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
         start = time.perf_counter()
-        found = self.session.map(stage, round, ids, down, clients, self.stop)
+        found = self.session.map(phase, round, ids, down, clients, self.stop)
         self._mapped += time.perf_counter() - start
         return list(found)
 
@@ -230,22 +231,22 @@ class _Run:
         return server, dict(zip(ids, new, strict=True)), records
 
     def measured(
-        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], moment: str, observed: bool
+        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, observed: bool
     ) -> list[Record]:
-        """What the models of some clients, whose states these are, do on their test rows at a moment.
+        """What the models of some clients, whose states these are, do on their test rows at a stage.
 
-        What a site observed is recorded where it was to be ``observed`` at this moment.
+        What a site observed is recorded where it was to be ``observed`` at this stage.
         """
         records, states = [], iter(clients)
         for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
             down, some = self.send(server, part, number), [next(states) for _ in part]
-            if moment == "trained":
+            if stage == "trained":
                 found = self.after_training(server, number, part, down, some)
             else:
-                found = self.map("received" if moment == "received" else "evaluate", number, part, down, some)
+                found = self.map("received" if stage == "received" else "evaluate", number, part, down, some)
             for i, measured in zip(part, found, strict=True):
                 values = measured._replace(observed=None)._asdict() | dict((observed and measured.observed) or {})
-                records += [Record(number, i, moment, k, v) for k, v in values.items() if v is not None]
+                records += [Record(number, i, stage, k, v) for k, v in values.items() if v is not None]
         return records
 
     def after_training(

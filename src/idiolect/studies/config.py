@@ -34,6 +34,7 @@ from idiolect.studies.naming import (
     sentence,
 )
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
+from idiolect.training import Preprocessing
 
 log = logging.getLogger(__name__)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -333,7 +334,8 @@ class Study(BaseModel):
         network = models.build(self.model, federation.shape, federation.classes)
         rule = SGD(self.lr, self.momentum, self.weight_decay)
         training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment, drop_last=self.drop_last)
-        return Task(network, federation.classes, federation.trained, training, federation.mean, federation.std)
+        inputs = Preprocessing(federation.mean, federation.std)
+        return Task(network, federation.classes, federation.trained, training, inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""

@@ -21,7 +21,7 @@ def trainings(study: Study, clients: int, done: Mapping[tuple[str, int], int]) -
         clients: how many train.
         done: rounds on disk by method's label and seed; absent where a cell is not to run.
     """
-    if study.protocol.clients != "all" or "adapted" not in study.protocol.moments:
+    if study.protocol.clients != "all" or "personalised" not in study.protocol.stages:
         return None
     counts = {(seed, n): _counts(study, clients, seed, n) for seed, n in {(s, n) for (_, s), n in done.items()}}
     if not any(measured > max(_MANY - 1, trained) for trained, _, measured in counts.values()):

@@ -42,7 +42,7 @@ class Result:
     def accuracy(self) -> Any:
         """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
 
-        It is the accuracy that the study's protocol asks for: of its clients, at its moment, in its round. The mean
+        It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The mean
         over seeds is the table's. Methods without a result are left out.
         """
         return report.accuracies(report.read(self.folder))
@@ -60,15 +60,15 @@ class Result:
         run = report.read(self.folder)
         return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
 
-    def joined(self) -> list[report.Joined]:
+    def new_clients(self) -> list[report.NewClients]:
         """How clients that did not train fare after they joined, a row per condition; empty where there are none."""
-        return report.joined(report.read(self.folder))
+        return report.new_clients(report.read(self.folder))
 
-    def joined_table(self) -> Table | None:
+    def new_clients_table(self) -> Table | None:
         """The same as a terminal shows it."""
         run = report.read(self.folder)
-        rows = report.joined(run)
-        return report.render_joined(rows, run.titles) if rows else None
+        rows = report.new_clients(run)
+        return report.render_new_clients(rows, run.titles) if rows else None
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page (``report.html`` in the run's folder unless told otherwise) and return where it is."""

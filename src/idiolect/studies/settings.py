@@ -116,8 +116,8 @@ SETTINGS = {
     ),
     "protocol": Setting(
         TRAINING,
-        "What the number is: whose models, at which stage, in which round, how averaged; as moment=received or "
-        "weighting=row, joined by commas.",
+        "What the number is: whose models, at which stage, in which round, how averaged; as stage=received or "
+        "weighting=sample, joined by commas.",
         Protocol(),
         unset="every client's personal model after the last round, clients counting alike",
     ),

@@ -60,28 +60,28 @@ def measures(
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
-        rows; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``joined_accuracy`` of new clients,
+        rows; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new clients,
         under all conditions, where they have joined; ``bytes``, down and up, mean over participants; ``seconds``.
         Where the protocol is about new clients, these are the clients, and ``trained_accuracy`` is of the others.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     sent: dict[int, float] = {}
     trained = len(rows) - len(conditions)
-    for _, client, moment, metric, value in records:
-        if moment in (what.moment, "joined") and metric in _AVERAGED and rows[client]:
-            joined = moment == "joined"
-            if joined == (what.clients == "new") and not (joined and conditions[client - trained]):
+    for _, client, stage, metric, value in records:
+        if stage in (what.stage, "new") and metric in _AVERAGED and rows[client]:
+            new = stage == "new"
+            if new == (what.clients == "new") and not (new and conditions[client - trained]):
                 found.setdefault(metric, []).append((client, value))
-            if metric == "accuracy" and (joined or what.clients == "new"):
-                found.setdefault("joined_accuracy" if joined else "trained_accuracy", []).append((client, value))
-        elif moment == "wire":
+            if metric == "accuracy" and (new or what.clients == "new"):
+                found.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
+        elif stage == "wire":
             sent[client] = sent.get(client, 0.0) + value
     if not found:
         return {}
 
     def mean(metric: str) -> float:
         clients, values = zip(*found[metric], strict=True)
-        return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "row" else None))
+        return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "sample" else None))
 
     means = {m: mean(m) for m in found}
     if worst := sorted(value for _, value in found.get("accuracy", ())):

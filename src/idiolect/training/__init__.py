@@ -3,6 +3,7 @@
 from idiolect.training.averaging import add_mean
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
+from idiolect.training.preprocessing import Preprocessing
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.supervised import (
     Part,
@@ -18,6 +19,7 @@ __all__ = [
     "Batch",
     "Part",
     "Personal",
+    "Preprocessing",
     "add_mean",
     "batch_features",
     "batches",

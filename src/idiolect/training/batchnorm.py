@@ -39,14 +39,14 @@ def with_statistics(method: Method, task: Task) -> Method:
     in, over one pass of ``predict`` through a client's training rows (in chunks, each normalised by itself), are the
     client's statistics.
 
-    "local": a client measures after ``adapt`` and predicts by its own; nothing of it travels. Passes without gradients
-    in ``local`` and ``adapt`` normalise by their rows.
+    "local": a client measures after ``personalise`` and predicts by its own; nothing of it travels. Passes without
+    gradients in ``local`` and ``personalise`` normalise by their rows.
 
-    "aggregate": a client measures after ``local``, with the model that ``adapt`` then makes of the message it has, and
-    sends the statistics. Everybody predicts by their mean, weighted by rows, before the first round by mean 0 and
-    variance 1. So a model that predicts with weights as received does so by statistics of the weights of one round
-    before. Passes without gradients in ``local`` and ``adapt`` normalise by the received statistics too, but where
-    ``predict`` passes a layer several times (a mixture of networks), by their rows.
+    "aggregate": a client measures after ``local``, with the model that ``personalise`` then makes of the message it
+    has, and sends the statistics. Everybody predicts by their mean, weighted by rows, before the first round by mean 0
+    and variance 1. So a model that predicts with weights as received does so by statistics of the weights of one round
+    before. Passes without gradients in ``local`` and ``personalise`` normalise by the received statistics too, but
+    where ``predict`` passes a layer several times (a mixture of networks), by their rows.
 
     "frozen", or no buffers: the method as it is.
 
@@ -95,23 +95,23 @@ def _local(method: Method, network: Network) -> Method:
         _alone(data)
         return method.local(down, client, data, key)
 
-    def adapt(down: Down, client: Tree, data: Data, key: Tensor) -> Measured:
+    def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Measured:
         _alone(data)
-        adapted = method.adapt(down, client, data, key)
-        return Measured(adapted, measure(method, network, down, adapted, data))
+        personalised = method.personalise(down, client, data, key)
+        return Measured(personalised, measure(method, network, down, personalised, data))
 
     def predict(down: Down, client: Measured, x_B: Tensor) -> Tensor:
         with _predicting(network, client.statistics):
             return method.predict(down, client.method, x_B)
 
-    return method._replace(local=local, adapt=adapt, predict=predict)
+    return method._replace(local=local, personalise=personalise, predict=predict)
 
 
 def _aggregate(method: Method, task: Task) -> Method:
     network = task.network
 
-    def init(key: Tensor) -> Measured:
-        server = method.init(key)
+    def init_server(key: Tensor) -> Measured:
+        server = method.init_server(key)
         return Measured(server, _sent(_unmeasured(method, task, server)))
 
     def send(server: Measured, ids: Tensor) -> Down:
@@ -129,24 +129,24 @@ def _aggregate(method: Method, task: Task) -> Method:
         _alone(data)
         with evaluating(down.shared.statistics):
             client, up, info = method.local(received(down), client, data, key)
-            adapted = method.adapt(received(down), client, data, keys.fold(key, "statistics"))
-        statistics = _sent(measure(method, network, received(down), adapted, data))
+            personalised = method.personalise(received(down), client, data, keys.fold(key, "statistics"))
+        statistics = _sent(measure(method, network, received(down), personalised, data))
         return client, Up(Measured(up.value, statistics), Weight(up.weight, data.real_N.sum())), info
 
     def aggregate(server: Measured, up: Up, ids: Tensor) -> tuple[Measured, Info]:
         own, info = method.aggregate(server.method, Up(up.value.method, up.weight.method), ids)
         return Measured(own, tree.mean(up.value.statistics, up.weight.rows)), info
 
-    def adapt(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
+    def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         _alone(data)
         with evaluating(down.shared.statistics):
-            return method.adapt(received(down), client, data, key)
+            return method.personalise(received(down), client, data, key)
 
     def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
         with _predicting(network, down.shared.statistics):
             return method.predict(received(down), client, x_B)
 
-    return Method(init, method.enrol, send, local, aggregate, adapt, predict)
+    return Method(init_server, method.init_client, send, local, aggregate, personalise, predict)
 
 
 def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
@@ -156,7 +156,7 @@ def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
     data = Data(x_R, torch.arange(2) % task.classes, torch.arange(2), torch.ones(2))
     down = method.send(server, torch.tensor([0]))
     down = Down(down.shared, tree.rows(down.own, 0))
-    client = method.adapt(down, method.enrol(key), data, key)
+    client = method.personalise(down, method.init_client(key), data, key)
     seen = measure(method, task.network, down, client, data)
     return {name: Moments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in seen.items()}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.method import Data, Down, Info, Up
+from idiolect.core.method import Data, Down, Local, Personalise
 from idiolect.core.tree import Tree
 
 
@@ -18,6 +17,11 @@ class Personal(NamedTuple):
 
     value: Tree
     trained: Tensor
+
+    @property
+    def switch(self) -> str:
+        """The flag by which engines put clients together."""
+        return "trained"
 
 
 def untrained(value: Tree) -> Personal:
@@ -35,17 +39,15 @@ def own_or(client: Personal, common: Tree) -> Tree:
     return tree.when(client.trained, lambda: client.value, lambda: common)
 
 
-def joins_by_training(
-    local: Callable[[Down, Personal, Data, Tensor], tuple[Personal, Up, Info]],
-) -> Callable[[Down, Personal, Data, Tensor], Personal]:
-    """The ``adapt`` of methods whose clients keep weights of their own.
+def joins_by_training(local: Local[Personal]) -> Personalise[Personal]:
+    """The ``personalise`` of methods whose clients keep weights of their own.
 
     Who has trained stays as it is; who has not, a new client or one never drawn, does the local work of one round
     with the message at hand and sends nothing.
     """
 
-    def adapt(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         kept: Personal = tree.when(client.trained, lambda: client, lambda: local(down, client, data, key)[0])
         return kept
 
-    return adapt
+    return personalise

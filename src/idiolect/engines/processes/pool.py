@@ -26,7 +26,7 @@ from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
 from idiolect.engines.processes.fork_server import Forked, ForkServer
 from idiolect.engines.threads import OneThread
-from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, groups
+from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, groups
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
 _LINUX = platform.system() == "Linux"
@@ -125,9 +125,9 @@ class Pooled:
         pool.jobs.add(number)
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained] | list[Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         The largest clients go first and each worker takes the next when it has answered, so that all end together.
 
@@ -135,7 +135,7 @@ class Pooled:
             RunError: a client failed, or a worker died.
             Interrupted: ``stop`` said so.
         """
-        batch = _Batch(self, stage, round, ids, down, clients, groups(stage, self._data, ids))
+        batch = _Batch(self, phase, round, ids, down, clients, groups(phase, self._data, ids))
         self._pool.add(batch)
         try:
             while not batch.over.is_set():
@@ -160,13 +160,13 @@ class _Batch:
     """The clients of one ``map``."""
 
     def __init__(
-        self, job: Pooled, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
+        self, job: Pooled, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
         groups: list[list[int]],
     ) -> None:  # fmt: skip
         self.number = next(_NUMBERS)
         self.job, self.shared = job, serialization.pack(("down", job.number, bytes(serialization.pack(down.shared))))
-        self.when = f"in round {round} ({stage})"
-        self._about = stage, round, ids, down.own, clients
+        self.when = f"in round {round} ({phase})"
+        self._about = phase, round, ids, down.own, clients
         self.todo, self._left = groups[::-1], len(groups)
         self.results: list[Any] = [None] * len(ids)
         self.seconds, self.over = 0.0, Event()
@@ -176,10 +176,10 @@ class _Batch:
 
     def message(self, group: list[int]) -> memoryview:
         """What a worker is told of a group of clients."""
-        stage, round, ids, own, clients = self._about
+        phase, round, ids, own, clients = self._about
         mine = tree.rows(own, torch.tensor(group))
         return serialization.pack(
-            ("run", self.job.number, stage, round, [ids[k] for k in group], mine, [clients[k] for k in group])
+            ("run", self.job.number, phase, round, [ids[k] for k in group], mine, [clients[k] for k in group])
         )
 
     def take(self, group: list[int], found: Sequence[Any], seconds: float) -> None:
@@ -255,7 +255,7 @@ class _Worker:
             raise _died(when) from None
 
     def ask(self, batch: _Batch, group: list[int]) -> None:
-        """Send a group of clients, after what the worker has to know of their job and their stage."""
+        """Send a group of clients, after what the worker has to know of their job and their phase."""
         number = batch.job.number
         if number not in self.holds:
             self.send(batch.when, batch.job.message)

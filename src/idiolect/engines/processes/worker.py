@@ -20,7 +20,7 @@ from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
-from idiolect.simulation.client_runner import Site, Stage
+from idiolect.simulation.client_runner import Phase, Site
 
 
 class Worker:
@@ -64,20 +64,20 @@ class Worker:
         self.shared.pop(number, None)
 
     def down(self, number: int, shared: bytes) -> None:
-        """Keep what all clients of a stage get."""
+        """Keep what all clients of a phase get."""
         self.shared[number] = shared
 
     def run(
-        self, number: int, stage: Stage, round: int, ids: list[int], own: Tree, clients: list[Tree]
+        self, number: int, phase: Phase, round: int, ids: list[int], own: Tree, clients: list[Tree]
     ) -> tuple[Any, float]:
-        """One stage of a group of clients, and the seconds that it took."""
+        """One phase of a group of clients, and the seconds that it took."""
         start = time.perf_counter()
         site, shared = self.jobs[number], self.shared[number]
         if isinstance(site, bytes):
             site = self.jobs[number] = Site(serialization.load(site)._replace(data=self.data))
         if isinstance(shared, bytes):
             shared = self.shared[number] = serialization.load(shared)
-        found = site.run(stage, round, ids, Down(shared, own), clients)
+        found = site.run(phase, round, ids, Down(shared, own), clients)
         return found, time.perf_counter() - start
 
 

@@ -26,6 +26,7 @@ from idiolect.simulation.client_runner import Job, Stop
 
 _INNER = {"processes": 8, "sequential": 8, "vectorised": 256}  # groups of clients that a worker is sent at a time
 _STARTED = 60.0  # seconds after which a node that is not ready is left to come later
+_ALONE = 300.0  # the same where no other node is ready; a busy machine takes minutes to start Python and PyTorch
 _AGAIN = 30.0  # seconds after which a node that was lost, if it is still there, is tried again
 
 
@@ -123,7 +124,9 @@ class Ray:
         while True:
             with self._lock:
                 here = [n for n in self._nodes.values() if n.starting is None]
-                coming = [n for n in self._nodes.values() if n.starting is not None and time.monotonic() < n.until]
+                patience = 0.0 if here else _ALONE - _STARTED
+                starting = [n for n in self._nodes.values() if n.starting is not None]
+                coming = [n for n in starting if time.monotonic() < n.until + patience]
                 if here and not any(n.first for n in coming):
                     return here
                 if not coming:

@@ -22,7 +22,7 @@ from idiolect.engines.processes import Processes
 from idiolect.engines.ray.cluster import versions
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.sequential import Sequential
-from idiolect.simulation.client_runner import Stage, Trained
+from idiolect.simulation.client_runner import Phase, Trained
 from idiolect.simulation.rounds import Engine, Session
 
 _SMALL = 4096  # bytes up to which a state is sent each time
@@ -71,14 +71,14 @@ class Host:
         return versions()
 
     def run(
-        self, number: int, job: NDArray[np.uint8], stage: Stage, round: int, stamp: int, shared: NDArray[np.uint8],
+        self, number: int, job: NDArray[np.uint8], phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
         message: NDArray[np.uint8],
     ) -> NDArray[np.uint8]:  # fmt: skip
-        """One stage of some clients: the error or the answer."""
+        """One phase of some clients: the error or the answer."""
         torch.set_num_threads(1)  # of this thread
         try:
             with self._using(number, job) as held:
-                return pack((None, self._run(held, number, stage, round, stamp, shared, message)))
+                return pack((None, self._run(held, number, phase, round, stamp, shared, message)))
         except IdiolectError as error:
             return pack((error, None))
         except Exception as error:  # noqa: BLE001  a node never ends by itself, so that the engine can say what failed
@@ -93,7 +93,7 @@ class Host:
             self._forget(number)
 
     def _run(
-        self, held: _Held, number: int, stage: Stage, round: int, stamp: int, shared: NDArray[np.uint8],
+        self, held: _Held, number: int, phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
         message: NDArray[np.uint8],
     ) -> _Answer:  # fmt: skip
         ids, own, states, kept = unpack(message)
@@ -109,7 +109,7 @@ class Host:
         if missing:
             return _Answer([], [], missing, held.session.seconds)
         with self._turn:
-            found = held.session.map(stage, round, ids, down, states, lambda: number in self._closed)
+            found = held.session.map(phase, round, ids, down, states, lambda: number in self._closed)
         versions = [
             self._keep(number, id, f.client) if isinstance(f, Trained) else 0 for id, f in zip(ids, found, strict=True)
         ]

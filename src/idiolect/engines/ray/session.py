@@ -16,13 +16,13 @@ from idiolect.core.tree import Tree
 from idiolect.engines.ray.cluster import import_ray
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.ray.nodes import PAUSE, Node, Sent, Todo
-from idiolect.simulation.client_runner import Job, Measured, Stage, Stop, Trained, groups
+from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, groups
 
 if TYPE_CHECKING:
     from idiolect.engines.ray.engine import Ray
 
 PART = 2**26  # bytes of models and states of these groups, where one is not larger
-_AHEAD = 2  # parts of a stage sent to a node before it has answered, so that it never waits for the next one
+_AHEAD = 2  # parts of a phase sent to a node before it has answered, so that it never waits for the next one
 
 
 class Spread:
@@ -46,9 +46,9 @@ class Spread:
         self._maps = 0
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained] | list[Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         A client goes to the node that keeps its state, others to where there is least to do; a node that has done all
         its own takes from the one with most left.
@@ -58,13 +58,13 @@ class Spread:
             Interrupted: ``stop`` said so.
         """
         ray = import_ray()
-        when = f"in round {round} ({stage})"
+        when = f"in round {round} ({phase})"
         nodes = self._engine.ready(when, stop)
-        owned = self._data.train if stage == "local" else self._data.test
+        owned = self._data.train if phase == "local" else self._data.test
         size = tree.nbytes((down.shared, list(clients[:1])))
         todo = Todo(lambda group: sum(len(owned[ids[k]]) for k in group), max(1, PART // max(1, size)))
         at = {node.number: node for node in nodes}
-        todo.plan(groups(stage, self._data, ids), nodes, lambda group: at.get(self._home([ids[k] for k in group])))
+        todo.plan(groups(phase, self._data, ids), nodes, lambda group: at.get(self._home([ids[k] for k in group])))
         shared = ray.put(pack(down.shared))
         self._maps += 1
         results: list[Any] = [None] * len(ids)
@@ -76,7 +76,7 @@ class Spread:
             kept = [self._kept(node, ids[k], clients[k]) for k in part.places]
             states = [None if version else clients[k] for k, version in zip(part.places, kept, strict=True)]
             message = pack((some, tree.rows(down.own, torch.tensor(part.places)), states, kept))
-            asked[node.actor.run.remote(self._number, self._job, stage, round, self._maps, shared, message)] = part
+            asked[node.actor.run.remote(self._number, self._job, phase, round, self._maps, shared, message)] = part
 
         def answered(ref: Any) -> None:
             part = asked.pop(ref)

@@ -23,8 +23,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
 from idiolect.engines.vectorised.groups import plan
-from idiolect.simulation.client_runner import Job, Measured, Site, Stage, Stop, Trained, check
-from idiolect.training import Personal
+from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, check
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
@@ -116,11 +115,11 @@ class Vectorised:
         return Chunks(job, self, *self._rows[1:])
 
     @contextmanager
-    def arithmetic(self, stage: Stage) -> Iterator[None]:
+    def arithmetic(self, phase: Phase) -> Iterator[None]:
         """Inside, what is made is made on the device, and products are as precise as asked for."""
         flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
         before = [f.allow_tf32 for f in flags]
-        mixed = self.precision == "bf16" and stage == "local"
+        mixed = self.precision == "bf16" and phase == "local"
         try:
             for f in flags:
                 f.allow_tf32 = self.precision == "tf32"
@@ -156,7 +155,7 @@ class Chunks:
     def __init__(self, job: Job, engine: Vectorised, x_R: Tensor, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
         self._site, self._x_R, self._y_R = Site(job), x_R, y_R
-        self._fits: dict[Stage, Fit] = {}
+        self._fits: dict[Phase, Fit] = {}
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if engine.graphs else None
@@ -164,9 +163,9 @@ class Chunks:
         self._lengths = sorted(len(job.data.train[group[0]]) for group in every)
 
     def map(
-        self, stage: Stage, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
     ) -> list[Trained] | list[Measured]:
-        """One stage for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
             RunError: a client failed.
@@ -175,20 +174,20 @@ class Chunks:
         start = time.perf_counter()
         shared = self._put(down.shared)
         results: list[Any] = [None] * len(ids)
-        waiting = self._groups(stage, ids, clients)
+        waiting = self._groups(phase, ids, clients)
         while waiting:
             places = waiting.pop(0)
             if stop():
                 raise Interrupted
-            if (chunks := -(-len(places) // self._room(stage, [ids[k] for k in places]))) > 1:
+            if (chunks := -(-len(places) // self._room(phase, [ids[k] for k in places]))) > 1:
                 first = -(-len(places) // chunks)
                 waiting[:0] = [places[:first], places[first:]]  # the rest is split by what the first shows
                 continue
             some = [ids[k] for k in places]
             own = tree.rows(down.own, torch.tensor(places))
-            found = self._attempt(stage, round, some, shared, own, [clients[k] for k in places])
+            found = self._attempt(phase, round, some, shared, own, [clients[k] for k in places])
             if found is None:
-                self._fits[stage] = Fit(len(places) // 2, self._longest(some))
+                self._fits[phase] = Fit(len(places) // 2, self._longest(some))
                 waiting.insert(0, places)
                 continue
             for k, result in zip(places, found, strict=True):
@@ -204,17 +203,17 @@ class Chunks:
 
     # --- who is together
 
-    def _groups(self, stage: Stage, ids: Sequence[int], clients: Sequence[Tree]) -> list[list[int]]:
+    def _groups(self, phase: Phase, ids: Sequence[int], clients: Sequence[Tree]) -> list[list[int]]:
         """Places in ``ids`` of the clients that are padded to one length, the longest first.
 
         For an evaluation, clients that have trained and clients that have not stand apart: mapped together, all would
         compute what only some need.
         """
         rows = [len(self._site.job.data.train[i]) for i in ids]
-        if stage == "local" and self._engine.graphs:
+        if phase == "local" and self._engine.graphs:
             lengths = [self._lengths[bisect.bisect_left(self._lengths, n)] for n in rows]
             return [[k for k, n in enumerate(lengths) if n == length] for length in sorted(set(lengths), reverse=True)]
-        kinds = [float(c.trained) if stage != "local" and isinstance(c, Personal) else 0.0 for c in clients]
+        kinds = [(tree.switch(c) if phase != "local" else None) or 0.0 for c in clients]
         found = []
         for kind in sorted(set(kinds)):
             of_kind = [k for k, other in enumerate(kinds) if other == kind]
@@ -224,26 +223,26 @@ class Chunks:
     def _longest(self, ids: Sequence[int]) -> int:
         return max(len(self._site.job.data.train[i]) for i in ids)
 
-    def _room(self, stage: Stage, ids: Sequence[int]) -> int:
+    def _room(self, phase: Phase, ids: Sequence[int]) -> int:
         """How many clients of this length fit at a time."""
         most = self._engine.chunk or len(ids)
-        if stage in self._fits:
-            clients, rows = self._fits[stage]
+        if phase in self._fits:
+            clients, rows = self._fits[phase]
             return max(1, min(most, clients * rows // max(rows, self._longest(ids))))
         return self._engine.chunk or (_FIRST if self._measures else _CHUNK)
 
     # --- what runs
 
     def _attempt(
-        self, stage: Stage, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+        self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Any] | None:
-        """One stage of a chunk, or None where it does not fit in memory."""
-        where = f"{self._site.job.name}: {_who(ids)}, round {round}, {stage}"
-        measuring = self._measures and stage not in self._fits
+        """One phase of a chunk, or None where it does not fit in memory."""
+        where = f"{self._site.job.name}: {_who(ids)}, round {round}, {phase}"
+        measuring = self._measures and phase not in self._fits
         if measuring:
             torch.cuda.reset_peak_memory_stats(self._device)
             before = torch.cuda.memory_allocated(self._device)
-        run = self._local if stage == "local" else partial(self._evaluate, stage)
+        run = self._local if phase == "local" else partial(self._evaluate, phase)
         with blame(where):
             try:
                 found = run(round, ids, shared, own, clients)
@@ -262,7 +261,7 @@ class Chunks:
             peak = torch.cuda.max_memory_allocated(self._device) - before
             free, _ = torch.cuda.mem_get_info(self._device)
             free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-            self._fits[stage] = Fit(max(1, int(_FILL * free * len(ids) / max(1, peak))), self._longest(ids))
+            self._fits[phase] = Fit(max(1, int(_FILL * free * len(ids) / max(1, peak))), self._longest(ids))
         return found
 
     def _local(self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]) -> list[Trained]:
@@ -292,21 +291,23 @@ class Chunks:
         return self._graphs[shapes](inputs)
 
     def _evaluate(
-        self, stage: Stage, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+        self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Measured]:
-        method, data = self._site.of(stage), self._site.job.data
+        method, data = self._site.of(phase), self._site.job.data
         rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
         axis: Any = 0
-        if isinstance(clients[0], Personal):  # alike in a group, so that ``tree.when`` computes one side alone
-            client, axis = client._replace(trained=clients[0].trained), Personal._make((0, None))
+        if tree.switch(clients[0]) is not None:  # alike in a group, so that ``tree.when`` computes one side alone
+            name = clients[0].switch
+            axis = client._make(None if field == name else 0 for field in client._fields)
+            client = client._replace(**{name: getattr(clients[0], name)})
         down, train, key = Down(shared, self._put(own)), self._data(data.train, ids), self._keys("evaluate", round, ids)
         with self._engine.arithmetic("evaluate"):
-            adapted = self._put(mapped(method.adapt, (_OWN, axis, _ROW, 0))(down, client, train, key))
+            personalised = self._put(mapped(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
         found: list[Any] = [None] * len(ids)
         for places in plan([len(r) for r in rows]):
             at = torch.tensor(places, device=self._device)
-            some, states = Down(shared, tree.rows(down.own, at)), tree.rows(adapted, at)
+            some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personalised, at)
             row_KN = self._data(rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
             with self._engine.arithmetic("evaluate"), torch.no_grad():
@@ -316,10 +317,10 @@ class Chunks:
                 found[k] = self._site.measure(round, ids[k], logp_NC[: len(rows[k])])
         if self._site.job.watch is None:
             return found
-        down, adapted = tree.map(to_host, Down(shared, own)), tree.map(to_host, adapted)
+        down, personalised = tree.map(to_host, Down(shared, own)), tree.map(to_host, personalised)
         for k, i in enumerate(ids):  # observed one after another on the host, which is not what takes time
             mine = Down(down.shared, tree.rows(down.own, k))
-            found[k] = found[k]._replace(observed=self._site.observe(stage, round, i, mine, tree.rows(adapted, k)))
+            found[k] = found[k]._replace(observed=self._site.observe(phase, round, i, mine, tree.rows(personalised, k)))
         return found
 
     # --- what goes up
@@ -327,8 +328,8 @@ class Chunks:
     def _put(self, value: Tree) -> Tree:
         return tree.map(lambda a: a.to(self._device), value)
 
-    def _keys(self, stage: Stage, round: int, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([keys.number(self._site.job.seed, round, i, stage) for i in ids], device=self._device)
+    def _keys(self, phase: Phase, round: int, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([keys.number(self._site.job.seed, round, i, phase) for i in ids], device=self._device)
 
     def _data(self, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
         """The rows of some clients, padded to the longest of them or to a length."""

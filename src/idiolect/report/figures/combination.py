@@ -18,7 +18,7 @@ _EARLY = (1, 20, 50)  # rounds that are shown before the last
 def combination(view: View) -> Iterator[Figure | str]:
     """Whose heads each client combines, at a few rounds up to the last on record."""
     run = view.run
-    records = run.records[(run.records["moment"] == "server") & run.records["metric"].str.match(r"combination\[\d+\]$")]
+    records = run.records[(run.records["stage"] == "server") & run.records["metric"].str.match(r"combination\[\d+\]$")]
     records = records[records["value"].notna()]
     if records.empty and run.find("fedpac"):
         yield "No combination weights are on record for FedPAC, so their figure is left out."

@@ -61,7 +61,7 @@ def representations(view: View) -> Iterator[Figure | str]:
     frame = found.pivot(index=["method", "client", "row"], columns="what", values="value").reset_index()
     frame = frame.rename(columns={"feature,0": "first", "feature,1": "second"})
     names, there = run.manifest["class_names"], set(frame["client"])
-    called = view.clients | {c: f"new client {view.names.get(c, c)}" for c in run.joins}
+    called = view.clients | {c: f"new client {view.names.get(c, c)}" for c in run.new_clients}
     clients = [name for c, name in called.items() if c in there]
     methods = [title for label, title in run.titles.items() if label in set(frame["method"])]
     frame["class"] = frame["feature_class"].astype(int).map(dict(enumerate(names)))

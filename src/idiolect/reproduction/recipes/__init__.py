@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from idiolect.core.errors import InputError, nearest
-from idiolect.core.evaluation_protocol import Moment
+from idiolect.core.evaluation_protocol import Stage
 from idiolect.core.option_spec import Spec
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, labelled, use
@@ -34,7 +34,7 @@ class Cell:
         study: what measures it: one method; None where ``value`` computes it or ``absent`` says why there is neither.
         published: as the paper prints it, accuracies in per cent; None where the paper has no such cell.
         std: the paper's standard deviation, in the same unit.
-        moment: whose accuracy it is, where it is not the protocol's.
+        stage: whose accuracy it is, where it is not the protocol's.
         condition: of the new clients whose accuracy it is; "" is that of their rows as they are.
         reads: what is read of the run: "accuracy", or another metric of the records.
         value: computes it without training.
@@ -45,7 +45,7 @@ class Cell:
     study: Study | None = None
     published: float | str | None = None
     std: float | None = None
-    moment: Moment | None = None
+    stage: Stage | None = None
     condition: str | None = None
     reads: str = "accuracy"
     value: Callable[[], float | str] | None = None
@@ -164,7 +164,7 @@ def table(
     def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
         if where["method"] == "fedavg":  # what FedAvg-FT tunes: one run measures both
             tuned = ours({**where, "method": "fedavg_ft"})
-            return cell(where, settings(where), tuned, value, std, moment="received")
+            return cell(where, settings(where), tuned, value, std, stage="received")
         return cell(where, settings(where), ours(where), value, std)
 
     return Recipe(name, "", "results", tuple(made(*c) for c in [*given, *added]), **more)

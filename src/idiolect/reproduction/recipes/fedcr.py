@@ -207,8 +207,8 @@ def _sizes(dataset: str, gaussian: bool) -> list[str]:
     if not gaussian:
         return [text for module in (*body.modules(), head) for text in _size(module)]
     latent = _study({"dataset": dataset, "method": "fedcr"}).methods[0].options["latent"]
-    code_2Vd = _fedcr(dataset).init(keys.key(0)).encoder.code["weight"]
-    head_CV = _fedcr(dataset).enrol(keys.key(0)).head["weight"]
+    code_2Vd = _fedcr(dataset).init_server(keys.key(0)).encoder.code["weight"]
+    head_CV = _fedcr(dataset).init_client(keys.key(0)).head["weight"]
     wide, narrow = {2 * latent: "2V"}.get(len(code_2Vd)), {latent: "V"}.get(head_CV.shape[1])
     last = [f"{code_2Vd.shape[1]}x{wide}", f"{narrow}x{len(head_CV)}"]
     return [text for module in body.modules() for text in _size(module)] + last
@@ -278,7 +278,7 @@ def _taken(where: Mapping[str, Any], study: Study) -> float | str:
     setting, use = where["hyperparameter"], study.methods[0]
     found: float | str
     if setting == "prior":
-        start = _fedcr("cifar10").init(keys.key(0))
+        start = _fedcr("cifar10").init_server(keys.key(0))
         (mean,), (std,) = start.mean_CV.unique().tolist(), start.std_CV.unique().tolist()
         found = f"N({mean:g},{std**2:g})"
     elif setting == "lr":
@@ -300,7 +300,7 @@ def fig2() -> Recipe:
 
     def made(partition: str, beta: float) -> Cell:
         where = {"dataset": "mnist", "partition": partition, "gaussian_dimensions": 2, "beta": beta, "method": "fedcr"}
-        more = {"rounds": 20, "evaluate_every": 20, "protocol": {"moment": "trained", "observe": ["features"]}}
+        more = {"rounds": 20, "evaluate_every": 20, "protocol": {"stage": "trained", "observe": ["features"]}}
         return cell(where, _settings(where) | more, _method(where))
 
     cells = [made(partition, beta) for partition in ("non-iid_1", "non-iid_2") for beta in (5e-4, 0)]

@@ -21,7 +21,7 @@ from idiolect.reproduction.recipes import Cell, Recipe, cell, stated, table
 from idiolect.statistics import covariance
 from idiolect.studies.config import Study
 
-_METHODS = {"fedrep": "fedrep:tuning_epochs=0,weighting=rows"}
+_METHODS = {"fedrep": "fedrep:tuning_epochs=0,weighting=samples"}
 _NETWORKS = {"resnet18": "resnet18_cifar", "wrn16_2": "wrn16_2"}
 _FIGURE = {"dataset": "cifar10", "model": "wrn16_2", "samples_per_client": 500}
 _OPTIONS = {"beta": "global_weight", "lambda": "decorrelation", "ridge": "ridge"}
@@ -105,7 +105,7 @@ def _taken(where: Mapping[str, Any], study: Study) -> float | str:
 def _starts(model: str) -> dict[str, str]:
     """Where FedLDA begins, read off what it draws."""
     network = models.build(model, (3, 32, 32), 10)
-    server = methods.build("fedlda", {}, Task(network, 10, 20)).init(keys.key(0))
+    server = methods.build("fedlda", {}, Task(network, 10, 20)).init_server(keys.key(0))
     low, high = server.mean_Cd.min().item(), server.mean_Cd.max().item()
     identity = torch.equal(covariance.unpack(server.cov, network.width), torch.eye(network.width))
     filters = [w for w in server.body.values() if w.ndim == 4]

@@ -27,12 +27,12 @@ _DESIGNS = {
     "both": "fedpac",
 }
 _METHODS = {
-    "apfl": "apfl:alpha=0.25,weighting=rows",
-    "pfedme": "pfedme:pull=10,inner_steps=5,weighting=rows",
+    "apfl": "apfl:alpha=0.25,weighting=samples",
+    "pfedme": "pfedme:pull=10,inner_steps=5,weighting=samples",
     "ditto": "ditto:pull=1",
     "fedfomo": "fedfomo:models=5",
     "pfedhn": "pfedhn:lr=0.01,server_lr=0.01,server_steps=sequential",
-    "fedrep": "fedrep:tuning_epochs=0,weighting=rows",
+    "fedrep": "fedrep:tuning_epochs=0,weighting=samples",
     "fedpac_unaligned": _DESIGNS["classifier_collaboration"],
     "fedproto_g": "fedproto:prototypes=global",
     "fedproto_l": "fedproto:prototypes=local",
@@ -148,7 +148,7 @@ def _table(
         return made | twice if where["method"] in ("fedem", "fedem_ft") else made
 
     made = table(f"fedpac/{name}", measured, _ours, assumed=(_RECEIVED, *assumed), **more)
-    cells = tuple(replace(c, moment="received") if c.where["method"] == "fedem" else c for c in made.cells)
+    cells = tuple(replace(c, stage="received") if c.where["method"] == "fedem" else c for c in made.cells)
     return replace(made, cells=cells)
 
 
@@ -160,7 +160,7 @@ def _run(where: Mapping[str, Any], **changed: Any) -> Cell:
     """What a figure draws of one method."""
     settings = _main(where) | changed
     if where["method"] == "fedavg":
-        return cell(where, settings, "fedavg_ft", moment="received")
+        return cell(where, settings, "fedavg_ft", stage="received")
     return cell(where, settings, _ours(where))
 
 

@@ -20,10 +20,10 @@ from idiolect.statistics.interpolation import stratified_folds
 from idiolect.studies.config import Study
 
 _TUNED = {
-    "apfl": "apfl:alpha=0.25,weighting=rows",
-    "pfedme": "pfedme:pull=5,weighting=rows",
+    "apfl": "apfl:alpha=0.25,weighting=samples",
+    "pfedme": "pfedme:pull=5,weighting=samples",
     "ditto": "ditto:pull=1",
-    "fedrep": "fedrep:head_epochs=5,tuning_epochs=0,weighting=rows",
+    "fedrep": "fedrep:head_epochs=5,tuning_epochs=0,weighting=samples",
     "pfedfda": "pfedfda:drop_last_adapt=true",
 }
 _LOCAL = (
@@ -67,7 +67,7 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
         "momentum": 0.5,
         "weight_decay": 5e-4,
         "drop_last": True,
-        "protocol": {"weighting": "row", "full_last_round": True},
+        "protocol": {"weighting": "sample", "full_last_round": True},
         "evaluate_every": 50,  # tuning a hundred clients takes as long as three rounds
     }
     if dataset.endswith("s"):
@@ -148,7 +148,7 @@ def table4() -> Recipe:
         found = cell(where, settings, method, value, std)
         if where["clients"] == "new":
             return replace(found, condition=_condition(found, where["corruption"]))
-        return replace(found, moment="received") if where["method"] == "fedpac" else found
+        return replace(found, stage="received") if where["method"] == "fedpac" else found
 
     return Recipe(
         "pfedfda/table4", "", "results", tuple(made(*_split(row)) for row in published("pfedfda/table4")),

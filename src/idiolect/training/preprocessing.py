@@ -1,0 +1,68 @@
+"""Samples as they are stored, made into what a network takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from idiolect.core import tree
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Normalises samples (B, ...) per channel or feature: (x - mean) / std, 8-bit images on a scale of 0 to 1.
+
+    A missing value (NaN) among floats becomes the mean. Images come out channels-last, which is faster.
+
+    Args:
+        mean: one number per channel or feature, or one for all.
+        std: the same, not 0.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __call__(self, x_B: Tensor) -> Tensor:
+        """The samples as the network takes them, in the default floating-point type."""
+        if x_B.dtype != torch.uint8:
+            return self._numbers(x_B.to(torch.get_default_dtype()))
+        if x_B.ndim == 4 and not tree.mapped(x_B):
+            # of one channel the bytes lie alike, but convolutions go by the strides; of more, floats move faster
+            x_B = x_B.clone(memory_format=torch.channels_last) if x_B.shape[1] == 1 else x_B
+            x_B = x_B.to(torch.get_default_dtype()).contiguous(memory_format=torch.channels_last)
+            scale, shift = _whole(self.mean, self.std, x_B.shape[1:], x_B.dtype, x_B.device)
+            return x_B.mul_(scale).add_(shift)
+        x_B = x_B.to(torch.get_default_dtype())
+        scale_C, shift_C = _scaling(self.mean, self.std, x_B.dtype, x_B.device)
+        shape = (-1,) + (1,) * (x_B.ndim - 2)
+        return x_B * scale_C.view(shape) + shift_C.view(shape)
+
+    def _numbers(self, x_B: Tensor) -> Tensor:
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return torch.nan_to_num(x_B, nan=0.0)
+        shape = (-1,) + (1,) * (x_B.ndim - 2)
+        mean, std = (tree.constant(v, x_B.dtype, x_B.device).view(shape) for v in (self.mean, self.std))
+        z_B = (x_B - mean) / std
+        return torch.nan_to_num(z_B, nan=0.0)
+
+
+def _scaling(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Per channel what 8-bit values are multiplied by, and what is added then."""
+    scale_C = tree.constant(tuple(1 / (255 * s) for s in std), dtype, device)
+    return scale_C, tree.constant(tuple(-m / s for m, s in zip(mean, std, strict=True)), dtype, device)
+
+
+@lru_cache(maxsize=8)
+def _whole(
+    mean: tuple[float, ...], std: tuple[float, ...], shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same for every pixel, lying as images do: to broadcast a channel's number over pixels takes twice as long."""
+    parts = _scaling(mean, std, dtype, device)
+    with tree.unmapped():
+        scale, shift = (a.view(1, -1, 1, 1).expand(1, *shape).clone(memory_format=torch.channels_last) for a in parts)
+    return scale, shift
