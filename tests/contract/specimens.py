@@ -178,6 +178,21 @@ def small_ridge(task: Task) -> Method:
     return methods.build("pfedfda", methods.settle("pfedfda", {"ridge": 0.03}), task)
 
 
+def combines_without_weights(task: Task) -> Method:
+    """The plain mean of uploads, with the weight of all."""
+    return _fedavg(task)._replace(combine=lambda up: Up(tree.map(lambda a: a.mean(0), up.value), up.weight.sum()))
+
+
+def reports_on_each(task: Task) -> Method:
+    """A number for each participant, from a server that gets their uploads combined."""
+    good = _fedavg(task)
+
+    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
+        return good.aggregate(server, up, ids)[0], {"weight": up.weight}
+
+    return good._replace(aggregate=aggregate)
+
+
 SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "engines_agree": [global_generator],
     "resumes_exactly": [hidden_state],
@@ -187,6 +202,7 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "maps_over_clients": [branches_on_data],
     "hard_clients": [divides_by_class_count, skips_small_clients],
     "one_participant": [unbiased_variance],
+    "uploads_combine": [combines_without_weights, reports_on_each],
     "newcomers_join": [looks_ids_up, joins_untrained],
     "predicts_probabilities": [raw_logits, batch_statistics],
     "rounding_stays_small": [scale_unheld, former_ridge, small_ridge],

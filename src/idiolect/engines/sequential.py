@@ -26,6 +26,7 @@ class Sequential:
 
     name = "sequential"
     workers = lanes = 1
+    at_once = 1
 
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):

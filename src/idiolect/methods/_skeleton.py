@@ -13,7 +13,16 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, add_mean, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import (
+    Personal,
+    add_mean,
+    combine_mean,
+    joins_by_training,
+    log_softmax_of,
+    train_model,
+    trained,
+    untrained,
+)
 
 
 def skeleton(task: Task) -> Method:
@@ -48,4 +57,6 @@ def skeleton(task: Task) -> Method:
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared, client.value), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, joins_by_training(local), predict)  # [2]
+    return Method(
+        init_server, init_client, send, local, add_mean, joins_by_training(local), predict, combine_mean
+    )  # [2]

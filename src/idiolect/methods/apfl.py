@@ -16,7 +16,9 @@ from idiolect.core.tree import Tree
 from idiolect.training import (
     Batch,
     Personal,
+    add_mean,
     batches,
+    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     rows,
@@ -139,17 +141,15 @@ def apfl(
             seen.append(loss)
             if adaptive and number == 0:  # [4]
                 share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)
-        up = Up(tree.sub(w, down.shared), data.real_N.sum())
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [7]
+        up = Up(tree.sub(w, down.shared), weight)
         distance = tree.square_distance(v, w).sqrt()
         info = {"train_loss": trained_loss(seen), "alpha": share, "distance": distance}
         return trained(Own(v, share, w if evaluate_with == "own" else ())), up, info
-
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [7]
-        return tree.add(server, tree.mean(up.value, weight)), {}  # [7]
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         own = client.value
         return log_softmax(mixture(own.v, own.w or down.shared, own.alpha, x_B), -1)  # [8]
 
-    return Method(network.init, init_client, send, local, aggregate, joins_by_training(local), predict)
+    personalise = joins_by_training(local)
+    return Method(network.init, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [7]

@@ -11,7 +11,17 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import Personal, joins_by_training, log_softmax_of, own_or, train_model, trained, untrained
+from idiolect.training import (
+    Personal,
+    add_mean,
+    combine_mean,
+    joins_by_training,
+    log_softmax_of,
+    own_or,
+    train_model,
+    trained,
+    untrained,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
@@ -71,13 +81,11 @@ def ditto(
             task, start, data, key, epochs=personal_epochs, steps=None if personal_epochs else steps, pull=(pull, w)
         )  # [2]
         info = {"train_loss": loss, "shared_loss": shared_loss, "distance": tree.square_distance(v, w).sqrt()}
-        return trained(v), Up(tree.sub(u, w), data.real_N.sum()), info
-
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [3]
-        return tree.add(server, tree.mean(up.value, weight)), {}  # [3]
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
+        return trained(v), Up(tree.sub(u, w), weight), info
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)  # [4]
 
-    return Method(task.network.init, init_client, send, local, aggregate, joins_by_training(local), predict)
+    personalise = joins_by_training(local)
+    return Method(task.network.init, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]

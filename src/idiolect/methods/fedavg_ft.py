@@ -10,7 +10,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import add_mean, log_softmax_of, train_model
+from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
 
 
 def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["model", "head"] = "model") -> Method:
@@ -43,4 +43,4 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, personalise, predict)  # [1]
+    return Method(task.network.init, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import combine_mean, log_softmax_of, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"tuning_part": "model", "tuning_lr": 1e-3, "weighting": "uniform"},
@@ -74,4 +74,4 @@ def fedbabu(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, personalise, predict)
+    return Method(task.network.init, lambda key: (), send, local, aggregate, personalise, predict, combine_mean)

@@ -179,6 +179,10 @@ def fedcr(
         encoder = tree.add(server.encoder, tree.mean(up.value.encoder, up.weight)) if share_encoder else ()  # [4]
         return Server(encoder, mean_CV, std_CV), {}
 
+    def combine(up: Up) -> Up:
+        experts = tree.map(lambda a: a.double().sum(0), up.value.experts)
+        return Up(Report(tree.mean(up.value.encoder, up.weight), experts), up.weight.sum())
+
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
         frozen = batch_features(task, encoder.body, data, then=partial(code_of, encoder))
@@ -200,4 +204,4 @@ def fedcr(
         logp_BSC = log_probability(client.head, mean_BV, std_BV, noise_SV[None])
         return logp_BSC.logsumexp(1) - math.log(samples)
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict, combine)

@@ -17,6 +17,7 @@ from idiolect.training import (
     Batch,
     Personal,
     batches,
+    combine_mean,
     log_softmax_of,
     mean,
     row_losses,
@@ -170,7 +171,7 @@ def fedem(
         logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])  # [5]
         return torch.logsumexp(pi_M.log()[:, None, None] + logp_MBC, 0)  # [5]
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
+    return Method(init_server, init_client, send, local, aggregate, personalise, predict, combine_mean)
 
 
 def expectation(pi_M: Tensor, loss_NM: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,17 @@ from idiolect.core.network import Weights
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.moments import moments, weights_by_class
-from idiolect.training import Batch, add_mean, batches, cross_entropy_mean, features, rows, sgd, trained_loss
+from idiolect.training import (
+    Batch,
+    add_mean,
+    batches,
+    combine_mean,
+    cross_entropy_mean,
+    features,
+    rows,
+    sgd,
+    trained_loss,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
 
@@ -150,4 +160,4 @@ def fedlda(
         z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init_server, lambda key: (), send, local, add_mean, personalise, predict)  # [5]
+    return Method(init_server, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [5]

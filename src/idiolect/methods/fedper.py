@@ -14,6 +14,7 @@ from idiolect.core.network import Model, Weights
 from idiolect.training import (
     Personal,
     add_mean,
+    combine_mean,
     joins_by_training,
     log_softmax_of,
     own_or,
@@ -95,4 +96,4 @@ def fedper(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [2]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [2]

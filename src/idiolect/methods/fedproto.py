@@ -143,11 +143,15 @@ def fedproto(
     def aggregate(server: Tree, up: Up, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         if not everyone:
             return server, {}
-        total_C = up.weight.sum(0)
+        mean_Cd, total_C = combine(up)  # [3]
         seen_C = total_C > 0
-        mean_Cd = (up.weight[:, :, None] * up.value).sum(0) / torch.where(seen_C, total_C, 1)[:, None]  # [3]
         known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
         return Prototypes(torch.where(seen_C[:, None], mean_Cd, server.mean_Cd), known_C), {}
+
+    def combine(up: Up) -> Up:
+        total_C = up.weight.sum(0)
+        mean_Cd = (up.weight[:, :, None] * up.value).sum(0) / torch.where(total_C > 0, total_C, 1)[:, None]  # [3]
+        return Up(mean_Cd, total_C)
 
     def nearest(down: Down, client: Client, x_B: Tensor) -> Tensor:
         mean_Cd, known_C = client.own
@@ -165,4 +169,13 @@ def fedproto(
             return nearest(down, client.value, x_B)  # [4]
         return log_softmax_of(task, client.value.model, x_B)  # [4]
 
-    return Method(init_server, init_client, send, local, aggregate, joins_by_training(local), predict)
+    return Method(
+        init_server,
+        init_client,
+        send,
+        local,
+        aggregate,
+        joins_by_training(local),
+        predict,
+        combine if everyone else None,
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 from idiolect.core.network import Model
-from idiolect.training import add_mean, log_softmax_of, train_model
+from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
 
 
 def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
@@ -48,4 +48,4 @@ def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict)  # [2]
+    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict, combine_mean)  # [2]

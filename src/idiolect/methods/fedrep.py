@@ -11,7 +11,7 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, add_mean, log_softmax_of, own_or, train_model, trained, untrained
+from idiolect.training import Personal, add_mean, combine_mean, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
@@ -106,4 +106,4 @@ def fedrep(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [3]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]

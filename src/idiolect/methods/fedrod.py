@@ -19,6 +19,7 @@ from idiolect.training import (
     Personal,
     add_mean,
     batches,
+    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     rows,
@@ -148,4 +149,4 @@ def fedrod(
         return log_softmax(logit_BC, -1)  # [4]
 
     personalise = from_shares if hypernetwork else joins_by_training(local)
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [3]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]

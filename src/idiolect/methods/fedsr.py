@@ -21,6 +21,7 @@ from idiolect.training import (
     add_mean,
     batch_features,
     batches,
+    combine_mean,
     cross_entropy_mean,
     mean,
     rows,
@@ -200,4 +201,4 @@ def fedsr(
         logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)  # [7]
         return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [5]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [5]

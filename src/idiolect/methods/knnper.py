@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
-from idiolect.training import add_mean, features, train_model
+from idiolect.training import add_mean, combine_mean, features, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
 
@@ -98,4 +98,4 @@ def knnper(
         p_BC = knn_weight * knn_BC + (1 - knn_weight) * logit_BC.softmax(-1)  # [5]
         return p_BC.clamp(min=torch.finfo(p_BC.dtype).tiny).log()  # a class that no neighbour has, at knn_weight 1
 
-    return Method(network.init, lambda key: (), send, local, add_mean, personalise, predict)  # [1]
+    return Method(network.init, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [1]

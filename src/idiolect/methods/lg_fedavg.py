@@ -11,7 +11,16 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model, Weights
-from idiolect.training import Personal, add_mean, joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training import (
+    Personal,
+    add_mean,
+    combine_mean,
+    joins_by_training,
+    log_softmax_of,
+    train_model,
+    trained,
+    untrained,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
@@ -70,4 +79,4 @@ def lg_fedavg(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict)  # [2]
+    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [2]

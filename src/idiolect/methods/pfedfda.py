@@ -177,11 +177,14 @@ def pfedfda(
         return {"beta_mean": weight[0], "beta_cov": weight[1]} if beta == "separate" else {"beta": weight}
 
     def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
+        return tree.add(server, combine(up).value), {}  # [6]
+
+    def combine(up: Up) -> Up:
         step = tree.mean(up.value, up.weight.n)
         if class_weighted_means:
             share_mC = up.weight.n_C / up.weight.n_C.sum(0).clamp(min=1)
             step = step._replace(mean_Cd=(share_mC[:, :, None] * up.value.mean_Cd).sum(0))
-        return tree.add(server, step), {}  # [6]
+        return Up(step, tree.map(lambda n: n.sum(0), up.weight))
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         g = everyone(down.shared)
@@ -204,4 +207,4 @@ def pfedfda(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)
+    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict, combine)

@@ -17,6 +17,7 @@ from idiolect.training import (
     Batch,
     Personal,
     batches,
+    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     log_softmax_of,
@@ -101,7 +102,8 @@ def pfedme(
         for batch in batches(data, task.training, key, steps=steps):
             theta, w, first = local_step(theta, w, data, batch)
             seen.append(first)
-        up = Up(tree.sub(w, down.shared), data.real_N.sum())
+        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
+        up = Up(tree.sub(w, down.shared), weight)
         info = {"train_loss": trained_loss(seen), "distance": tree.square_distance(theta, w).sqrt()}
         return trained(theta), up, info
 
@@ -117,8 +119,7 @@ def pfedme(
         return theta, w, seen[0]
 
     def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        weight = up.weight if weighting == "samples" else torch.ones_like(up.weight)  # [3]
-        return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, weight)), {}  # [3]
+        return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, up.weight)), {}  # [3]
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         return local(down, client, data, key)[0]
@@ -127,4 +128,4 @@ def pfedme(
         return log_softmax_of(task, client.value, x_B)  # [4]
 
     personalise = joins_by_training(local) if personal == "kept" else personalise
-    return Method(task.network.init, init_client, send, local, aggregate, personalise, predict)
+    return Method(task.network.init, init_client, send, local, aggregate, personalise, predict, combine_mean)

@@ -97,7 +97,12 @@ def scaffold(
         control = tree.map(lambda c, d: c + d.sum(0) / task.clients, server.control, up.value.control)  # [4]
         return Server(model, control), {}
 
+    def combine(up: Up) -> Up:
+        model, control = up.value
+        sums = tree.map(lambda d: d.sum(0), control)
+        return Up(Server(tree.mean(model, up.weight), sums), up.weight.sum())
+
     def predict(down: Down, client: Model, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.model, x_B)
 
-    return Method(init_server, init_client, send, local, aggregate, unchanged, predict)
+    return Method(init_server, init_client, send, local, aggregate, unchanged, predict, combine)

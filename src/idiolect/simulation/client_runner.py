@@ -17,6 +17,7 @@ from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
+from idiolect.simulation import uploads
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
 from idiolect.training.sgd import laid_out
 
@@ -76,6 +77,8 @@ class Job(NamedTuple):
     data: FederatedData
     seed: int
     watch: Watch | None = None
+    uploads: tuple[uploads.Step, ...] = ()
+    """What happens to every upload."""
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -155,8 +158,21 @@ class Site:
             rows = self._data(self.job.data.train[id])
             client, up, info = self.method.local(down, client, rows, self._key(round, id, "local"))
             trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
+        return self.leaving(round, id, trained)
+
+    def leaving(self, round: int, id: int, trained: Trained) -> Trained:
+        """What leaves a client: checked, and its upload as the job's steps make it.
+
+        Raises:
+            Diverged: something is not finite.
+        """
+        where = self.where(round, id, "local")
         check(where, trained)
-        return trained
+        if not self.job.uploads:
+            return trained
+        with blame(f"{where}: upload"):
+            up = uploads.sent(self.job.uploads, trained.up, keys.key(self.job.seed, round, id, "upload"))
+        return trained._replace(up=tree.copy(up))
 
     def _personalise(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):

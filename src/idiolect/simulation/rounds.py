@@ -15,13 +15,15 @@ import torch
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, blame
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.method import Down, Info, Method
+from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.tree import Tree
+from idiolect.simulation import uploads
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
 from idiolect.simulation.client_store import Clients, store
 
 _USUAL = Protocol()
 _SHOWN = 4  # clients whose representations are recorded
+_COMBINED = 32  # uploads that are combined at a time; of fewer, the server gets each
 _TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
 
 
@@ -55,6 +57,10 @@ class Engine(typing.Protocol):
     """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
     seconds: float
     """Of work done for all jobs so far, added up over the workers."""
+
+    @property
+    def at_once(self) -> int:
+        """How many clients ``map`` should be given at a time, at least, so that few workers wait for the last ones."""
 
     def __enter__(self) -> Self:
         """Take what the engine needs."""
@@ -148,7 +154,7 @@ def fit(
     job = job._replace(watch=_watch(job, protocol, rounds, participation))
     method = job.build()
     state = state or begin(method, job.data.trained, job.seed)
-    run = _Run(job, method, engine.open(job), engine.workers, stop)
+    run = _Run(job, method, engine, stop)
     try:
         for number in range(state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
@@ -194,14 +200,14 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
 class _Run:
     """A job under way."""
 
-    def __init__(self, job: Job, method: Method, session: Session, workers: int, stop: Stop) -> None:
-        self.job, self.method, self.session, self.stop = job, method, session, stop
-        self._workers, self._mapped, self._last = workers, 0.0, (time.perf_counter(), session.seconds)
+    def __init__(self, job: Job, method: Method, engine: Engine, stop: Stop) -> None:
+        self.job, self.method, self.session, self.stop = job, method, engine.open(job), stop
+        self._engine, self._mapped, self._last = engine, 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
         """Of the server since the last call, and of the clients' work over the number of workers."""
         now, (start, worked) = time.perf_counter(), self._last
-        spent = now - start - self._mapped + (self.session.seconds - worked) / self._workers
+        spent = now - start - self._mapped + (self.session.seconds - worked) / self._engine.workers
         self._mapped, self._last = 0.0, (now, self.session.seconds)
         return spent
 
@@ -217,18 +223,41 @@ class _Run:
         """The server after a round, the states of its participants, and what was seen."""
         job = self.job
         ids = participants(job.seed, number, job.data.trained, share)
-        down = self.send(state.server, ids, number)
-        trained: list[Trained] = self.map("local", number, ids, down, [state.clients[i] for i in ids])
-        new, reports, ups = [t.client for t in trained], [t.info for t in trained], [t.up for t in trained]
-        trained.clear()  # so that ``gather`` holds the uploads alone
+        new: list[Tree] = []
+        ups: list[Up] = []
+        records, wired = [], []
+        at_once = len(ids) if self.method.combine is None else _COMBINED * -(-self._engine.at_once // _COMBINED)
+        for part in (ids[k : k + at_once] for k in range(0, len(ids), at_once)):
+            down = self.send(state.server, part, number)
+            trained: list[Trained] = self.map("local", number, part, down, [state.clients[i] for i in part])
+            with blame(f"{job.name}: round {number}, info"):
+                records += _reported(number, part, [t.info for t in trained])
+                wired += _wired(number, part, down, uploads.nbytes(job.uploads, trained[0].up))
+            new += [t.client for t in trained]
+            received = [t.up for t in trained]
+            trained.clear()  # so that ``gather`` holds the uploads alone
+            ups += received if len(ids) <= _COMBINED or self.method.combine is None else self.combined(received, number)
+        while len(ups) > _COMBINED and self.method.combine is not None:
+            ups = self.combined(ups, number)
         with blame(f"{job.name}: server, round {number}, uploads"):
             up = tree.gather(ups)
         server, info = self.aggregate(state.server, up, ids, number)
         with blame(f"{job.name}: round {number}, info"):
-            records = _reported(number, ids, reports)
-            records += _wired(number, ids, down, up)
-            records += _from_server(number, ids, info) if reporting else []
+            records += wired + (_from_server(number, ids, info) if reporting else [])
         return server, dict(zip(ids, new, strict=True)), records
+
+    def combined(self, ups: list[Up], number: int) -> list[Up]:
+        """One upload in place of each ``_COMBINED``, which are taken from the list.
+
+        Their places in the round alone decide which, so that no engine changes a result.
+        """
+        assert self.method.combine is not None
+        found = []
+        with blame(f"{self.job.name}: server, round {number}, combine"):
+            while ups:
+                some, ups[:_COMBINED] = ups[:_COMBINED], []
+                found.append(tree.copy(self.method.combine(tree.gather(some))))
+        return found
 
     def measured(
         self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, observed: bool
@@ -281,9 +310,8 @@ def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Re
     ]
 
 
-def _wired(number: int, ids: Sequence[int], down: Down, up: Tree) -> list[Record]:
+def _wired(number: int, ids: Sequence[int], down: Down, received: int) -> list[Record]:
     sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // len(ids)
-    received = tree.nbytes(up) // len(ids)
     pairs = (("bytes_down", sent), ("bytes_up", received))
     return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
 

@@ -1,6 +1,6 @@
 """Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
 
-from idiolect.training.averaging import add_mean
+from idiolect.training.averaging import add_mean, combine_mean
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.preprocessing import Preprocessing
@@ -23,6 +23,7 @@ __all__ = [
     "add_mean",
     "batch_features",
     "batches",
+    "combine_mean",
     "cross_entropy_mean",
     "features",
     "joins_by_training",

@@ -9,6 +9,11 @@ from idiolect.core.method import Info, Up
 from idiolect.core.tree import Tree
 
 
+def combine_mean(up: Up) -> Up:
+    """The ``combine`` that goes with ``add_mean``: the mean of some uploads, with the weight of all of them."""
+    return Up(tree.mean(up.value, up.weight), up.weight.sum())
+
+
 def add_mean(server: Tree, up: Up, ids: Tensor) -> tuple[Tree, Info]:
     """The ``aggregate`` of methods that average: server + sum_i w_i u_i / sum_i w_i, for uploads u_i of weights w_i.
 

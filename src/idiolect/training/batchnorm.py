@@ -137,6 +137,12 @@ def _aggregate(method: Method, task: Task) -> Method:
         own, info = method.aggregate(server.method, Up(up.value.method, up.weight.method), ids)
         return Measured(own, tree.mean(up.value.statistics, up.weight.rows)), info
 
+    def combine(up: Up) -> Up:
+        assert method.combine is not None
+        own = method.combine(Up(up.value.method, up.weight.method))
+        statistics = tree.mean(up.value.statistics, up.weight.rows)
+        return Up(Measured(own.value, statistics), Weight(own.weight, up.weight.rows.sum()))
+
     def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         _alone(data)
         with evaluating(down.shared.statistics):
@@ -146,7 +152,8 @@ def _aggregate(method: Method, task: Task) -> Method:
         with _predicting(network, down.shared.statistics):
             return method.predict(received(down), client, x_B)
 
-    return Method(init_server, method.init_client, send, local, aggregate, personalise, predict)
+    combined = combine if method.combine else None
+    return Method(init_server, method.init_client, send, local, aggregate, personalise, predict, combined)
 
 
 def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:

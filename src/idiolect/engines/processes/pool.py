@@ -62,6 +62,11 @@ class Processes:
     name = "processes"
     lanes = 2  # while one job is at its server, the other's clients are trained
 
+    @property
+    def at_once(self) -> int:
+        """Clients that keep all workers busy for a while, whatever they hold."""
+        return 8 * self.workers
+
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers={workers} is not possible: ask for at least 1")

@@ -23,7 +23,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
 from idiolect.engines.vectorised.groups import plan
-from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, check
+from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
@@ -61,6 +61,7 @@ class Vectorised:
 
     name = "vectorised"
     workers = lanes = 1
+    at_once = 512  # chunks are as large as memory allows
 
     def __init__(
         self,
@@ -276,10 +277,9 @@ class Chunks:
         with self._engine.arithmetic("local"):
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
         found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
-        if tree.not_finite(back) is not None:
-            for i, trained in zip(ids, found, strict=True):
-                check(self._site.where(round, i, "local"), trained)
-        return found
+        if tree.not_finite(back) is None and not self._site.job.uploads:
+            return found
+        return [self._site.leaving(round, i, trained) for i, trained in zip(ids, found, strict=True)]
 
     def _train(self, down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         return mapped(self._site.method.local, (_OWN, 0, _ROW, 0))(down, client, data, key)

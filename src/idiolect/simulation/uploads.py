@@ -1,0 +1,136 @@
+"""What happens to an upload on its way: clipping, noise, compression, one after another.
+
+A step takes the value of an upload, a tree of tensors, and gives a like tree; it knows no method. Weights, the numbers
+of samples, are left as they are. A step of your own is a function of ``(value, key)`` in a module that workers can
+import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from idiolect.core import keys, tree
+from idiolect.core.method import Up
+from idiolect.core.tree import Tree
+
+Step = Callable[[Tree, Tensor], Tree]
+"""(value, key) -> value. One that compresses has a method ``nbytes(value)``, the bytes of what it gave on the wire."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Scales the value down to a Euclidean norm of at most ``norm``, over all of its numbers together.
+
+    Source: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, section 3.
+    """
+
+    norm: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    def __call__(self, value: Tree, key: Tensor) -> Tree:
+        """The value, or the value times norm / |value| where that is less."""
+        size = sum(float(a.double().square().sum()) for a in tree.leaves(value) if a.is_floating_point())
+        shrink = min(1.0, self.norm / max(math.sqrt(size), 1e-30))
+        return tree.map(lambda a: a * shrink if a.is_floating_point() else a, value)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Adds an independent draw from N(0, std^2) to every number. After ``Clip``, it hides what one client sent."""
+
+    std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    def __call__(self, value: Tree, key: Tensor) -> Tree:
+        """The value and noise, which the key decides."""
+        flat, build = tree.flatten(value)
+        return build([
+            a + self.std * keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype) if a.is_floating_point() else a
+            for k, a in enumerate(flat)
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quantise:
+    """Rounds each tensor to 2^bits - 1 even steps between its least and its largest number, at random and unbiased.
+
+    On the wire a number takes ``bits`` bits, a tensor 8 bytes more.
+
+    Source: Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017, section 2.2 (k-level).
+    """
+
+    bits: Annotated[int, Field(ge=1, le=16)] = 8
+
+    def __call__(self, value: Tree, key: Tensor) -> Tree:
+        """The value as it comes out at the server."""
+        flat, build = tree.flatten(value)
+        return build([self._rounded(a, keys.fold(key, k)) for k, a in enumerate(flat)])
+
+    def nbytes(self, value: Tree) -> int:
+        """Bytes on the wire."""
+        return sum(
+            -(-a.numel() * self.bits // 8) + 8 if a.is_floating_point() else tree.nbytes(a) for a in tree.leaves(value)
+        )
+
+    def _rounded(self, a: Tensor, key: Tensor) -> Tensor:
+        if not a.is_floating_point() or not a.numel():
+            return a
+        low, high = a.min(), a.max()
+        step = (high - low) / (2**self.bits - 1)
+        uniform = (keys.bits(key, a.numel()) & 0x7FFFFFFF).to(a.dtype).mul_(2.0**-31).view_as(a)
+        at = torch.floor((a - low) / torch.where(step > 0, step, 1) + uniform).clamp_(max=2**self.bits - 1)
+        rounded: Tensor = low + at * step
+        return rounded
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keeps the largest ``share`` of all numbers by absolute value, and sends 0 for the others.
+
+    On the wire a number that is kept takes its own bytes and 4 for its place.
+
+    Source: Aji & Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017, without their residuals.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)]
+
+    def __call__(self, value: Tree, key: Tensor) -> Tree:
+        """The value with zeros."""
+        numbers = [a.abs().flatten() for a in tree.leaves(value) if a.is_floating_point()]
+        if not numbers:
+            return value
+        all_ = torch.cat([n.double() for n in numbers])
+        least = torch.topk(all_, self._kept(len(all_)), sorted=True).values[-1]
+        return tree.map(lambda a: torch.where(a.abs() >= least, a, 0.0) if a.is_floating_point() else a, value)
+
+    def nbytes(self, value: Tree) -> int:
+        """Bytes on the wire."""
+        moving = [a for a in tree.leaves(value) if a.is_floating_point()]
+        rest = [a for a in tree.leaves(value) if not a.is_floating_point()]
+        count = self._kept(sum(a.numel() for a in moving))
+        return count * (4 + max((a.element_size() for a in moving), default=0)) + tree.nbytes(rest)
+
+    def _kept(self, count: int) -> int:
+        return max(1, math.ceil(self.share * count)) if count else 0
+
+
+STEPS: dict[str, Callable[..., Step]] = {"clip": Clip, "noise": Noise, "quantise": Quantise, "top_k": TopK}
+
+
+def sent(steps: Sequence[Step], up: Up, key: Tensor) -> Up:
+    """An upload after all steps, each with a key of its own. Steps of steps are steps again: they compose."""
+    value: Any = up.value
+    for k, step in enumerate(steps):
+        value = step(value, keys.fold(key, k))
+    return up._replace(value=value)
+
+
+def nbytes(steps: Sequence[Step], up: Up) -> int:
+    """The bytes of an upload on the wire: by the last step that compresses, if there is one."""
+    by = next((step.nbytes for step in reversed(steps) if hasattr(step, "nbytes")), tree.nbytes)
+    return int(by(up.value)) + tree.nbytes(up.weight)

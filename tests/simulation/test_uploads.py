@@ -1,0 +1,212 @@
+"""What happens to uploads on their way, against numpy; and that the server's memory does not grow with participants."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
+
+import toy
+
+from idiolect import methods
+from idiolect.core import keys, tree
+from idiolect.core.method import Method, Up
+from idiolect.engines import Job, Processes, Record, Sequential, State, Vectorised, fit
+from idiolect.simulation import rounds, uploads
+from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
+
+KEY = keys.key(7)
+VALUE = {"a": torch.tensor([[3.0, -4.0], [0.0, 1.0]]), "b": torch.tensor([12.0, -0.5]), "n": torch.tensor([2, 3])}
+
+
+def _numbers(value: Any) -> np.ndarray:
+    return np.concatenate([value["a"].double().numpy().ravel(), value["b"].double().numpy()])
+
+
+def test_clip_bounds_the_norm_of_all_numbers_together() -> None:
+    size = math.sqrt(9 + 16 + 1 + 144 + 0.25)
+    np.testing.assert_allclose(_numbers(Clip(2.0)(VALUE, KEY)), _numbers(VALUE) * 2 / size, rtol=1e-6)
+    np.testing.assert_array_equal(_numbers(Clip(100.0)(VALUE, KEY)), _numbers(VALUE))
+    zeros = tree.zeros(VALUE)
+    np.testing.assert_array_equal(_numbers(Clip(1.0)(zeros, KEY)), _numbers(zeros))
+
+
+def test_noise_has_its_deviation_and_is_its_keys() -> None:
+    many = {"w": torch.zeros(200, 500), "v": torch.zeros(100_000), "n": torch.tensor([1])}
+    noisy = Noise(0.3)(many, KEY)
+    for name in ("w", "v"):
+        assert abs(float(noisy[name].mean())) < 0.3 * 4 / math.sqrt(100_000)
+        assert float(noisy[name].std()) == pytest.approx(0.3, rel=0.01)
+    assert not torch.equal(noisy["w"].flatten(), noisy["v"]), "each tensor has draws of its own"
+    assert torch.equal(noisy["n"], many["n"]), "whole numbers are left as they are"
+    assert torch.equal(noisy["w"], Noise(0.3)(many, KEY)["w"])
+    assert not torch.equal(noisy["w"], Noise(0.3)(many, keys.key(8))["w"])
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_quantised_numbers_are_on_the_grid_and_unbiased(bits: int) -> None:
+    a = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    steps = 2**bits - 1
+    draws = torch.stack([Quantise(bits)({"a": a}, keys.key(k))["a"] for k in range(4000)])
+    low, width = float(a.min()), float(a.max() - a.min()) / steps
+    at = (draws.numpy() - low) / width
+    np.testing.assert_allclose(at, at.round(), atol=1e-6)
+    assert np.abs(draws.numpy() - a.numpy()).max() <= width * (1 + 1e-9)
+    assert np.abs(draws.mean(0).numpy() - a.numpy()).max() < 5 * width / 2 / math.sqrt(4000)
+    assert torch.equal(Quantise(bits)({"a": torch.full((3,), 2.5)}, KEY)["a"], torch.full((3,), 2.5))
+
+
+def test_the_largest_are_kept() -> None:
+    kept = TopK(0.5)(VALUE, KEY)
+    np.testing.assert_array_equal(_numbers(kept), [3, -4, 0, 0, 12, 0])
+    np.testing.assert_array_equal(_numbers(TopK(1.0)(VALUE, KEY)), _numbers(VALUE))
+
+
+def test_bytes_are_those_of_the_last_that_compresses() -> None:
+    up = Up({"a": torch.zeros(10, 10), "b": torch.zeros(7)}, torch.zeros(()))
+    assert uploads.nbytes((), up) == 4 * 107 + 4
+    assert uploads.nbytes((Clip(1), Noise(1)), up) == 4 * 107 + 4
+    assert uploads.nbytes((Clip(1), Quantise(4)), up) == (50 + 8) + (4 + 8) + 4
+    assert uploads.nbytes((Quantise(4), TopK(0.1)), up) == 11 * 8 + 4
+
+
+def _job(name: str = "fedavg", **how: Any) -> Job:
+    return Job(name, partial(toy.builder(name), toy.task()), toy.data(), 3, **how)
+
+
+def _run(job: Job, engine: Any, count: int = 2) -> tuple[State, list[Record]]:
+    records: list[Record] = []
+    with engine as e:
+        return fit(job, e, rounds=count, on_round=lambda s, new, t: records.extend(new)), records
+
+
+def test_steps_act_on_every_upload_one_after_another() -> None:
+    """The server of a round is that of uploads which were made so by hand."""
+    steps = (Clip(0.05), Noise(0.01))
+    job = _job()
+    method: Method = job.build()
+    start = rounds.begin(method, len(toy.SIZES), job.seed)
+    ups = []
+    for i in range(len(toy.SIZES)):
+        down = method.send(start.server, torch.tensor([i]))
+        rows = toy.rows(job.data, i)
+        up = method.local(down, (), rows, keys.key(job.seed, 1, i, "local"))[1]
+        size = math.sqrt(sum(float(a.double().square().sum()) for a in tree.leaves(up.value)))
+        assert size > 0.05
+        key = keys.fold(keys.key(job.seed, 1, i, "upload"), 1)
+        flat, build = tree.flatten(up.value)
+        value = [a * (0.05 / size) + 0.01 * keys.normal(keys.fold(key, k), tuple(a.shape)) for k, a in enumerate(flat)]
+        ups.append(up._replace(value=build(value)))
+    want, _ = method.aggregate(start.server, tree.stack(ups), torch.arange(len(ups)))
+    got, _ = _run(job._replace(uploads=steps), Sequential(), 1)
+    for a, b in zip(tree.leaves(want), tree.leaves(got.server), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    plain, _ = _run(job, Sequential(), 1)
+    assert not torch.equal(tree.leaves(plain.server)[0], tree.leaves(got.server)[0])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpac", "pfedfda"])
+def test_engines_agree_on_what_is_sent(name: str) -> None:
+    job = _job(name, uploads=(Clip(1.0), Noise(0.001), Quantise(8)))
+    want, said = _run(job, Sequential())
+    got, records = _run(job, Processes(2))
+    assert records == said
+    for a, b in zip(tree.leaves(want.server), tree.leaves(got.server), strict=True):
+        assert torch.equal(a, b)
+    close, _ = _run(_job(name, uploads=(Clip(1.0), Noise(0.001))), Vectorised(device="cpu"), 1)
+    alone, _ = _run(_job(name, uploads=(Clip(1.0), Noise(0.001))), Sequential(), 1)
+    for a, b in zip(tree.leaves(close.server), tree.leaves(alone.server), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_the_wire_is_what_was_compressed() -> None:
+    sent = {
+        steps: {r.value for r in _run(_job(uploads=steps), Sequential(), 1)[1] if r.metric == "bytes_up"}
+        for steps in ((), (Quantise(8),))
+    }
+    (plain,), (small,) = sent[()], sent[(Quantise(8),)]
+    assert 3.5 < plain / small < 4
+
+
+# --- many participants
+
+
+def _crowd(count: int) -> Job:
+    """The toy's clients over and over."""
+    data = toy.data()
+    k = [i % len(toy.SIZES) for i in range(count)]
+    many = data.__class__(**{
+        **{f: getattr(data, f) for f in data.__dataclass_fields__},
+        "train": tuple(data.train[i] for i in k), "test": tuple(data.test[i] for i in k), "shifts": ("",) * count,
+    })  # fmt: skip
+    return Job("fedavg", partial(toy.builder("fedavg"), toy.task()), many, 3)
+
+
+class _Uncombined:
+    """A method's builder without its ``combine``."""
+
+    def __init__(self, build: Any) -> None:
+        self.build = build
+
+    def __call__(self, **how: Any) -> Method:
+        return self.build(**how)._replace(combine=None)
+
+
+def test_uploads_of_many_are_combined_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more uploads are in memory than one part's and 32; the result is that of all together, but for rounding."""
+    job, gathered, mapped = _crowd(300), [], []
+    gather, real = tree.gather, rounds._Run.map
+
+    def spy(trees: list[Any]) -> Any:
+        gathered.append(len(trees))
+        return gather(trees)
+
+    def map(self: Any, phase: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
+        mapped.append(len(ids)) if phase == "local" else None
+        return real(self, phase, round, ids, down, clients)
+
+    monkeypatch.setattr(tree, "gather", spy)
+    monkeypatch.setattr(rounds._Run, "map", map)
+    end, records = _run(job, Sequential(), 1)
+    assert max(mapped) == 32
+    assert sum(mapped) == 300
+    assert max(gathered) <= 32
+    assert len([r for r in records if r.metric == "bytes_up"]) == 300
+    gathered.clear()
+    whole, others = _run(job._replace(build=_Uncombined(job.build)), Sequential(), 1)
+    assert gathered == [300]
+    assert {r for r in records if r.stage == "wire"} == {r for r in others if r.stage == "wire"}
+    for a, b in zip(tree.leaves(end.server), tree.leaves(whole.server), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_parts_are_of_the_round_and_not_of_the_engine() -> None:
+    """Engines of other numbers of workers map other parts at a time; what is combined is the same."""
+    job = _crowd(100)
+    want, said = _run(job, Sequential(), 1)
+    got, records = _run(job, Processes(2), 1)
+    assert records == said
+    one = Processes(1)
+    one.__class__ = type("Wide", (Processes,), {"at_once": 90})
+    wide, _ = _run(job, one, 1)
+    for a, b, c in zip(*(tree.leaves(s.server) for s in (want, got, wide)), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+def test_few_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds._Run, "combined", None)
+    _run(_crowd(32), Sequential(), 1)
+
+
+def test_every_step_has_a_name() -> None:
+    assert set(uploads.STEPS) == {"clip", "noise", "quantise", "top_k"}
+    assert methods.build("fedavg", {}, toy.task()).combine is not None
