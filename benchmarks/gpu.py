@@ -216,7 +216,7 @@ def variants(device: torch.device, size: Size, rounds: int) -> list[dict[str, An
         except IdiolectError as error:
             rows.append({"options": title, "note": str(error)})
             continue
-        accuracy = statistics.mean(r.value for r in records if r.moment == "adapted" and r.metric == "accuracy")
+        accuracy = statistics.mean(r.value for r in records if r.stage == "personalised" and r.metric == "accuracy")
         row: dict[str, Any] = {"options": title, "s per round": one, "accuracy": accuracy}
         first = rows[0] if rows else row
         row |= {"round / defaults": one / first["s per round"], "accuracy - defaults": accuracy - first["accuracy"]}

@@ -36,7 +36,7 @@ def measure(method: str, clients: int, rows: int, workers: int) -> str:
     wire = {"bytes_down": 0.0, "bytes_up": 0.0}
 
     def on_round(state: State, records: list[Record], seconds: float) -> None:
-        wire.update({r.metric: r.value for r in records if r.moment == "wire"})
+        wire.update({r.metric: r.value for r in records if r.stage == "wire"})
 
     with Peak() as peak, Processes(workers) as engine:
         end = fit(Job(name, build, data, 0), engine, rounds=ROUNDS, on_round=on_round)

@@ -100,7 +100,7 @@ def server(model: str) -> str:
     """FedAvg's server: stacking the uploads, and their mean."""
     data = federation(1, 1, SHAPES[model])
     built = methods.build("fedavg", {}, task(model, data))
-    start, count = built.init(torch.tensor(0)), MODELS[model]
+    start, count = built.init_server(torch.tensor(0)), MODELS[model]
     seconds = []
     for _ in range(3):
         ups = [Up(tree.copy(start), torch.tensor(1.0)) for _ in range(count)]
@@ -139,7 +139,7 @@ def rounds(name: str, model: str, with_ray: bool) -> str:
     clock = [0.0]
 
     def on_round(state: State, records: list[Record], _: float) -> None:
-        evaluated = any(r.moment == "adapted" for r in records)
+        evaluated = any(r.stage == "personalised" for r in records)
         used[evaluated].append((time.process_time() - clock[0]) / count)
         clock[0] = time.process_time()
 
@@ -155,7 +155,7 @@ def rounds(name: str, model: str, with_ray: bool) -> str:
         before, clock[0] = resident(), time.process_time()
         fit(job, engine, rounds=11, evaluate_every=2, state=state, on_round=on_round)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / count
-    size = tree.nbytes(build().init(torch.tensor(0)))
+    size = tree.nbytes(build().init_server(torch.tensor(0)))
     train, both = (float(np.median(used[evaluated])) for evaluated in (False, True))
     return (
         f"{name}, {model}, {engine.name}: {train * 1e3:.2f} ms a participant, {(both - train) * 1e3:.2f} ms more with "

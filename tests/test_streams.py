@@ -25,6 +25,8 @@ Ended = Callable[..., int]
 def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ended:
     """``ended(arguments, stdout, stderr)``: the exit code of the command with other streams."""
     monkeypatch.chdir(tmp_path)
+    for console in (output.out_console, output.err_console):  # rich silences one for good when nobody reads on
+        monkeypatch.setattr(console, "quiet", False)
 
     def ended(arguments: list[str], stdout: Any = None, stderr: Any = None) -> int:
         with monkeypatch.context() as patch:

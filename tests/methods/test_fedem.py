@@ -180,7 +180,7 @@ def test_a_weight_of_zero_stays_and_harms_nothing() -> None:
 
 
 def test_starts_differ() -> None:
-    for leaf in tree.leaves(methods.build("fedem", {}, o.task()).init(key()).models):
+    for leaf in tree.leaves(methods.build("fedem", {}, o.task()).init_server(key()).models):
         assert not any(torch.equal(leaf[a], leaf[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 

@@ -140,7 +140,7 @@ def test_without_adapting_the_prior_is_even() -> None:
 
 
 def test_start() -> None:
-    start = methods.build("fedlda", {}, o.task()).init(o.key("init"))
+    start = methods.build("fedlda", {}, o.task()).init_server(o.key("init"))
     assert 0.05 < start.mean_Cd.abs().max() <= 0.1
     assert start.mean_Cd.min() < 0 < start.mean_Cd.max()
     close(covariance.unpack(start.cov, o.WIDTH), np.eye(o.WIDTH))

@@ -94,7 +94,7 @@ def test_the_first_of_equal_models_is_chosen() -> None:
 
 
 def test_starts_differ() -> None:
-    models = methods.build("hypcluster", {"clusters": 3}, o.task()).init(key()).models
+    models = methods.build("hypcluster", {"clusters": 3}, o.task()).init_server(key()).models
     for leaf in tree.leaves(models):
         assert not any(torch.equal(leaf[a], leaf[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 

@@ -248,7 +248,7 @@ def test_presets() -> None:
 
 @pytest.mark.parametrize("draw", ["uniform", "normal"])
 def test_start(draw: str) -> None:
-    start = methods.build("pfedfda", {"initial_means": draw}, o.task()).init(o.key("init"))
+    start = methods.build("pfedfda", {"initial_means": draw}, o.task()).init_server(o.key("init"))
     mean = start.mean_Cd.numpy()
     assert mean.shape == (o.CLASSES, o.WIDTH)
     assert len(np.unique(mean)) == mean.size

@@ -358,7 +358,7 @@ def test_a_newcomer_gets_what_the_mean_embedding_generates() -> None:
 def test_sizes(clients: int, e: int) -> None:
     """e = int(1 + K / 4), four linear layers of 100, and a head for every tensor of the target."""
     task = Task(Network(make, (6,)), 4, clients)
-    hyper = methods.build("pfedhn", {}, task).init(o.key()).hyper
+    hyper = methods.build("pfedhn", {}, task).init_server(o.key()).hyper
     assert hyper.embedding_Ke.shape == (clients, e)
     assert [tuple(layer.weight.shape) for layer in hyper.layers] == [(100, e)] + [(100, 100)] * 3
     target = sum(a.numel() for a in tree.leaves(task.network.init(o.key())))
