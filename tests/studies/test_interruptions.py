@@ -163,7 +163,7 @@ MOMENTS = [("", 0.3), ("round 1,", 0.3), ("round ", 0.5), ("local: seed 0, round
 
 
 def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path) -> None:
-    """SIGKILL at random stages, four times into each folder: at the start, in the rounds, while it ends."""
+    """SIGKILL at random times, four times into each folder: at the start, in the rounds, while it ends."""
     (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
     draw, kills, number, seen = random.Random(0), 0, 0, set[str]()
     while kills < 20:
