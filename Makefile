@@ -44,11 +44,11 @@ lint: setup
 	$(BIN)/lint-imports
 
 check: lint  ## what continuous integration runs: style, types, layers, tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3
 
 # The plainest instructions of torch differ from any processor's own. Ray's clusters are left out.
 rounding: setup  ## tests of engines, contract and methods again, as a processor of another kind rounds
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 \
 	  tests/contract tests/engines tests/simulation tests/methods --ignore tests/engines/test_ray.py
 
 bench: setup  ## ratios, each from one run

@@ -1,0 +1,34 @@
+"""How the suite is spread over processes (``pytest -n 3``): a file's tests stay together, the longest files begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LONGEST = ("fuzz/test_fuzz.py", "studies/test_interruptions.py", "engines/test_ray.py", "contract/test_contract.py",
+           "engines/test_vectorised.py", "reproduction/test_reproduce.py", "report/test_browser.py")  # fmt: skip
+ALONE = "fuzz/test_fuzz.py"  # its tests are minutes each, and share nothing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that none of them is all that is left at the end."""
+
+    def place(item: pytest.Item) -> int:
+        return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two Ray clusters side by side would starve each other, and modules' fixtures would be made several times."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith(ALONE) else file
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
