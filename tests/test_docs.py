@@ -148,7 +148,7 @@ def test_a_marked_statement_is_the_innermost(build: Any) -> None:
 
 
 def test_an_equation_without_code_is_an_error(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Entry("example", "Example", "none", example, {}, {}, {})  # type: ignore[arg-type]
+    entry = Entry("example", "Example", "none", example, {}, {}, {}, {})  # type: ignore[arg-type]
     known = profile.of("fedavg", {}, models.build("mlp", (1, 8, 8), 10), 10, 20)
     monkeypatch.setattr(build.methods, "get", lambda name: entry)
     with pytest.raises(ValueError, match="in the docstring"):

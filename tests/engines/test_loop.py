@@ -117,7 +117,9 @@ def test_what_a_round_does(runs_on: Engine) -> None:
             assert values[i, "count"] == clients[i]
             if evaluated:
                 assert values[i, "uploaded"] == i
-                assert {values[i, f"pair[{j}]"] for j in drawn[n]} == {10 * i + j for j in drawn[n]}
+                pairs = {r.other: r.value for r in records if (r.client, r.metric) == (i, "pair")}
+                assert pairs == {j: 10 * i + j for j in drawn[n]}
+        assert all((r.other is not None) == (r.metric == "pair") for r in records)
     assert len(seen) == 4
     assert end is seen[-1][0]
 

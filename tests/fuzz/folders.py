@@ -28,7 +28,7 @@ local_epochs: 1
 checkpoint_every: 1
 """
 _GOING = ["--engine", "sequential", "--quiet"]
-_NUMBERS = ["method", "seed", "round", "client", "stage", "metric", "value"]
+_NUMBERS = ["method", "seed", "round", "client", "stage", "metric", "value", "other"]
 
 
 def prepare(place: Path, entry: Callable[[list[str]], object]) -> None:

@@ -79,6 +79,11 @@ def test_it_is_a_method_like_ours(install: Install) -> None:
         methods.get("mime")
 
 
+def test_it_says_what_is_drawn(install: Install) -> None:
+    install("elsewhere", MINE + TOLD, mine="elsewhere:mine")
+    assert methods.get("mine").reports["loss"].shows == "who loses what"
+
+
 def test_ours_outdo_another_of_the_same_name(install: Install) -> None:
     install("elsewhere", MINE, fedavg="elsewhere:mine")
     assert methods.get("fedavg").title == "FedAvg"
@@ -134,6 +139,10 @@ def test_the_command_line_runs_it(install: Install, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(*records)
 
 
+TOLD = (
+    "from idiolect.core.reports import PairValue\n"
+    "REPORTS = {'loss': PairValue('losses', 'who loses what', 'Each row loses')}\n"
+)
 LATER = "from __future__ import annotations\n"
 BROKEN = [
     ("no_such_module:mine", None, "No module named 'no_such_module'"),
@@ -142,6 +151,9 @@ BROKEN = [
     ("bad:mine", LATER + "def mine(task, *, ridge: Ridge = 1): ...\n", "name 'Ridge' is not defined"),
     ("bad:mine", "def mine(:\n", "invalid syntax"),
     ("bad:mine", "raise RuntimeError('two\\nlines')\n", "two lines"),
+    ("bad:mine", MINE + "REPORTS = {'loss': 'yes'}\n", "REPORTS['loss'] is 'yes': write a ClientValue or a PairValue"),
+    ("bad:mine", MINE + TOLD.replace("'losses'", "3"), "REPORTS['loss']: name: input should be a valid string"),
+    ("bad:mine", MINE + TOLD.replace("loses')", "loses', size=3)"), "unexpected keyword argument 'size'"),
 ]
 
 

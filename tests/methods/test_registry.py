@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from idiolect import methods
-from idiolect.core import option_spec
+from idiolect.core import option_spec, reports
 from idiolect.core.errors import InputError
 
 
@@ -42,6 +43,13 @@ def test_presets_and_defaults_are_valid_options(name: str) -> None:
         for option in values:  # what is asked for by name outdoes the preset
             given = {option: entry.options[option]}
             assert methods.settle(name, {"preset": preset} | given)[option] == entry.options[option]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_reports_come_back_from_a_manifest(name: str) -> None:
+    table = methods.get(name).reports
+    reports.check(table)
+    assert reports.from_json(json.loads(json.dumps(reports.to_json(table)))) == table
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

@@ -13,6 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from idiolect import methods
+from idiolect.core.reports import to_json
+
+Row = tuple[str, int, int, int, str, str, float, int | None]
 METHODS = {
     "local": ("local", "Local", 62.0),
     "fedavg": ("fedavg", "FedAvg", 66.0),
@@ -27,6 +31,11 @@ METHODS = {
 def about(label: str) -> tuple[str, str, float]:
     """Name, title and level of a method; others than those above are called as they are labelled."""
     return METHODS.get(label, (label, label, 80.0))
+
+
+def drawn(name: str) -> dict[str, Any]:
+    """What a method wants drawn, as a manifest holds it; nothing where the name is no method's."""
+    return to_json(methods.get(name).reports) if name in methods.names() else {}
 
 
 class Made:
@@ -69,12 +78,13 @@ class Made:
                     "name": about(label)[0],
                     "title": about(label)[1],
                     "summary": f"What {about(label)[1]} does.",
+                    "reports": drawn(about(label)[0]),
                 }
                 for label in labels
             },
         }
         self.diverged: list[dict[str, Any]] = []
-        self.records: list[tuple[str, int, int, int, str, str, float]] = []
+        self.records: list[Row] = []
         self.timings: list[tuple[str, int, int, float]] = []
         evaluated = sorted({r for r in range(1, rounds + 1) if r % 5 == 0} | {rounds})
         skill_K = rng.normal(0, 7, clients) - 9 * np.array([bool(s) for s in shifts])
@@ -100,7 +110,7 @@ class Made:
                         weight_KK = np.exp(near_KK) / np.exp(near_KK).sum(1, keepdims=True)
                         for i in range(clients):
                             for j in range(clients):
-                                self.add(label, seed, r, i, "server", f"combination[{j}]", weight_KK[i, j])
+                                self.add(label, seed, r, i, "server", "combination", weight_KK[i, j], j)
 
     def _round(self, rng: np.random.Generator, label: str, seed: int, r: int, i: int, shifted: bool) -> None:
         self.add(label, seed, r, i, "local", "train_loss", 2 / r)
@@ -113,10 +123,20 @@ class Made:
             self.add(label, seed, r, i, "wire", "bytes_down", 118_000 + extra)
             self.add(label, seed, r, i, "wire", "bytes_up", 118_000 + extra // 2)
 
-    def add(self, label: str, seed: int, r: int, client: int, stage: str, metric: str, value: float) -> None:
-        self.records.append((label, seed, r, client, stage, metric, float(value)))
+    def add(
+        self,
+        label: str,
+        seed: int,
+        r: int,
+        client: int,
+        stage: str,
+        metric: str,
+        value: float,
+        other: int | None = None,
+    ) -> None:
+        self.records.append((label, seed, r, client, stage, metric, float(value), other))
 
-    def drop(self, gone: Callable[[tuple[str, int, int, int, str, str, float]], bool]) -> None:
+    def drop(self, gone: Callable[[Row], bool]) -> None:
         self.records = [row for row in self.records if not gone(row)]
 
     def save(self, folder: Path) -> Path:
@@ -125,8 +145,8 @@ class Made:
         (folder / "manifest.json").write_text(json.dumps(self.manifest), encoding="utf-8")
         if self.diverged:
             (folder / "diverged.json").write_text(json.dumps(self.diverged), encoding="utf-8")
-        columns = ["method", "seed", "round", "client", "stage", "metric", "value"]
-        types = {"seed": "int64", "round": "int64", "client": "int64", "value": "float64"}
+        columns = ["method", "seed", "round", "client", "stage", "metric", "value", "other"]
+        types = {"seed": "int64", "round": "int64", "client": "int64", "value": "float64", "other": "Int64"}
         frame = pd.DataFrame(self.records, columns=columns).astype(types)
         frame.insert(0, "study", self.study["name"])
         frame.to_parquet(folder / "records.parquet")

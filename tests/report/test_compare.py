@@ -19,7 +19,7 @@ from idiolect.report.tables import columns_of
 def table(made, label):
     """Seeds x clients, the accuracy at the last round."""
     found = {}
-    for method, seed, r, client, stage, metric, value in made.records:
+    for method, seed, r, client, stage, metric, value, _ in made.records:
         if (method, r, stage, metric) == (label, made.study["rounds"], "personalised", "accuracy"):
             found[seed, client] = value
     seeds, clients = (sorted({k[i] for k in found}) for i in (0, 1))
@@ -105,7 +105,7 @@ def shown(run, a, b):
 
 def test_equal_methods_are_one_sentence(make, tmp_path):
     made = make(["fedavg", "fedpac"])
-    made.records = [(*r[:6], 0.1 * r[3]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], 0.1 * r[3], r[7]) if r[5] == "accuracy" else r for r in made.records]
     run = report.read(made.save(tmp_path / "run"))
     found = report.compare(run, "fedpac", "fedavg")
     assert (found.difference, found.low, found.high, found.p_value, found.equal) == (0, 0, 0, None, 6)
@@ -116,7 +116,7 @@ def test_equal_methods_are_one_sentence(make, tmp_path):
 def test_differences_that_are_equal_but_for_rounding_are_ties(make, tmp_path):
     made = make(["fedavg", "fedpac"], seeds=(0,), clients=3)
     worth = {"fedavg": (0.1, 0.3, 0.7), "fedpac": (0.1 + 0.2, 0.5, 0.9)}
-    made.records = [(*r[:6], worth[r[0]][r[3]]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], worth[r[0]][r[3]], r[7]) if r[5] == "accuracy" else r for r in made.records]
     found = report.compare(report.read(made.save(tmp_path / "run")), "fedpac", "fedavg")
     assert found.low == found.high == pytest.approx(20)
 
@@ -150,7 +150,7 @@ def test_clients_without_a_pair_are_left_out(make, tmp_path):
     made.drop(lambda r: r[0] == "fedpac" and (r[3] == 4 or (r[1] == 1 and r[3] == 0)))
     found = report.compare(report.read(made.save(tmp_path / "run")), "fedpac", "fedavg")
     ends = defaultdict(dict)
-    for label, seed, r, client, _, metric, value in made.records:
+    for label, seed, r, client, _, metric, value, _ in made.records:
         if (r, metric) == (7, "accuracy"):
             ends[label][seed, client] = value
     pairs = {k: 100 * (v - ends["fedavg"][k]) for k, v in ends["fedpac"].items()}
@@ -242,7 +242,7 @@ def worth(make, tmp_path, name, clients, gain):
         client["name"] = f"Clinic {client['id']}"
     value = {("fedavg", k): 0.5 + 0.01 * k for k in range(clients)}
     value |= {("fedpac", k): 0.5 + 0.01 * k + gain(k) / 100 for k in range(clients)}
-    made.records = [(*r[:6], value[r[0], r[3]]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], value[r[0], r[3]], r[7]) if r[5] == "accuracy" else r for r in made.records]
     return report.read(made.save(tmp_path / name))
 
 
@@ -263,7 +263,7 @@ def test_with_few_clients_nothing_is_won(make, tmp_path):
     assert "FedPAC is better than FedAvg for 5 of 5 clients: too few clients to show a difference" in page
     assert "beats FedAvg" not in page
     assert "Its worst client" in page
-    assert '"giver":"Clinic 3"' in page
+    assert '"other":"Clinic 3"' in page
     assert not re.search(r"Worst tenth</button>|Its worst tenth", page)
 
 

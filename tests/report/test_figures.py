@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 
 from idiolect import report
+from idiolect.core.reports import ClientValue, PairValue, to_json
 from idiolect.report.figures import PALETTE, figures, palette, sensitivity
 
 
@@ -26,7 +27,7 @@ def finals(made):
     """{label: {client: mean over seeds of the accuracy at the last round, in per cent}} where nothing stopped early."""
     last = made.study["rounds"]
     found = defaultdict(lambda: defaultdict(list))
-    for label, _, r, client, stage, metric, value in made.records:
+    for label, _, r, client, stage, metric, value, _ in made.records:
         if (r, stage, metric) == (last, "personalised", "accuracy"):
             found[label][client].append(100 * value)
     return {label: {c: sum(v) / len(v) for c, v in by.items()} for label, by in found.items()}
@@ -44,7 +45,7 @@ def test_rounds_have_mean_and_range_over_seeds(make, tmp_path):
     made = make(["fedavg", "fedpac"], seeds=(0, 1, 2))
     found, _ = drawn(made, tmp_path / "run")
     per = defaultdict(lambda: defaultdict(list))
-    for label, seed, r, _, _, metric, value in made.records:
+    for label, seed, r, _, _, metric, value, _ in made.records:
         if metric == "accuracy":
             per[label, r][seed].append(100 * value)
     points = {(v["method"], v["round"]): v for v in values(found["rounds"])}
@@ -83,7 +84,7 @@ def test_who_gains(make, tmp_path):
 def test_equal_clients_are_counted_apart(make, tmp_path):
     made = make(["fedavg", "fedpac"], seeds=(0,), clients=4)
     made.records = [
-        (*r[:6], 0.5 + 0.1 * (r[0] == "fedpac") * (r[3] - 1)) if r[5] == "accuracy" else r for r in made.records
+        (*r[:6], 0.5 + 0.1 * (r[0] == "fedpac") * (r[3] - 1), r[7]) if r[5] == "accuracy" else r for r in made.records
     ]
     found, _ = drawn(made, tmp_path / "run")
     assert found["versus-fedavg"].facts == ["FedPAC: better for 2 of 4 clients, equal for 1"]
@@ -108,11 +109,11 @@ def test_combination_weights_of_a_few_rounds(make, tmp_path, rounds, shown):
     made = make(["fedpac"], clients=12, rounds=rounds)
     found, _ = drawn(made, tmp_path / "run")
     want = defaultdict(list)
-    for _, _, r, client, stage, metric, value in made.records:
+    for _, _, r, client, stage, _, value, other in made.records:
         if stage == "server" and r in shown:
-            want[f"round {r}", client, int(metric[len("combination[") : -1])].append(value)
+            want[f"round {r}", client, other].append(value)
     points = values(found["combination-0"])
-    got = {(v["round"], int(v["client"].split()[0]), int(v["giver"])): v["weight"] for v in points}
+    got = {(v["round"], int(v["client"].split()[0]), int(v["other"])): v["value"] for v in points}
     assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-5)
     assert found["combination-0"].spec["facet"]["column"]["sort"] == [f"round {r}" for r in shown]
 
@@ -122,10 +123,10 @@ def test_beta_of_each_clients_last_round(make, tmp_path):
     made.drop(lambda r: r[5] == "beta" and r[3] == 1 and r[2] > 4)
     found, _ = drawn(made, tmp_path / "run")
     want = defaultdict(list)
-    for _, _, r, client, _, metric, value in made.records:
+    for _, _, r, client, _, metric, value, _ in made.records:
         if metric == "beta" and r == (4 if client == 1 else 7):
             want[client].append(value)
-    got = {int(v["client"].split()[0]): v["beta"] for v in values(found["beta-3"])}
+    got = {int(v["client"].split()[0]): v["value"] for v in values(found["beta-3"])}
     assert got == pytest.approx({k: sum(v) / len(v) for k, v in want.items()}, abs=6e-4)
 
 
@@ -135,13 +136,84 @@ def test_beta_of_each_kind_of_corruption(make, tmp_path):
         c["shift"] = f"corrupt:kind={('fog', 'dawn')[c['id'] % 2]},severity={c['id'] + 1}" if c["id"] < 5 else ""
     found, _ = drawn(made, tmp_path / "run")
     want = defaultdict(list)
-    for _, _, r, client, _, metric, value in made.records:
+    for _, _, r, client, _, metric, value, _ in made.records:
         if (metric, r) == ("beta", 7):
             want["clean" if client > 4 else ("fog", "dawn")[client % 2], client].append(value)
-    got = {(v["kind"], int(v["client"].split()[0])): v["beta"] for v in values(found["beta-shift-0"])}
+    got = {(v["kind"], int(v["client"].split()[0])): v["value"] for v in values(found["beta-shift-0"])}
     assert got == pytest.approx({k: sum(v) / 2 for k, v in want.items()}, abs=6e-5)
     order = found["beta-shift-0"].spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert order == ["clean", "dawn", "fog"]
+
+
+def test_what_fedpac_and_pfedfda_say_of_their_figures(make, tmp_path):
+    made = make(["fedpac", "pfedfda"], clients=5, seeds=(0,))
+    mean = defaultdict(list)
+    for *_, r, client, _, metric, value, other in made.records:
+        if r == 7 and (metric == "beta" or client == other):
+            mean[metric, client == 3 and metric == "beta"].append(value)
+    mean = {key: sum(v) / len(v) for key, v in mean.items()}
+    found, _ = drawn(made, tmp_path / "run")
+    pairs, beta = found["combination-0"], found["beta-1"]
+    share = f"{100 * mean['combination', False]:.0f} %"
+    assert pairs.title == f"FedPAC: a client's own head carries {share} of its combined head on average"
+    assert pairs.caption == (
+        "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
+        "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50). Clients with "
+        "alike classes and shifts stand side by side."
+    )
+    encoding = pairs.spec["spec"]["encoding"]
+    assert [encoding[k]["title"] for k in "xy"] == ["gives its head", "receives a combined head"]
+    assert beta.title == "pFedFDA: β is {:.2f} on average for shifted clients, {:.2f} for the others".format(
+        mean["beta", True], mean["beta", False]
+    )
+    assert beta.caption == "At 1 a client uses its own estimate alone, at 0 the global one (its last round)."
+    x = beta.spec["layer"][0]["encoding"]["x"]
+    assert (x["title"], x["scale"]) == ("β, weight of the local estimate (0 to 1)", {"domain": [0, 1]})
+
+
+def _toy(make, reports):
+    """A run of a method that nobody knows: at its last round pairs of a metric, and a number of each client."""
+    made = make(["toy"], clients=4, seeds=(0,), rounds=5)
+    made.manifest["methods"]["toy"]["reports"] = to_json(reports)
+    for i in range(4):
+        made.add("toy", 0, 5, i, "server", "debt/../1", 2.0 * i)
+        for j in range(4):
+            made.add("toy", 0, 5, i, "server", "trust", (i - j) / 3, j)
+    return made
+
+
+def test_a_method_that_nobody_knows_says_what_is_drawn(make, tmp_path):
+    made = _toy(
+        make,
+        {
+            "trust": PairValue("trusts", "who trusts whom", "Each row trusts", "trusts", "is trusted", "trust"),
+            "debt/../1": ClientValue("debts", "d", "debt in euros", "who owes", "At 9 a client owes 9 euros", (-1, 9)),
+            "absent": ClientValue("numbers of nothing", "n", "", "", ""),
+        },
+    )
+    found, notes = drawn(made, tmp_path / "run")
+    assert "No numbers of nothing are on record for toy, so their figure is left out." in notes
+    pairs, debt = found["trust-0"], found["debt-..-1-0"]
+    assert pairs.title == "toy: who trusts whom"
+    assert pairs.caption.startswith("Each row trusts, orange below 0 and blue above (mean over seeds;")
+    encoding = pairs.spec["spec"]["encoding"]
+    assert encoding["color"]["scale"]["domain"] == pytest.approx([-1, 1]), "some are negative"
+    assert [encoding[k]["title"] for k in "xy"] == ["is trusted", "trusts"]
+    got = {(int(v["client"].split()[0]), int(v["other"])): v["value"] for v in values(pairs)}
+    assert got == pytest.approx({(i, j): (i - j) / 3 for i in range(4) for j in range(4)}, abs=6e-5)
+    assert debt.title == "toy: d is 6.00 on average for shifted clients, 2.00 for the others"
+    assert debt.caption == "At 9 a client owes 9 euros (its last round)."
+    x = debt.spec["layer"][0]["encoding"]["x"]
+    assert (x["title"], x["scale"]) == ("d, debt in euros (-1 to 9)", {"domain": [-1, 9]})
+    assert [v["value"] for v in sorted(values(debt), key=lambda v: v["client"])] == [0, 2, 4, 6]
+    assert found["debt-..-1-shift-0"].title == "toy: half of the clients with rotate have d above 6.00"
+
+
+def test_pairs_that_nobody_describes_are_drawn_in_general_words(make, tmp_path):
+    found, _ = drawn(_toy(make, {}), tmp_path / "run")
+    assert [name for name in found if name[-2:] == "-0"] == ["trust-0"]
+    assert found["trust-0"].title == "toy: trust between clients"
+    assert "the values of trust between it and the others, orange" in found["trust-0"].caption
 
 
 def test_gaussianity_over_rounds(make, tmp_path):
@@ -197,7 +269,7 @@ def _varied(make, tmp_path, key, numbers, labels=("fedavg", "fedpac")):
     for i, number in enumerate(numbers):
         made = make(list(labels), seeds=(0,), rounds=1, name=f"run {i}")
         made.study[key] = number
-        made.records = [(*r[:6], 0.3 + 0.01 * i) if r[5] == "accuracy" else r for r in made.records]
+        made.records = [(*r[:6], 0.3 + 0.01 * i, r[7]) if r[5] == "accuracy" else r for r in made.records]
         runs.append(report.read(made.save(tmp_path / f"{key}{i}")))
     return runs
 
@@ -241,7 +313,7 @@ def test_a_curve_over_an_option_of_a_method(make, tmp_path):
     for label in made.labels[:2]:
         made.manifest["methods"][label] |= {"name": "fedcr", "title": "FedCR"}
     worth = dict(zip(made.labels, (0.2, 0.4, 0.6), strict=True))
-    made.records = [(*r[:6], worth[r[0]]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], worth[r[0]], r[7]) if r[5] == "accuracy" else r for r in made.records]
     run = report.read(made.save(tmp_path / "run"))
     [figure] = sensitivity([run], palette([run]))
     assert [(v["method"], v["x"], v["accuracy"]) for v in values(figure)] == [("FedCR", 0.1, 20), ("FedCR", 0.01, 40)]
@@ -262,7 +334,7 @@ def test_no_curve_where_more_or_nothing_or_a_name_differs(make, tmp_path):
 
 def test_cost_agrees_with_the_table_and_labels_stand_apart(make, tmp_path):
     made = make(["fedavg", "fedrep", "fedpac"])
-    made.records = [(*r[:6], 0.5) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], 0.5, r[7]) if r[5] == "accuracy" else r for r in made.records]
     found, _ = drawn(made, tmp_path / "run")
     rows = values(found["cost"])
     assert [(v["method"], v["amount"], v["accuracy"]) for v in rows] == [
@@ -277,8 +349,8 @@ def test_of_many_methods_the_front_is_named(make, tmp_path):
     labels = [f"fedavg:{i}" for i in range(12)]
     made = make(labels)
     worth = {label: 0.5 + 0.03 * i for i, label in enumerate(labels)}  # all send as much, so the last beats the others
-    made.records = [(*r[:6], worth[r[0]]) if r[5] == "accuracy" else r for r in made.records]
-    made.records = [(*r[:6], 10.0) if r[0] == labels[4] and r[5].startswith("bytes") else r for r in made.records]
+    made.records = [(*r[:6], worth[r[0]], r[7]) if r[5] == "accuracy" else r for r in made.records]
+    made.records = [(*r[:6], 10.0, r[7]) if r[0] == labels[4] and r[5].startswith("bytes") else r for r in made.records]
     found, _ = drawn(made, tmp_path / "run")
     rows = values(found["cost"])
     assert [i for i, v in enumerate(rows) if "label" in v] == [4, 11]  # 4 is cheaper than all

@@ -73,6 +73,10 @@ def test_no_folder(tmp_path):
         (lambda m: m.manifest.pop("methods"), "manifest.json: methods"),
         (lambda m: m.manifest.update(clients=[]), "manifest.json: clients"),
         (lambda m: m.manifest["clients"][2]["test"].pop(), "manifest.json: client 2 has not one count per class"),
+        (
+            lambda m: m.manifest["methods"]["fedpac"]["reports"]["combination"].pop("name"),
+            r"manifest.json: methods\.fedpac\.reports\.combination\.pair\.name: field required",
+        ),
         (lambda m: m.manifest["methods"].pop("fedpac"), "speaks of method fedpac"),
         (lambda m: m.manifest["clients"].pop(), "speaks of client 5"),
     ],

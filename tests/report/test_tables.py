@@ -21,7 +21,7 @@ def expected(made, label):
     """Every number of a row, from the records as a list of tuples."""
     tests = {c["id"]: sum(c["test"]) for c in made.manifest["clients"]}
     by_seed = {}
-    for method, seed, r, client, stage, metric, value in made.records:
+    for method, seed, r, client, stage, metric, value, _ in made.records:
         if (method, stage, metric) == (label, "personalised", "accuracy") and not math.isnan(value) and tests[client]:
             by_seed.setdefault(seed, {}).setdefault(r, {})[client] = value
     ends = {seed: rounds[max(rounds)] for seed, rounds in by_seed.items()}
@@ -97,7 +97,7 @@ def test_partial_participation_and_unequal_seeds(make, tmp_path):
 def test_a_client_without_test_rows_is_in_no_mean(make, tmp_path):
     made = make(["fedavg", "fedpac"])
     made.manifest["clients"][2]["test"] = [0] * 10
-    made.records = [(*r[:6], math.nan if r[3] == 2 and r[4] == "personalised" else r[6]) for r in made.records]
+    made.records = [(*r[:6], math.nan if r[3] == 2 and r[4] == "personalised" else r[6], r[7]) for r in made.records]
     check(made, tmp_path / "run")
 
 

@@ -27,7 +27,8 @@ from idiolect.core.tree import Tree
 
 Info = dict[str, Tensor]
 """What a method reports, by metric: scalars of a client; of the server a value for each participant, (m,), or for each
-pair of participants, (m, m)."""
+pair of participants, (m, m). The table ``REPORTS`` of a method's file says how a run's page draws them: see
+``idiolect.core.reports``."""
 Augment = Literal["none", "crop_flip"]
 
 

@@ -2,8 +2,10 @@
 
 Copy this file to ``<name>.py``, give the function that name, and write the equations of the paper into the docstring,
 each with a number; the same number marks the statements that implement it, and the documentation shows the two side by
-side. The command line, the contract tests and the lists find the file. ``tests/methods/test_<name>.py`` holds one round
-of it against numpy. In a package of your own, name the function under the entry point group ``idiolect.methods``.
+side. ``REPORTS`` may say what of ``info`` a run's page draws (``idiolect.core.reports``), as in ``pfedfda.py`` and
+``fedpac.py``. The command line, the contract tests and the lists find the file. ``tests/methods/test_<name>.py`` holds
+one round of it against numpy. In a package of your own, name the function under the entry point group
+``idiolect.methods``.
 """
 
 from __future__ import annotations

@@ -11,9 +11,20 @@ from torch import Tensor
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Model
+from idiolect.core.reports import PairValue
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
+REPORTS = {
+    "affinity": PairValue(
+        name="affinities",
+        shows="whose models have helped each client",
+        colours="Each row is a client, its colours the credit that it has given so far to each model it tried",
+        row="tries a model",
+        column="gives its model",
+        value="credit",
+    )
+}
 
 Distance = Literal["l2", "l1", "squared_l2"]
 

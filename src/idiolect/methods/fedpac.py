@@ -14,6 +14,7 @@ from torch.nn.functional import log_softmax
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Weights
+from idiolect.core.reports import PairValue
 from idiolect.statistics.head_combination import combination_weights
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
@@ -31,6 +32,17 @@ from idiolect.training import (
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"align_first_round": True, "threshold": 0.0},
     "official": {"align_first_round": False},
+}
+REPORTS = {
+    "combination": PairValue(
+        name="combination weights",
+        shows="whose heads each client combines",
+        colours="Each row is a receiving client, its colours the weights of the heads given to it",
+        row="receives a combined head",
+        column="gives its head",
+        value="weight",
+        own="a client's own head carries {} of its combined head",
+    )
 }
 
 

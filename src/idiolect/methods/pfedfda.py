@@ -12,6 +12,7 @@ from torch.nn.functional import linear, log_softmax
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up
 from idiolect.core.network import Weights
+from idiolect.core.reports import ClientValue
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, stratified_folds
@@ -21,6 +22,15 @@ from idiolect.training import Batch, batches, cross_entropy_mean, features, rows
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 1e-4, "clip_correlation": True, "initial_means": "normal"},  # diverges on real images
     "official": {"ridge": 1.0, "ridge_everywhere": 1e-4, "drop_last_adapt": True},
+}
+REPORTS = {
+    "beta": ClientValue(
+        name="local weights (beta)",
+        symbol="β",
+        meaning="weight of the local estimate",
+        shows="how far each client trusts its own statistics",
+        ends="At 1 a client uses its own estimate alone, at 0 the global one",
+    )
 }
 
 

@@ -1,9 +1,10 @@
 """One file per published method. A method is found by listing this folder: nothing central knows its name.
 
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
-with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, and ``VARIANTS``, the options of
-systems that the literature gives a name of their own. To add a method, copy ``_skeleton.py``; a package of your own
-names its functions under the entry point group ``idiolect.methods``.
+with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, ``VARIANTS``, the options of
+systems that the literature gives a name of their own, and ``REPORTS``, the metrics that a run's page draws. To add a
+method, copy ``_skeleton.py``; a package of your own names its functions under the entry point group
+``idiolect.methods``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from idiolect.core import option_spec
+from idiolect.core import option_spec, reports
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.method import Method, Task, unchanged
+from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
 
 _FOLDER = os.path.dirname(__file__)
@@ -40,6 +42,8 @@ class Entry(NamedTuple):
     presets: dict[str, dict[str, Any]]
     variants: dict[str, dict[str, Any]]
     """Title of a variant: its options."""
+    reports: dict[str, Report]
+    """Metric: how a page draws it."""
 
     @property
     def forms(self) -> dict[str, dict[str, Any]]:
@@ -107,8 +111,8 @@ def _entry(name: str, build: Callable[..., Method]) -> Entry:
     module = sys.modules.get(build.__module__)
     title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
     options = {k: p.default for k, p in option_spec.options_of(build).items()}
-    presets, variants = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS"))
-    return Entry(name, title, summary, build, options, presets, variants)
+    presets, variants, drawn = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
+    return Entry(name, title, summary, build, options, presets, variants, drawn)
 
 
 def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
@@ -124,6 +128,7 @@ def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
         for table in (entry.presets, entry.variants):
             for title, options in dict(table).items():
                 option_spec.check(build, options, str(title))
+        reports.check(dict(entry.reports))
     except (Exception, SystemExit) as error:
         what = " ".join(f"{point.value}: {error}".split())
         raise InputError(f"method {name} of {package} cannot be used ({what}): fix or uninstall {package}") from error

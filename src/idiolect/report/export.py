@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import vl_convert
 from idiolect.core import files
 from idiolect.core.errors import InputError, option
 from idiolect.report.figures import figures, palette, sensitivity
+from idiolect.report.formatting import file_name
 from idiolect.report.tables import as_csv, as_latex, columns_of, summary
 from idiolect.runs.reader import Run, read
 
@@ -60,17 +60,13 @@ def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
         RunError: a file cannot be written.
     """
     colours = palette(list(runs))
-    drawn = [(f"{_file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]]
+    drawn = [(f"{file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]]
     drawn += [("", figure) for figure in sensitivity(runs, colours)]
     written = []
     for prefix, figure in drawn:
         written.append(out / f"{prefix}{figure.name}.png")
         files.write(written[-1], _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
     return written
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-")
 
 
 def _png(spec: dict[str, Any], width: int) -> bytes:

@@ -1,7 +1,8 @@
-"""Specs in words."""
+"""Specs in words, and names of files."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from idiolect.core.errors import InputError
@@ -45,6 +46,15 @@ def short(text: str) -> str:
     if isinstance(spec, str):
         return spec
     return " ".join([spec.name, *(str(v) for v in spec.options.values() if v is not False)])
+
+
+def file_name(text: str) -> str:
+    """A text as a part of the name of a file.
+
+    >>> file_name("my run/../2")
+    'my-run-..-2'
+    """
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-")
 
 
 def _parse(value: object) -> Spec | str:

@@ -117,7 +117,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     about = dict(run.manifest["methods"][use["label"]])
     if name in methods.names():  # by its name alone: the options are the table's
         entry = methods.get(name)
-        about = {"name": name, "title": entry.title, "summary": entry.summary}
+        about |= {"name": name, "title": entry.title, "summary": entry.summary}
     return replace(
         run,
         study=run.study

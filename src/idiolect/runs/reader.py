@@ -20,13 +20,14 @@ from idiolect.core import files
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol, protocol_of
+from idiolect.core.reports import Report, from_json
 from idiolect.runs.schema import renamed
 
 _KEYS = {
-    "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value"),
+    "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
     "timings.parquet": ("method", "seed", "round", "seconds"),
 }
-_TEXT = ("study", "method", "stage", "metric")
+_TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
 DIVERGED = "diverged.json"
 _SHARES = ("accuracy", "validation_accuracy")
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
@@ -53,7 +54,8 @@ class Run:
         study: the study as written, a mapping.
         manifest: data set, classes, clients with their class counts and shifts, methods by label; a new client as its
             rows are, not under further conditions.
-        records: one row per (method, seed, round, client, stage, metric) with its value.
+        records: one row per (method, seed, round, client, stage, metric, other) with its value; ``other`` is the second
+            client of a value between two, and otherwise missing.
         timings: one row per (method, seed, round) with its seconds.
         new_clients: per client number that joined after training, what else was done to its rows: "" for nothing.
         test_rows: per client number, under further conditions too, how many rows it tests on.
@@ -81,6 +83,11 @@ class Run:
     def shifts(self) -> dict[int, str]:
         """The shift of each client, by id; "" where there is none."""
         return {c["id"]: c["shift"] for c in self.manifest["clients"]}
+
+    @cached_property
+    def reports(self) -> dict[str, dict[str, Report]]:
+        """What each method wants drawn, by label and metric; run folders of before hold nothing of it."""
+        return {label: from_json(m.get("reports", {})) for label, m in self.manifest["methods"].items()}
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -156,6 +163,7 @@ class _Method(pydantic.BaseModel):
     name: str
     title: str
     summary: str
+    reports: dict[str, Report] = {}
 
 
 class _Manifest(pydantic.BaseModel):
@@ -198,10 +206,13 @@ def read(path: Path | str) -> Run:
         if not len(client.train) == len(client.test) == len(checked.class_names):
             raise InputError(f"{path / 'manifest.json'}: client {client.id} has not one count per class: {_MEND}")
     records, timings = _table(path / "records.parquet"), _table(path / "timings.parquet")
-    for column, known in (("method", list(checked.methods)), ("client", [c.id for c in checked.clients])):
-        strange = records.loc[~records[column].isin(known), column]
+    ids = [c.id for c in checked.clients]
+    for column, known in (("method", list(checked.methods)), ("client", ids), ("other", ids)):
+        there = records[column].dropna()
+        strange = there[~there.isin(known)]
         if len(strange):
-            what = f"{column} {strange.iloc[0]}, which manifest.json does not know"
+            kind = "method" if column == "method" else "client"
+            what = f"{kind} {strange.iloc[0]}, which manifest.json does not know"
             raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
     diverged = divergences(path, checked.methods)
     new = {c.id: c.joins for c in checked.clients if c.joins is not None}
@@ -270,7 +281,7 @@ def _table(file: Path) -> pd.DataFrame:
     if missing := [c for c in columns if c not in table.column_names]:
         raise InputError(f"{file} has no column {missing[0]!r}: {_MEND}")
     try:
-        types = {c: "str" if c in _TEXT else "float64" if c in ("value", "seconds") else "int64" for c in columns}
+        types = {c: _TYPES.get(c, "int64") for c in columns}
         frame: pd.DataFrame = table.select(columns).to_pandas().astype(types)
     except (ValueError, TypeError, pa.ArrowException):
         raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_MEND}") from None

@@ -21,6 +21,7 @@ RECORDS = pa.schema(
         "stage": pa.string(),
         "metric": pa.string(),
         "value": pa.float64(),
+        "other": pa.int64(),
     }
 )
 """Of ``records.parquet``: see ``idiolect.simulation.rounds.Record``."""
@@ -29,14 +30,26 @@ TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int6
 
 
 def renamed(table: pa.Table) -> pa.Table:
-    """A table of records with today's names, as run folders of before are still read."""
-    if "moment" not in table.column_names:
-        return table
-    table = table.rename_columns(["stage" if name == "moment" else name for name in table.column_names])
-    stage = table["stage"].cast(pa.string())
-    for old, new in OLD_STAGES.items():
-        stage = pc.if_else(pc.equal(stage, old), new, stage)
-    return table.set_column(table.column_names.index("stage"), "stage", stage)
+    """A table of records with today's names and columns, as run folders of before are still read."""
+    if "moment" in table.column_names:
+        table = table.rename_columns(["stage" if name == "moment" else name for name in table.column_names])
+        stage = table["stage"].cast(pa.string())
+        for old, new in OLD_STAGES.items():
+            stage = pc.if_else(pc.equal(stage, old), new, stage)
+        table = table.set_column(table.column_names.index("stage"), "stage", stage)
+    if {"stage", "metric"} <= set(table.column_names) and "other" not in table.column_names:
+        table = _with_other(table)
+    return table
+
+
+def _with_other(table: pa.Table) -> pa.Table:
+    """A table with the column ``other``, which was once spelled into the server's metrics, as ``combination[12]``."""
+    stage, metric = (table[name].cast(pa.string()) for name in ("stage", "metric"))
+    parts = pc.extract_regex(metric, r"^(?P<metric>.+)\[(?P<other>\d+)\]$")
+    pair = pc.and_(pc.equal(stage, "server"), pc.is_valid(parts))
+    other = pc.if_else(pair, pc.struct_field(parts, "other"), None).cast(pa.int64())
+    metric = pc.if_else(pair, pc.struct_field(parts, "metric"), metric)
+    return table.set_column(table.column_names.index("metric"), "metric", metric).append_column("other", other)
 
 
 class Named(Protocol):

@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One measured number of one client in one round."""
+    """One measured number of one client, or between it and another, in one round."""
 
     round: int
     client: int
@@ -94,6 +94,8 @@ class Record(NamedTuple):
     bytes."""
     metric: str
     value: float
+    other: int | None = None
+    """The second client, of a value between two."""
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
@@ -317,12 +319,10 @@ def _wired(number: int, ids: Sequence[int], down: Down, received: int) -> list[R
 
 
 def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
-    """A value per participant, or a row per participant with one column for each (``name[client]``)."""
+    """A value of each participant, or of each pair of them."""
     records = []
     for name, value in info.items():
         for i, row in zip(ids, value.tolist(), strict=True):
             columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
-            records += [
-                Record(number, i, "server", name if j is None else f"{name}[{j}]", float(v)) for j, v in columns
-            ]
+            records += [Record(number, i, "server", name, float(v), j) for j, v in columns]
     return records

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from idiolect import data, engines, methods
+from idiolect.core import reports
 from idiolect.core.errors import (
     Diverged,
     IdiolectError,
@@ -86,10 +87,7 @@ def run(
     for use, job in jobs:
         with blame(f"method {use.name}"):
             job.build()
-    titles = {
-        u.label: {"name": u.name, "title": _title(u), "summary": methods.get(u.name).summary} for u in study.methods
-    }
-    manifest = data.manifest(federation) | {"methods": titles}
+    manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs, tracking, ends)
@@ -286,6 +284,14 @@ def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> s
     command += ["--workers", str(workers)] if workers is not None else []
     command += ["--allow-import"] if imports else []
     return shlex.join(command)
+
+
+def _about(use: Use) -> dict[str, Any]:
+    """What a manifest says of a method."""
+    entry = methods.get(use.name)
+    return {
+        "name": use.name, "title": _title(use), "summary": entry.summary, "reports": reports.to_json(entry.reports)
+    }  # fmt: skip
 
 
 def _title(use: Use) -> str:

@@ -67,7 +67,7 @@ def measures(
     found: dict[str, list[tuple[int, float]]] = {}
     sent: dict[int, float] = {}
     trained = len(rows) - len(conditions)
-    for _, client, stage, metric, value in records:
+    for _, client, stage, metric, value, _ in records:
         if stage in (what.stage, "new") and metric in _AVERAGED and rows[client]:
             new = stage == "new"
             if new == (what.clients == "new") and not (new and conditions[client - trained]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from idiolect.report.figures.between_clients import between_clients
+from idiolect.report.figures.client_value import by_shift, client_value
 from idiolect.report.figures.clients import spread, versus
-from idiolect.report.figures.combination import combination
 from idiolect.report.figures.cost import cost
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.local_weight import by_shift, local_weight
 from idiolect.report.figures.over_rounds import over_rounds
 from idiolect.report.figures.partition import label_map
 from idiolect.report.figures.representations import gaussianity, representations
@@ -17,7 +17,8 @@ from idiolect.report.tables import summary
 from idiolect.runs.reader import Run
 
 _MAKERS = (
-    over_rounds, spread, cost, versus, label_map, combination, local_weight, by_shift, gaussianity, representations,
+    over_rounds, spread, cost, versus, label_map, between_clients, client_value, by_shift, gaussianity,
+    representations,
 )  # fmt: skip
 
 

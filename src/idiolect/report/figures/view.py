@@ -10,7 +10,7 @@ import numpy as np
 
 from idiolect.report.figures.colours import DASHES, PALETTE, PLAIN, SHIFTED
 from idiolect.report.figures.vega_lite import GREY_SYMBOL, Json
-from idiolect.report.formatting import short
+from idiolect.report.formatting import file_name, short
 from idiolect.report.tables import Row
 from idiolect.runs.reader import Run
 
@@ -62,6 +62,10 @@ class View:
         """The label of each client: its name or number and its shift; clients without a shift come first."""
         order = sorted(self.names, key=lambda c: (self.run.shifts[c], c))
         return {c: " · ".join(filter(None, [self.names[c], short(self.run.shifts[c])])) for c in order}
+
+    def name_of(self, figure: str, label: str) -> str:
+        """The name of a figure of one method, which tells it from those of the others."""
+        return f"{file_name(figure)}-{list(self.run.titles).index(label)}"
 
     @property
     def shifted(self) -> bool:

@@ -1,0 +1,128 @@
+"""Values between two clients that a method's server reports, such as the weights with which it combines models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from idiolect.core.reports import PairValue
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.vega_lite import Json, inline_data, side_by_side, tooltip
+from idiolect.report.figures.view import PAIRS, View, sample_note
+from idiolect.runs.reader import Run, last
+
+_EARLY = (1, 20, 50)  # rounds that are shown before the last
+_POSITIVE: Json = {"type": "sqrt", "domainMin": 0, "range": "ramp"}
+
+
+def between_clients(view: View) -> Iterator[Figure | str]:
+    """Every metric of pairs of clients that is on record, at a few rounds up to the last.
+
+    A method says in its words what the figure shows; where it does not, the words are general.
+    """
+    run = view.run
+    records = run.records[(run.records["stage"] == "server") & run.records["other"].notna()]
+    records = records[records["value"].notna()]
+    for label, title in run.titles.items():
+        told = {metric: report for metric, report in run.reports[label].items() if isinstance(report, PairValue)}
+        mine = records[records["method"] == label]
+        for metric in dict.fromkeys([*told, *mine["metric"]]):
+            found = mine[mine["metric"] == metric]
+            if metric not in told:
+                colours = f"Each row is a client, its colours the values of {metric} between it and the others"
+                told[metric] = PairValue(metric, f"{metric} between clients", colours, value=metric)
+            if found.empty:
+                yield f"No {told[metric].name} are on record for {title}, so their figure is left out."
+            else:
+                yield _matrices(view, view.name_of(metric, label), title, told[metric], found)
+
+
+def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.DataFrame) -> Figure:
+    """A metric of one method: a matrix of clients for each of a few rounds."""
+    final = last(records, "seed")["round"].min()
+    chosen = _near(records["round"], (*_EARLY, final))
+    records = records[records["round"].isin(chosen)].astype({"other": "int64"})
+    frame = records.groupby(["round", "client", "other"])["value"].mean().reset_index()
+    frame = frame[frame["other"].isin(list(view.clients))]
+    ends = frame[frame["round"] == chosen[-1]]
+    own = ends.loc[ends["client"] == ends["other"], "value"].mean()
+    shown, met = list(view.clients), len(view.clients)
+    if met > PAIRS:  # of one round and seed: clients that never met have no value
+        there = records[records["round"] == chosen[-1]]
+        ids = set(there.loc[there["seed"] == there["seed"].min(), "client"])
+        shown, met = view.sample(ids, PAIRS, PAIRS), len(ids)
+        frame = frame[frame["client"].isin(shown) & frame["other"].isin(shown)]
+        seen = frame.groupby("round")["client"].nunique()
+        chosen = [r for r in chosen if 2 * seen.get(r, 0) >= len(shown)]
+        frame = frame[frame["round"].isin(chosen)]
+    frame["value"] = frame["value"].round(4)
+    frame["client"] = frame["client"].map(view.clients)
+    alike = _alike(view.run, shown)
+    order = [view.names[c] for c in alike]
+    frame["other"] = frame["other"].map(view.names)
+    frame["round"] = frame["round"].map("round {}".format)
+    axis = {"orient": "bottom", "labelOverlap": True, "labelLimit": 90, "domain": False, "ticks": False}
+    axis["labelAngle"] = 0 if all(client.isdecimal() for client in order) else -40
+    x = {
+        "field": "other",
+        "type": "nominal",
+        "title": report.column,
+        "scale": {"domain": order, "padding": 0.05},
+        "axis": axis,
+    }
+    y = view.client_axis(alike) | {"title": report.row}
+    y["scale"]["padding"] = 0.05
+    y["axis"]["domain"] = False
+    bound, signed = float(frame["value"].abs().max()), bool((frame["value"] < 0).any())
+    scale = {"domain": [-bound, bound], "range": "diverging"} if signed else _POSITIVE
+    colour = {
+        "field": "value",
+        "type": "quantitative",
+        "scale": scale | {"interpolate": "lab"},
+        "legend": {"title": report.value, "orient": "bottom", "direction": "horizontal", "gradientLength": 180},
+    }
+    tip = tooltip("round", f"client={report.row}", f"other={report.column}", f"value={report.value}")
+    scaled = "orange below 0 and blue above" if signed else "on a square-root scale"
+    share = report.own.replace("{}", f"{100 * own:.0f} %")
+    return Figure(
+        name,
+        f"{title}: {share} on average" if share and own == own else f"{title}: {report.shows}",
+        f"{report.colours}, {scaled} (mean over seeds; the last evaluation round and those on record nearest "
+        "to rounds 1, 20 and 50). Clients with alike classes and shifts stand side by side." + sample_note(shown, met),
+        side_by_side(
+            "round",
+            [f"round {r}" for r in chosen],
+            inline_data(frame),
+            {
+                "width": 200,
+                "height": 200,
+                "mark": {"type": "rect"},
+                "encoding": {"x": x, "y": y, "color": colour, "tooltip": tip},
+            },
+        ),
+        wide=len(chosen) > 2,
+    )
+
+
+def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
+    """The rounds on record that are nearest to the wanted ones, without repetition."""
+    there = np.unique(rounds)
+    return sorted({int(there[np.abs(there - r).argmin()]) for r in wanted})
+
+
+def _alike(run: Run, clients: Sequence[int]) -> list[int]:
+    """Clients in an order in which each is followed by the remaining one with the most similar classes and shift."""
+    from scipy.spatial.distance import cdist  # slow to import
+
+    about = {c["id"]: c for c in run.manifest["clients"]}
+    samples_KC = np.array([about[i]["train"] for i in clients], float)
+    share_KC = samples_KC / samples_KC.sum(1, keepdims=True).clip(min=1)
+    shifted_KS = pd.get_dummies(pd.Series([about[i]["shift"] for i in clients])).to_numpy(float)
+    points = np.hstack([share_KC, shifted_KS])
+    apart_KK = cdist(points, points)
+    order, left = [0], list(range(1, len(clients)))
+    while left:
+        order.append(left.pop(int(apart_KK[order[-1], left].argmin())))
+    return [clients[i] for i in order]

@@ -1,0 +1,86 @@
+"""Run folders of before: other names of columns and stages, and clients' numbers spelled into metrics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from idiolect import report
+from idiolect.core.errors import InputError
+from idiolect.runs.reader import read
+from idiolect.studies import Study
+from idiolect.studies.runner import run
+
+STUDY = Study(
+    clients=4, new_clients="1", rounds=2, local_epochs=1, model="mlp", methods="fedpac", evaluate_every=1,
+    participation=0.7,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(STUDY, tmp_path_factory.mktemp("old") / "new", engine="sequential").folder
+
+
+@pytest.fixture
+def old(new: Path, tmp_path: Path) -> Path:
+    """The same run as it was written before."""
+    folder = Path(shutil.copytree(new, tmp_path / "old"))
+    for path in [folder / "records.parquet", *folder.glob("cells/*/records.parquet")]:
+        records = pd.read_parquet(path)
+        spelled = [m if j != j else f"{m}[{int(j)}]" for m, j in zip(records["metric"], records["other"], strict=True)]
+        records = records.assign(metric=spelled).drop(columns="other").rename(columns={"stage": "moment"})
+        records.replace({"moment": {"personalised": "adapted", "new": "joined"}}).to_parquet(path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for method in manifest["methods"].values():
+        del method["reports"]
+    (folder / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "seal"}))
+    return folder
+
+
+def test_a_pair_of_clients_is_a_record_of_both(new: Path) -> None:
+    records = read(new).records
+    server = records[records["stage"] == "server"]
+    assert set(server["metric"]) == {"combination"}
+    for number in (1, 2):
+        wire = records[(records["stage"] == "wire") & (records["round"] == number)]
+        took_part = set(wire["client"])
+        mine = server[server["round"] == number]
+        assert set(zip(mine["client"], mine["other"], strict=True)) == {(i, j) for i in took_part for j in took_part}
+        assert mine.groupby("client")["value"].sum().tolist() == pytest.approx([1] * len(took_part), abs=1e-6)
+    assert records.loc[records["stage"] != "server", "other"].isna().all()
+
+
+def test_it_is_read_as_a_new_one(old: Path, new: Path) -> None:
+    assert set(pd.read_parquet(old / "records.parquet")["moment"]) >= {"adapted", "joined", "server"}
+    a, b = read(old), read(new)
+    pd.testing.assert_frame_equal(a.records, b.records)
+    pd.testing.assert_frame_equal(a.timings, b.timings)
+    assert (a.study, a.new_clients, a.test_rows) == (b.study, b.new_clients, b.test_rows)
+    assert (a.reports, list(b.reports["fedpac"])) == ({"fedpac": {}}, ["combination"])
+    page = report.write([old], old / "page.html").read_text(encoding="utf-8")
+    assert "FedPAC: combination between clients" in page
+
+
+def test_it_is_resumed_into_a_new_one(old: Path, new: Path) -> None:
+    run(STUDY, old, engine="sequential", resume=True)
+    assert (old / "records.parquet").read_bytes() == (new / "records.parquet").read_bytes()
+
+
+def test_a_line_of_a_pair_stands_once(new: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(new, tmp_path / "r"))
+    records = pd.read_parquet(folder / "records.parquet")
+    pairs = records[records["other"].notna()]
+    pd.concat([records, pairs[:1]]).to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="1 lines twice"):
+        read(folder)
+    records.assign(other=records["other"].replace(pairs["other"].iloc[0], 9.0)).to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="speaks of client 9, which"):
+        read(folder)
+    records.assign(other=records["other"] + 0.5).to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="column of the wrong type"):
+        read(folder)
