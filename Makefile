@@ -9,9 +9,9 @@ READY_DOCS := .venv/.ready-docs
 # compile then, and that is kept, whatever the environment says: else each import of torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# uv is quicker, where it is there and works; PyTorch comes from pip even then, whose settings say from where and which build.
-UV := $(shell command -v uv)
-INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
+# uv installs in seconds what takes pip half a minute, and pip does it where uv cannot. PyTorch comes from pip, whose settings
+# say from where and which build.
+INSTALL = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
 
 .PHONY: run test setup check rounding bench docs lint clean
 
@@ -25,7 +25,7 @@ setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what 
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(if $(UV),$(PIP) torch)
+	$(PIP) torch uv
 	$(call INSTALL,--editable .)
 	touch $@
 
