@@ -241,8 +241,8 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
 
 
 _ABOUT = """\
-All methods in one table: what clients share, what is personal, what is sent, and what it costs. Each method has a page with
-its equations beside the code. To run one, give its name, which is that of its page:
+All methods in one table: what clients share, what is personal, what is sent, and what it costs. Each method has a page
+with its equations beside the code. To run methods, give their names, which are those of their pages:
 
 ```
 idiolect run --methods local,fedavg,fedrep
@@ -254,12 +254,12 @@ idiolect run --methods local,fedavg,fedrep
   classes).
 - **sums**: "yes" if the server needs only weighted sums over clients, so that it need not see any single upload.
 - **a new client**: how it gets its model without taking part in a round.
-- **cost**: seconds of a round relative to FedAvg, without evaluation: the median of {rounds} rounds, in turns with FedAvg
-  ({setting}, 5 local epochs, batches of 50). Every method has its defaults: FedRep trains the head for 5 epochs and the body
-  for 5, and pFedHN takes 50 batches where five epochs are 20.
+- **cost**: seconds of a round relative to FedAvg, without evaluation: the median of {rounds} rounds, in turns with
+  FedAvg ({setting}, 5 local epochs, batches of 50). Every method has its defaults: FedRep trains the head for 5 epochs
+  and the body for 5, and pFedHN takes 50 batches where five epochs are 20.
 
-C classes, d features, K clients, N samples of the client. `docs/build.py` makes this page and the pages of the methods from
-the code; what is sent and what stays is read off the messages of a round on synthetic samples."""
+C classes, d features, K clients, N samples of the client. `docs/build.py` makes this page and the pages of the methods
+from the code; what is sent and what stays is read off the messages of a round on synthetic samples."""
 
 
 def settings() -> str:
