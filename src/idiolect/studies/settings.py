@@ -53,11 +53,11 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "methods": Setting(METHODS, "Methods, separated by commas.", ("fedavg", "fedavg_ft"), common=True),
-    "model": Setting(METHODS, "Network by name or as module.function; auto: by the data.", "auto", common=True),
-    "seeds": Setting(METHODS, "Seeds of weights and batches, separated by commas.", (0,), common=True),
+    "model": Setting(METHODS, "Network, or module.function; auto: by the data.", "auto", common=True),
+    "seeds": Setting(METHODS, "Seeds of training, separated by commas.", (0,), common=True),
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
     "data": Setting(
-        DATA, "Your own data: CSV or parquet file, folder of images, hf:owner/name of the hub, or module.function.",
+        DATA, "Your own: CSV or parquet file, folder of images, hf:owner/name of the hub, or module.function.",
         metavar="WHERE", common=True,
     ),
     "target": Setting(
