@@ -37,7 +37,7 @@ OUT = Path(__file__).parents[1] / "docs" / "results" / "cost.json"
 
 def setting(model: str, rows: int, clients: int = CLIENTS) -> str:
     """In words."""
-    return f"{clients} clients, {rows} rows, {model.upper().replace('_', '-')}, one thread"
+    return f"{clients} clients, {rows} samples, {model.upper().replace('_', '-')}, one thread"
 
 
 class Rounds:

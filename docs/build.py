@@ -132,7 +132,7 @@ def page(name: str, known: Anatomy) -> str:
                 out += _code(lines, path.name, *span)
             out += ["</td>", "</tr>"]
         out += ["</table>", ""]
-    out += ["## What travels and what stays", "", "| | what | bytes |", "| :-- | :-- | --: |"]
+    out += ["## What is sent and what stays", "", "| | what | bytes |", "| :-- | :-- | --: |"]
     rows = {
         "down, for all": known.down_shared,
         "down, for one client": known.down_own,
@@ -150,7 +150,7 @@ def page(name: str, known: Anatomy) -> str:
     out += ["", f"{needs[_sums(known)]}; {_joins(known)}."]
     out += [
         f"Bytes are for the {NETWORK} network, 10 classes, 20 clients. C classes, d features, K clients,",
-        "N rows.",
+        "N samples.",
     ]
     out += ["", "## Notes", ""]
     for paragraph in doc.prose:
@@ -199,8 +199,8 @@ def _sums(known: Anatomy) -> str:
 
 def _joins(known: Anatomy) -> str:
     if known.joins_by == "what it receives":
-        return "a new client uses what it receives as it is"
-    return f"a new client joins by {known.joins_by}" + (" only" if known.joins_by == "forward passes" else "")
+        return "a new client uses what it receives, as it is"
+    return f"a new client gets its model by {known.joins_by}" + (" only" if known.joins_by == "forward passes" else "")
 
 
 def _prose(paragraph: str) -> str:
@@ -241,18 +241,25 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
 
 
 _ABOUT = """\
-This page and the pages behind it are made from the code by `docs/build.py`: what travels and what stays is read off the
-messages of a round on synthetic rows.
+All methods in one table: what clients share, what is personal, what is sent, and what it costs. Each method has a page
+with its equations beside the code. To run methods, give their names, which are those of their pages:
 
-- **shared**: what all clients receive alike; **personal**: what one client receives, or keeps from round to round.
-- **down**, **up**: bytes per client and round, FedAvg = 1 ({unit:,} bytes: CIFAR-CNN, 10 classes).
-- **sums**: whether the server needs no more than weighted sums over clients, so that it need not see a single upload.
+```
+idiolect run --methods local,fedavg,fedrep
+```
+
+- **shared**: what all clients receive, the same for all.
+- **personal**: what only one client receives, or keeps from round to round.
+- **down**, **up**: bytes that a client receives and sends in a round, relative to FedAvg ({unit:,} bytes: CIFAR-CNN, 10
+  classes).
+- **sums**: "yes" if the server needs only weighted sums over clients, so that it need not see any single upload.
 - **a new client**: how it gets its model without taking part in a round.
-- **cost**: seconds per round relative to FedAvg, evaluation left out: the median of {rounds} rounds in turns with
+- **cost**: seconds of a round relative to FedAvg, without evaluation: the median of {rounds} rounds, in turns with
   FedAvg ({setting}, 5 local epochs, batches of 50). Every method has its defaults: FedRep trains the head for 5 epochs
-  and the body for 5, pFedHN takes 50 batches where five epochs are 20.
+  and the body for 5, and pFedHN takes 50 batches where five epochs are 20.
 
-C classes, d features, K clients, N rows of the client."""
+C classes, d features, K clients, N samples of the client. `docs/build.py` makes this page and the pages of the methods
+from the code; what is sent and what stays is read off the messages of a round on synthetic samples."""
 
 
 def settings() -> str:

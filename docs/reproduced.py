@@ -39,17 +39,17 @@ LEGEND = (
 )
 SETTINGS = {  # unless a table says otherwise
     "fedpac": (
-        "20 clients who all take part, or 100 of whom 30 do in a round; 600 training rows for each (EMNIST: 1,000), "
+        "20 clients who all take part, or 100 of whom 30 do in a round; 600 training samples for each (EMNIST: 1,000), "
         "a fifth of them from all classes alike and the rest from the dominant classes of the client's group."
     ),
     "pfedfda": (
-        "all rows dealt to 100 clients by Dir(0.5), of whom 30 take part in a round, or EMNIST by writer to 1,000, of "
-        "whom 30 do; a fifth of each client's rows to test on. In CIFAR10-S and CIFAR100-S the images of the first 50 "
-        "clients are corrupted, to train and to test on."
+        "all samples divided among 100 clients by Dir(0.5), of whom 30 take part in a round, or EMNIST by writer among "
+        "1,000, of whom 30 do; a fifth of each client's samples to test on. In CIFAR10-S and CIFAR100-S the images of "
+        "the first 50 clients are corrupted, to train and to test on."
     ),
     "fedlda": (
         "20 clients who all take part, each with classes from a Dirichlet prior of 0.1 of its own and a fifth of its "
-        "rows to test on."
+        "samples to test on."
     ),
     "fedcr": (
         "100 clients of equal size, of whom 10 take part in a round; in non-iid_1 each has five classes (CIFAR-100: "

@@ -51,16 +51,16 @@ class Up(NamedTuple):
 
 
 class Data(NamedTuple):
-    """One client's samples, as numbers of rows in the store of everyone's."""
+    """One client's samples, by their numbers among the samples of all clients."""
 
     x_R: Tensor
     """Samples of everybody as stored: uint8 images, or floats with NaN where a value is missing."""
     y_R: Tensor
     """Labels of everybody, int64."""
     row_N: Tensor
-    """Where this client's samples stand; padding repeats any of them."""
+    """The numbers of this client's samples in ``x_R``; padding repeats some of them."""
     real_N: Tensor
-    """1 for a sample, 0 for padding, which stands last."""
+    """1 for a sample, 0 for padding, which comes last."""
 
 
 S = TypeVar("S", default=Any)

@@ -46,8 +46,9 @@ _GIVEN = "given: "  # begins what stands in a file for an object that Python gav
 
 
 class Study(BaseModel):
-    """Methods compared on one federation of clients; the same study gives the same numbers, whatever the engine
-    (``vectorised`` rounds otherwise).
+    """Methods compared on one federation of clients.
+
+    The same study gives the same numbers with every engine; only those of ``vectorised`` differ, by rounding.
 
     Raises:
         InputError: a setting is unknown, misspelt or out of range.

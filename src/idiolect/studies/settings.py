@@ -53,8 +53,8 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "methods": Setting(METHODS, "Methods, separated by commas.", ("fedavg", "fedavg_ft"), common=True),
-    "model": Setting(METHODS, "Network, module.function, or by the data.", "auto", common=True),
-    "seeds": Setting(METHODS, "Of weights and batches, separated by commas.", (0,), common=True),
+    "model": Setting(METHODS, "Network by name, or module.function.", "auto", common=True),
+    "seeds": Setting(METHODS, "Seeds of training, separated by commas.", (0,), common=True),
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
     "data": Setting(
         DATA, "Your own: CSV or parquet file, folder of images, hf:owner/name of the hub, or module.function.",
@@ -92,7 +92,8 @@ SETTINGS = {
         PARTITION, "Keep 25% or 50 (samples) of each client's training samples.", unset="all"
     ),
     "new_clients": Setting(
-        PARTITION, "Who joins after training: the last 10 or 20%, or names joined by +.", unset="nobody"
+        PARTITION, "Clients that do not train and get a model afterwards: the last 10 or 20%, or names joined by +.",
+        unset="nobody",
     ),
     "data_seed": Setting(PARTITION, "Seed of the split and the shifts.", 0, type=int),
     "shifts": Setting(
@@ -121,7 +122,7 @@ SETTINGS = {
         Protocol(),
         unset="every client's personal model after the last round, clients counting alike",
     ),
-    "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of them", type=int),
+    "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of the rounds", type=int),
     "name": Setting(OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option=""),
     "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
 }  # fmt: skip

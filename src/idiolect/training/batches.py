@@ -15,12 +15,12 @@ _EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding ren
 
 
 class Batch(NamedTuple):
-    """One step's rows. ``step`` names it: a draw that a step needs comes from ``keys.fold(key, batch.step)``."""
+    """One step's samples. ``step`` names it: a draw that a step needs comes from ``keys.fold(key, batch.step)``."""
 
     at_B: Tensor
-    """Positions among the client's rows."""
+    """Positions among the client's samples."""
     used_B: Tensor
-    """1 for a row, 0 for padding."""
+    """1 for a sample, 0 for padding."""
     step: int | Tensor
     key: Tensor = torch.zeros((), dtype=torch.int64)
     """Of all steps; by it and ``step`` images are augmented."""

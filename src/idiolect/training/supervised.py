@@ -1,4 +1,4 @@
-"""Training a whole network, and passes of all of a client's rows through its body."""
+"""Training a whole network, and passes of all of a client's samples through its body."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def train_model(
     rule: SGD | None = None,
     pull: tuple[float, Model] | None = None,
 ) -> tuple[Model, Tensor]:
-    """Cross-entropy training of a model or of one part of it; also the mean loss over the rows seen, in nats.
+    """Cross-entropy training of a model or of one part of it; also the mean loss over the samples seen, in nats.
 
-    A part that does not train is no part of the optimiser: neither momentum nor decay moves it. A head trains on
+    A part that does not train is left as it is: neither momentum nor weight decay moves it. A head trains on
     features that are computed once, or anew in each step where images are augmented.
 
     Args:
         task: the problem; its training rule holds where none is given.
         model: where to start.
-        data: the client's rows.
-        key: of the order of the rows.
+        data: the client's samples.
+        key: of the order of the samples.
         part: what moves.
         epochs: of training; None takes the local epochs.
         steps: a number of batches in place of epochs.
@@ -76,13 +76,13 @@ def train_model(
 
 
 def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The mean training loss from each step's (mean loss, rows)."""
+    """The mean training loss from each step's (mean loss, samples)."""
     value_S, rows_S = (torch.stack(list(part)) for part in zip(*seen, strict=True))
     return (value_S * rows_S).sum() / rows_S.sum()
 
 
 def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """z (N, d) of all of a client's rows and their labels, without a graph.
+    """Features z (N, d) of all of a client's samples and their labels, without a graph.
 
     With ``augmented``, a key, images are augmented by its draws where the task says so; else they are as they stand.
     """
@@ -106,8 +106,8 @@ def batch_features(
 ) -> Callable[[Batch], tuple[Tree, Tensor]]:
     """A function that gives a batch's labels and what ``then`` makes of its z, while the body stays.
 
-    From one pass through all rows, or ``known``, what ``features`` gave; where the task augments images, from a pass in
-    each step.
+    From one pass through all samples, or ``known``, what ``features`` gave; if the task augments images, from a pass
+    in each step.
     """
     if task.training.augment == "none":
         z_Nd, y_N = known or features(task, body, data)
@@ -125,12 +125,12 @@ def batch_features(
 
 
 def row_losses(task: Task, model: Model, data: Data) -> Tensor:
-    """Cross-entropy (N,) of each of a client's rows in nats, without a graph."""
+    """Cross-entropy (N,) of each of a client's samples in nats, without a graph."""
     z_Nd, y_N = features(task, model.body, data)
     with torch.no_grad():
         return cross_entropy(task.network.logits(model.head, z_Nd), y_N, reduction="none")
 
 
 def log_softmax_of(task: Task, model: Model, x_B: Tensor) -> Tensor:
-    """Log-probabilities (B, C) of raw rows."""
+    """Log-probabilities (B, C) of samples as stored."""
     return log_softmax(task.network(model, task.inputs(x_B)), -1)
