@@ -127,7 +127,7 @@ def fedpac(
     negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64, where a negative eigenvalue is
     rounding and counts as 0. The released code stops at a class that no participant holds.
     """
-    network, rule = task.network, task.training.sgd
+    network, rule = task.network, task.training.optimiser
 
     def init_server(key: Tensor) -> Server:
         model = network.init(key)
