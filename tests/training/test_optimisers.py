@@ -123,7 +123,9 @@ def test_in_single_precision_a_mapped_first_step_is_as_exact() -> None:
     start, slope = torch.randn(3, 4), torch.randn(4)
 
     def train(w: Tensor, used_B: Tensor) -> Tensor:
-        moved: Tensor = sgd(lambda w, b: ((w * slope).sum() * b.used_B.sum(), ()), w, [Batch(used_B, used_B, 0)], Adam())[0]
+        moved: Tensor = sgd(
+            lambda w, b: ((w * slope).sum() * b.used_B.sum(), ()), w, [Batch(used_B, used_B, 0)], Adam()
+        )[0]
         return moved
 
     many = torch.func.vmap(train)(start, torch.ones(3, 1))

@@ -156,9 +156,10 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam as torch.optim.Adam defines it: ``weight_decay`` times the weights is added to the gradient, as an L2 penalty.
+    """Adam as torch.optim.Adam defines it.
 
-    ``clip`` and ``decay_biases`` are those of ``SGD``.
+    ``weight_decay`` is an L2 penalty: that many times the weights is added to the gradient. ``clip`` and
+    ``decay_biases`` are as in ``SGD``.
     """
 
     lr: float = 0.001

@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Adam, Optimiser, Task
+from idiolect.core.method import SGD, Optimiser, Task
 from idiolect.core.tree import Tree
 
 P = TypeVar("P")
