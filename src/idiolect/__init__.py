@@ -13,7 +13,7 @@ The names of this module are the public interface:
   partitions and shifts.
 - ``methods``: which methods there are, and building one for a task.
 - ``report``: pages, tables, comparisons and exports from run folders.
-- ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``: the contract that a method fulfils.
+- ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``, ``Adam``: the contract that a method fulfils.
 - ``IdiolectError``, ``InputError``, ``RunError``, ``Interrupted``: what is raised.
 """
 
@@ -27,11 +27,12 @@ from idiolect.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from idiolect import data, methods, report
-    from idiolect.core.method import SGD, Data, Down, Method, Task, Training, Up
+    from idiolect.core.method import SGD, Adam, Data, Down, Method, Task, Training, Up
     from idiolect.studies import Result, Study, Use, run, use
 
 __all__ = [
     "SGD",
+    "Adam",
     "Data",
     "Down",
     "IdiolectError",
@@ -52,7 +53,7 @@ __all__ = [
     "use",
 ]
 _FOLDERS = ("data", "methods", "report")
-_CONTRACT = ("SGD", "Data", "Down", "Method", "Task", "Training", "Up")
+_CONTRACT = ("SGD", "Adam", "Data", "Down", "Method", "Task", "Training", "Up")
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from specimens import SPECIMENS
 
 from idiolect import methods
 from idiolect.engines import Processes
+from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
 OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 steps a client do not take their time
@@ -67,6 +68,25 @@ def _apply(check: str, build: toy.Build, folder: Path, shared: dict[str, Callabl
 @pytest.mark.parametrize("name", methods.names())
 def test_method_satisfies(name: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]) -> None:
     _apply(check, toy.builder(name, **OPTIONS.get(name, {})), tmp_path, shared)
+
+
+@pytest.mark.parametrize("check", SPECIMENS)
+@pytest.mark.parametrize("rule", [ServerMomentum(), ServerAdam()], ids=["momentum", "adam"])
+def test_server_optimiser_satisfies(
+    rule: ServerOptimiser, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    _apply(check, toy.with_server("fedavg", rule), tmp_path, shared)
+
+
+@pytest.mark.parametrize("check", SPECIMENS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedavg", {}), ("apfl", {}), ("fedem", {"keep_momentum": True}), ("fedsr", {"keep_momentum": True})],
+)
+def test_training_by_adam_satisfies(
+    name: str, options: dict[str, object], check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    _apply(check, toy.by_adam(toy.builder(name, **options)), tmp_path, shared)
 
 
 @pytest.mark.parametrize(("check", "specimen"), [(c, s) for c, every in SPECIMENS.items() for s in every])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
 
 from idiolect import methods, models
 from idiolect.core import keys
-from idiolect.core.method import SGD, Data, Method, Task, Training
+from idiolect.core.method import SGD, Adam, Data, Method, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, build, load
 from idiolect.training import Preprocessing
+from idiolect.training.server_optimisers import AVERAGE, ServerOptimiser
 
 CLASSES, BATCH = 3, 8
 # client 2 lacks class 2, client 3 has one sample, client 4 is smaller than a batch, client 1 ends in a short batch
@@ -72,8 +74,22 @@ def builder(name: str, **options: object) -> Build:
     return partial(_build, name, methods.settle(name, options))
 
 
-def _build(name: str, options: dict[str, object], task: Task) -> Method:
-    return methods.build(name, options, task)
+def with_server(name: str, server: ServerOptimiser) -> Build:
+    """A published method with another server's step."""
+    return partial(_build, name, methods.settle(name, {}), server=server)
+
+
+def by_adam(build: Build) -> Build:
+    """A method whose clients train by Adam."""
+    return partial(_by_adam, build)
+
+
+def _by_adam(build: Build, task: Task) -> Method:
+    return build(replace(task, training=replace(task.training, optimiser=Adam(lr=0.01))))
+
+
+def _build(name: str, options: dict[str, object], task: Task, server: ServerOptimiser = AVERAGE) -> Method:
+    return methods.build(name, options, task, server=server)
 
 
 def rows(federation: FederatedData, client: int, *, padding: int = 0) -> Data:

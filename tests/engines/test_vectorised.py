@@ -33,7 +33,7 @@ import toy
 from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, Interrupted, RunError
-from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.core.method import Adam, Data, Down, Method, Task, Up, unchanged
 from idiolect.engines import Engine, Job, Record, Sequential, State, begin, fit
 from idiolect.engines.vectorised import engine as vectorised
 from idiolect.engines.vectorised import groups
@@ -42,6 +42,7 @@ from idiolect.engines.vectorised.graphs import Unfolded, mapped
 from idiolect.engines.vectorised.groups import plan
 from idiolect.runs.checkpoint import load, save
 from idiolect.training import joins_by_training, log_softmax_of, train_model, trained, untrained
+from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory.")
 CHEAP = {"pfedhn": {"steps": 16}}  # 50 steps a client take their time
@@ -134,6 +135,27 @@ def test_rounds_of_a_convolutional_network(name: str) -> None:
     plain, ways = _plain(job, 2), [{"chunk": 1}, {}, {"convolution": "unfold"}]
     for options in ways:  # pFedFDA finds its beta to about 1e-7, and its second round starts from it
         _agree(_run(job, Vectorised(device="cpu", **options), 2), plain, 1e-6)
+
+
+BY_ADAM = [("fedavg", {}), ("apfl", {}), ("fedem", {"keep_momentum": True}), ("fedsr", {"keep_momentum": True})]
+
+
+def _task_by_adam() -> Task:
+    return replace(_task(), training=replace(_task().training, optimiser=Adam(lr=0.01, clip=1.0)))
+
+
+@pytest.mark.parametrize(("name", "options"), BY_ADAM)
+def test_rounds_by_adam(name: str, options: dict[str, Any]) -> None:
+    torch.set_default_dtype(torch.float64)
+    job = Job(name, partial(methods.build, name, options, _task_by_adam()), toy.data(), 3)
+    _agree(_run(job, Vectorised(device="cpu", chunk=2), 2), _plain(job, 2), 1e-9)
+
+
+@pytest.mark.parametrize("server", [ServerMomentum(), ServerAdam()])
+def test_rounds_with_a_server_optimiser(server: ServerOptimiser) -> None:
+    torch.set_default_dtype(torch.float64)
+    job = Job("fedavg", partial(methods.build, "fedavg", {}, _task(), server=server), toy.data(), 3)
+    _agree(_run(job, Vectorised(device="cpu", chunk=2), 3), _plain(job, 3), 1e-9)
 
 
 def test_test_rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,6 +588,11 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
 @pytest.mark.parametrize(("name", "options"), FORMS + OTHERS)
 def test_no_method_asks_the_host(name: str, options: dict[str, Any]) -> None:
     _on_meta(partial(methods.build, name, options | SHORT.get(name, {})), _task())
+
+
+@pytest.mark.parametrize(("name", "options"), BY_ADAM)
+def test_nor_does_adam(name: str, options: dict[str, Any]) -> None:
+    _on_meta(partial(methods.build, name, options), _task_by_adam())
 
 
 def test_nor_does_a_convolution() -> None:

@@ -56,6 +56,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "--participation": ("0.5", "1"),
     "--local-epochs": ("1", "2"),
     "--batch-size": ("1", "4", "50"),
+    "--optimiser": ("sgd", "adam"),
+    "--server-optimiser": ("average", "momentum:momentum=0.5", "adam:lr=0.1,tau=1e-2"),
     "--lr": ("0.01", "1e-3", "1"),
     "--momentum": ("0", "0.9"),
     "--weight-decay": ("0", "1e-4"),

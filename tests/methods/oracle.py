@@ -46,7 +46,7 @@ def federation(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def task(**training: Any) -> Task:
-    how: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "sgd": RULE, "shuffle": False} | training
+    how: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "optimiser": RULE, "shuffle": False} | training
     return Task(Network(make, (INPUTS,)), CLASSES, len(SIZES), Training(**how))
 
 

@@ -102,7 +102,7 @@ def test_fedavg_ft_tunes_the_global_model(epochs: int | None, part: str) -> None
 
 def test_a_clipped_round() -> None:
     rule = o.SGD(o.RULE.lr, o.RULE.momentum, o.RULE.weight_decay, clip=0.3)
-    method = methods.build("fedavg", {}, o.task(sgd=rule))
+    method = methods.build("fedavg", {}, o.task(optimiser=rule))
     up = method.local(o.one(method, o.model_of(START), 0), (), o.data(*ROWS[0]), o.key())[1]
     same(tree.add(o.model_of(START), up.value), alone(START, 0, clip=0.3))
     free, bound = alone(START, 0), alone(START, 0, clip=0.3)

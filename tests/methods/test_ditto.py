@@ -139,7 +139,7 @@ def round_alone(method: Method, client: Personal) -> Personal:
 
 def test_pull_holds_to_the_received_model_and_not_to_the_moving_one() -> None:
     """With a pull that leaves no room, v is the received model while u walks away from it."""
-    method = methods.build("ditto", {"pull": 1e3}, o.task(epochs=5, sgd=SGD(1e-3, 0.0, 0.0)))
+    method = methods.build("ditto", {"pull": 1e3}, o.task(epochs=5, optimiser=SGD(1e-3, 0.0, 0.0)))
     client, up, info = method.local(
         o.one(method, o.model_of(START), 0), trained(o.model_of(START)), o.data(*ROWS[0]), o.key()
     )

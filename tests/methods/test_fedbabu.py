@@ -139,7 +139,7 @@ def test_the_head_keeps_its_bits() -> None:
         x_B, y_B = rows(task, data, batch)
         return cross_entropy_mean(task.network(Model(model.body, tree.detach(model.head)), x_B), y_B, batch.used_B), ()
 
-    model, _ = sgd(zeroed, start, batches(data, task.training, o.key()), task.training.sgd)
+    model, _ = sgd(zeroed, start, batches(data, task.training, o.key()), task.training.optimiser)
     assert (model.head["weight"] - start.head["weight"]).abs().max() > 1e-3
 
 

@@ -228,13 +228,13 @@ def test_centroids_weigh_by_class_counts_and_absent_classes_stay() -> None:
 def test_each_phase_moves_one_part() -> None:
     """A strong decay and momentum shrink what trains, and nothing else."""
     rule = o.SGD(0.01, 0.9, 1.0)
-    method = methods.build("fedpac", {}, o.task(sgd=rule))
+    method = methods.build("fedpac", {}, o.task(optimiser=rule))
     x, y = ROWS[0]
     up = method.local(o.one(method, state(), 0), (), o.data(x, y), o.key())[1]
     p = {"W": BODY["W"], "b": BODY["b"], "U": HEADS[0]["U"], "c": HEADS[0]["c"]}
     head = o.descend(p, "Uc", o.batches(len(y), 1), o.head_gradient(x, y), lr=0.1, momentum=0.9, decay=1.0)
     close(up.value.head["weight"], head["U"])  # one head epoch and no more: unmoved by the body phase
-    tuned = methods.build("fedpac", {"tuning_epochs": 2}, o.task(sgd=rule))
+    tuned = methods.build("fedpac", {"tuning_epochs": 2}, o.task(optimiser=rule))
     down = o.one(tuned, state(), 0)
     client = tuned.personalise(down, (), o.data(x, y), o.key())
     want = o.descend(p, "Uc", o.batches(len(y), 2), o.head_gradient(x, y), lr=0.1, momentum=0.9, decay=1.0)

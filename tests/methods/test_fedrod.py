@@ -219,7 +219,7 @@ def test_the_first_personal_prediction_is_the_generic_one(personal_head: str) ->
 
 
 def local(extra: Params, k: int = 1, **rule: float) -> Any:
-    task = o.task(sgd=SGD(**({"lr": 0.07, "momentum": 0.6, "weight_decay": 0.0} | rule)))
+    task = o.task(optimiser=SGD(**({"lr": 0.07, "momentum": 0.6, "weight_decay": 0.0} | rule)))
     method = methods.build("fedrod", {}, task)
     down = o.one(method, Shared(o.model_of(START), ()), k)
     return method.local(down, trained(layer(extra)), o.data(*ROWS[k]), o.key())

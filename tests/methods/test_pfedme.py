@@ -105,7 +105,7 @@ def same(model: Model, p: o.Params) -> None:
 
 
 def build(rule: SGD = o.RULE, **options: Any) -> Method:
-    return methods.build("pfedme", {**OPTIONS, **options}, o.task(sgd=rule))
+    return methods.build("pfedme", {**OPTIONS, **options}, o.task(optimiser=rule))
 
 
 @pytest.mark.parametrize(

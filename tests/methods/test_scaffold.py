@@ -123,7 +123,7 @@ def test_the_control_is_the_gradient_with_momentum_too(momentum: float, epochs: 
     """Steps so small that the gradient of all rows, decay included, is one and the same."""
     rule = SGD(lr=1e-7, momentum=0.9, weight_decay=0.02)
     x, y = ROWS[0]
-    method = methods.build("scaffold", {"momentum": momentum}, o.task(epochs=epochs, batch_size=len(y), sgd=rule))
+    method = methods.build("scaffold", {"momentum": momentum}, o.task(epochs=epochs, batch_size=len(y), optimiser=rule))
     server, clients = started()
     new = method.local(o.one(method, server, 0), clients[0], o.data(x, y), o.key())[0]
     g = o.whole_gradient(x, y)(START, np.arange(len(y)))

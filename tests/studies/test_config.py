@@ -16,7 +16,7 @@ from rich.console import Console
 
 import idiolect as idl
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Training
+from idiolect.core.method import SGD, Adam, Training
 from idiolect.runs.schema import RECORDS, TIMINGS
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
@@ -91,6 +91,7 @@ def test_ways_to_write_the_same_study() -> None:
         idl.Study(),
         idl.Study(methods=[idl.use("pfedfda", preset="paper", label="päper, <1>"), "fedcr"], seeds=(2**63 - 1, 0)),
         idl.Study(shifts="rotate:degrees=30,clients=0-4+8,noise", partition="dominant", evaluate_every=3, lr=1e-12),
+        idl.Study(optimiser="adam", server_optimiser="adam:lr=0.1"),
     ],
 )
 def test_yaml_round_trip(study: idl.Study, tmp_path: Path) -> None:
@@ -107,6 +108,44 @@ def test_evaluation(rounds: int, every: int | None, expected: int) -> None:
 def test_methods_are_told_how_to_train() -> None:
     study = idl.Study(local_epochs=3, batch_size=7, lr=0.2, momentum=0, weight_decay=0, drop_last=True)
     assert study.task(study.federation()).training == Training(3, 7, SGD(0.2, 0, 0), drop_last=True)
+
+
+def test_methods_are_told_to_train_by_adam() -> None:
+    study = idl.Study(local_epochs=3, batch_size=7, optimiser="adam", lr=0.002, weight_decay=0.1)
+    assert study.task(study.federation()).training == Training(3, 7, Adam(0.002, weight_decay=0.1))
+    assert study.momentum == 0
+    with pytest.raises(InputError, match=r"momentum=0\.9 is for optimiser=sgd, not adam: leave momentum out"):
+        idl.Study(optimiser="adam", momentum=0.9)
+
+
+def test_server_optimisers() -> None:
+    """Study files of before name none, and mean the average."""
+    assert str(idl.Study().server_optimiser) == "average"
+    study = idl.Study(server_optimiser={"name": "momentum", "options": {"lr": 2}})
+    assert str(study.server_optimiser) == "momentum:lr=2.0,momentum=0.9"
+    assert study == idl.Study(server_optimiser="momentum:lr=2") != idl.Study()
+    with pytest.raises(InputError, match="unknown server_optimiser 'adma'; did you mean 'adam'"):
+        idl.Study(server_optimiser="adma")
+    with pytest.raises(InputError, match="server_optimiser: cannot read 3; write name:option=value, for example adam:"):
+        idl.Study(server_optimiser=3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimiser": "adam", "lr": 0.001},
+        {"server_optimiser": "momentum:momentum=0.5"},
+        {"server_optimiser": "adam:lr=0.03"},
+        {"optimiser": "adam", "lr": 0.001, "server_optimiser": "adam:lr=0.03"},
+    ],
+    ids=str,
+)
+def test_fedavg_learns_with_each_optimiser(settings: dict[str, Any], tmp_path: Path) -> None:
+    study = idl.Study(**{**SMALL, "rounds": 8, "batch_size": 10}, methods="fedavg", partition="iid", **settings)
+    [row] = idl.run(study, out=tmp_path / "r", engine="sequential").rows()
+    assert row.accuracy > 0.8
+    assert idl.Study.read(tmp_path / "r" / "study.yaml") == study
+    idl.run(study, out=tmp_path / "r", engine="sequential", resume=True)
 
 
 def test_a_study_cannot_be_changed() -> None:

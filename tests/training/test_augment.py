@@ -181,7 +181,7 @@ def test_a_head_sees_other_images_in_each_epoch() -> None:
 def test_training_a_head_on_augmented_images(float64: None) -> None:
     """Written out with torch.optim."""
     rule = SGD(0.1, 0.6, 0.05)
-    data, task = client(11), flat_task((1, 12, 12), epochs=3, batch_size=4, sgd=rule)
+    data, task = client(11), flat_task((1, 12, 12), epochs=3, batch_size=4, optimiser=rule)
     model = task.network.init(keys.key(1))
     got, _ = train_model(task, model, data, KEY, part="head")
     head = nn.Linear(144, 3)
@@ -194,7 +194,9 @@ def test_training_a_head_on_augmented_images(float64: None) -> None:
         step.step()
     for name, weight in head.named_parameters():
         torch.testing.assert_close(got.head[name], weight.detach(), rtol=1e-10, atol=1e-12)
-    clean = train_model(flat_task((1, 12, 12), "none", epochs=3, batch_size=4, sgd=rule), model, data, KEY, part="head")
+    clean = train_model(
+        flat_task((1, 12, 12), "none", epochs=3, batch_size=4, optimiser=rule), model, data, KEY, part="head"
+    )
     assert not torch.allclose(got.head["weight"], clean[0].head["weight"])
 
 

@@ -182,7 +182,7 @@ def test_every_call_of_a_layer_has_its_statistics(policy: str) -> None:
 def test_frozen_is_torch_in_evaluation() -> None:
     data, some = toy.rows(toy.data(), 0), task("frozen")
     some = replace(some, training=replace(some.training, shuffle=False))
-    start, modules, rule = some.network.init(toy.key()), [p.eval() for p in tiny_bn.make()], some.training.sgd
+    start, modules, rule = some.network.init(toy.key()), [p.eval() for p in tiny_bn.make()], some.training.optimiser
     for module, part in zip(modules, start, strict=True):
         module.load_state_dict(part, strict=False)
     weights = [p for module in modules for p in module.parameters()]

@@ -156,6 +156,26 @@ class SGD:
 
 
 @dataclass(frozen=True)
+class Adam:
+    """Adam as torch.optim.Adam defines it.
+
+    ``weight_decay`` is an L2 penalty: that many times the weights is added to the gradient. ``clip`` and
+    ``decay_biases`` are as in ``SGD``.
+    """
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    decay_biases: bool = True
+
+
+Optimiser = SGD | Adam
+"""The optimiser of a client's local steps."""
+
+
+@dataclass(frozen=True)
 class Training:
     """How a client trains in one round.
 
@@ -166,7 +186,7 @@ class Training:
 
     epochs: int = 5
     batch_size: int = 50
-    sgd: SGD = field(default_factory=SGD)
+    optimiser: Optimiser = field(default_factory=SGD)
     shuffle: bool = True
     augment: Augment = "none"
     drop_last: bool = False

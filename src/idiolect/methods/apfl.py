@@ -21,6 +21,7 @@ from idiolect.training import (
     combine_mean,
     cross_entropy_mean,
     joins_by_training,
+    optimiser_state,
     rows,
     sgd_from,
     trained,
@@ -89,7 +90,7 @@ def apfl(
     counted into its gradient in [6] and that of w_i not; rate schedules that reach w_i and leave v_i at the first rate;
     an epoch that ends at a batch of a single row.
     """
-    network, rule = task.network, task.training.sgd
+    network, rule = task.network, task.training.optimiser
 
     def mixture(v: Model, w: Model, alpha: Tensor, x_B: Tensor) -> Tensor:  # [1]
         x_B = task.inputs(x_B)
@@ -113,15 +114,13 @@ def apfl(
             x_B, y_B = rows(task, data, batch)
             return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)  # [3]
 
-        def personal_step(
-            v: Model, momentum: Model, w: Model, share: Tensor, batch: Batch
-        ) -> tuple[Model, Model, Tree]:
+        def personal_step(v: Model, state: Tree, w: Model, share: Tensor, batch: Batch) -> tuple[Model, Tree, Tree]:
             def loss(v: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
                 value = mixed_error(v, w, share, batch)
                 return value, (value, batch.used_B.sum())
 
-            v, momentum, [seen] = sgd_from(loss, v, momentum, [batch], rule)  # [3]
-            return v, momentum, seen
+            v, state, [seen] = sgd_from(loss, v, state, [batch], rule)  # [3]
+            return v, state, seen
 
         def slope(before: Model, v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             if alpha_gradient == "exact":
@@ -133,11 +132,11 @@ def apfl(
 
         w, own = down.shared, client.value
         v, share = tree.when(client.trained, lambda: own.v, lambda: w), own.alpha
-        momentum_w, momentum_v, seen = tree.zeros(w), tree.zeros(v), []
+        state_w, state_v, seen = optimiser_state(rule, w), optimiser_state(rule, v), []
         for number, batch in enumerate(batches(data, task.training, key, steps=steps)):
             before = v
-            w, momentum_w, _ = sgd_from(shared_error, w, momentum_w, [batch], rule)  # [2]
-            v, momentum_v, loss = personal_step(v, momentum_v, w, share, batch)  # [3]
+            w, state_w, _ = sgd_from(shared_error, w, state_w, [batch], rule)  # [2]
+            v, state_v, loss = personal_step(v, state_v, w, share, batch)  # [3]
             seen.append(loss)
             if adaptive and number == 0:  # [4]
                 share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)

@@ -55,7 +55,7 @@ def fedbabu(
     is tuned. It tunes without decay, here the task's holds. It freezes the head by a learning rate of 0, which comes to
     the same. Its classification without a head, by the nearest class mean, is left out.
     """
-    rule = task.training.sgd if tuning_lr is None else replace(task.training.sgd, lr=tuning_lr)
+    rule = task.training.optimiser if tuning_lr is None else replace(task.training.optimiser, lr=tuning_lr)
 
     def send(server: Model, ids: Tensor) -> Down:
         return Down(shared=server)

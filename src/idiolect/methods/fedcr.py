@@ -95,8 +95,8 @@ def fedcr(
         latent: V; by Tables 2 and 3 the paper takes 256 (EMNIST-L, CIFAR-10) or 512 (Fashion-MNIST, CIFAR-100).
         beta: weight of the KL term; 5e-4, for CIFAR-100 with Dirichlet labels 1e-3 (appendix A.1.3).
         samples: draws of z per row (appendix A.1.3: 18; Algorithm 2 shows one).
-        lr: learning rate of this method's rule, which has its own defaults (the paper tunes in 0.001-0.5; the released
-            code's instructions: 0.05).
+        lr: learning rate of this method's own SGD, which trains whatever the task's optimiser is (the paper tunes in
+            0.001-0.5; the released code's instructions: 0.05).
         momentum: none in the released code; the paper names none.
         weight_decay: the same.
         clip: bound on the gradient norm of encoder and head together (released code: 10; the paper names none); the

@@ -20,6 +20,7 @@ from idiolect.training import (
     combine_mean,
     log_softmax_of,
     mean,
+    optimiser_state,
     row_losses,
     rows,
     sgd_from,
@@ -50,7 +51,7 @@ class Client(NamedTuple):
     pi_M: Tensor
     """How much of each component its rows are."""
     momentum: Tree = ()
-    """The optimisers' buffers (M, ...), where they are kept."""
+    """The optimisers' states (M, ...), where they are kept."""
     models: Tree = ()
     """Tuned components (M, ...), in what ``personalise`` makes only."""
 
@@ -110,8 +111,8 @@ def fedem(
         return Server(tree.stack([task.network.init(keys.fold(key, m)) for m in range(models)]))
 
     def init_client(key: Tensor) -> Personal:
-        zeros = tree.zeros(init_server(key).models) if keep_momentum else ()
-        return untrained(Client(uniform(), zeros))
+        one = optimiser_state(task.training.optimiser, task.network.init(key))
+        return untrained(Client(uniform(), tree.stack([one] * models) if keep_momentum else ()))
 
     def send(server: Server, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -121,8 +122,8 @@ def fedem(
 
     def maximisation(
         received: Model, momentum: Tree, q_NM: Tensor, data: Data, key: Tensor, epochs: int | None = None
-    ) -> tuple[Model, Model, Tensor]:
-        def train(m: int) -> tuple[Model, Model, Tensor]:
+    ) -> tuple[Model, Tree, Tensor]:
+        def train(m: int) -> tuple[Model, Tree, Tensor]:
             q_N = q_NM[:, m]
 
             def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -132,9 +133,9 @@ def fedem(
                 return value, (value, batch.used_B.sum())
 
             start = tree.rows(received, m)
-            buffers = tree.rows(momentum, m) if momentum else tree.zeros(start)
+            buffers = tree.rows(momentum, m) if momentum else optimiser_state(task.training.optimiser, start)
             plan = batches(data, task.training, keys.fold(key, m), epochs=epochs)
-            model, buffers, seen = sgd_from(loss, start, buffers, plan, task.training.sgd)  # [3]
+            model, buffers, seen = sgd_from(loss, start, buffers, plan, task.training.optimiser)  # [3]
             return model, buffers, trained_loss(seen)
 
         model_M, buffers_M, loss_M = zip(*(train(m) for m in range(models)), strict=True)

@@ -127,7 +127,7 @@ def fedlda(
             extra = decorrelation * penalty(z_Bd, y_B, batch.used_B) if decorrelation else 0.0
             return error + extra, (error, batch.used_B.sum())  # [2]
 
-        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.sgd)  # [2]
+        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [2]
         return new, trained_loss(seen)
 
     def send(server: Shared, ids: Tensor) -> Down:

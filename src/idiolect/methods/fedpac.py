@@ -123,7 +123,7 @@ def fedpac(
         task: the problem.
         alignment: lambda, the weight of the alignment term; 0 turns it off (ablation).
         collaboration: False leaves every client its own head (ablation).
-        head_lr: learning rate of the head phase; momentum and decay are the task's.
+        head_lr: learning rate of the head phase; all else of the optimiser is the task's (for Adam, take less).
         head_epochs: epochs of the head phase.
         threshold: combination weights below it become 0 and the rest is renormalised (released code: 1e-3; the paper
             has none).
@@ -139,7 +139,7 @@ def fedpac(
     negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64, where a negative eigenvalue is
     rounding and counts as 0. The released code stops at a class that no participant holds.
     """
-    network, rule = task.network, task.training.sgd
+    network, rule = task.network, task.training.optimiser
 
     def init_server(key: Tensor) -> Server:
         model = network.init(key)

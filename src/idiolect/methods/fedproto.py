@@ -126,7 +126,7 @@ def fedproto(
             return error + alignment * apart, seen  # [1]
 
         plan = batches(data, training, key, drop_last=drop_last)
-        model, seen = sgd(loss, client.value.model, plan, training.sgd)  # [1]
+        model, seen = sgd(loss, client.value.model, plan, training.optimiser)  # [1]
         last = seen[-(len(seen) // training.epochs) :]  # [2]
         z_Nd, y_N, used_N = (torch.cat([s[part] for s in last]) for part in (3, 4, 5))
         hot_NC = weights_by_class(y_N, used_N, task.classes).to(z_Nd.dtype)

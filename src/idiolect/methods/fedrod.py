@@ -129,7 +129,7 @@ def fedrod(
             return generic + personal, (personal, batch.used_B.sum(), generic)  # [1] [2]
 
         start = (down.shared.model, down.shared.hyper if hypernetwork else client.value)
-        (model, own), seen = sgd(loss, start, batches(data, task.training, key), task.training.sgd)  # [1] [2]
+        (model, own), seen = sgd(loss, start, batches(data, task.training, key), task.training.optimiser)  # [1] [2]
         info = {
             "train_loss": trained_loss([s[:2] for s in seen]),
             "generic_loss": trained_loss([(s[2], s[1]) for s in seen]),

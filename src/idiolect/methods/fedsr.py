@@ -24,6 +24,7 @@ from idiolect.training import (
     combine_mean,
     cross_entropy_mean,
     mean,
+    optimiser_state,
     rows,
     sgd,
     sgd_from,
@@ -126,7 +127,7 @@ def fedsr(
     shuffle, here batches walk through epochs. Where a weight is exactly 0 it leaves the term and its weights alone,
     here r_mu, r_sigma and a still decay, which nothing then reads.
     """
-    network, rule = task.network, task.training.sgd
+    network, rule = task.network, task.training.optimiser
 
     def start(key: Tensor) -> tuple[Shared, Reference]:
         code = new_linear(keys.fold(key, "code"), network.width, 2 * latent)
@@ -140,7 +141,7 @@ def fedsr(
 
     def init_client(key: Tensor) -> Client:
         both = start(key)
-        return Client(() if share_reference else both[1], tree.zeros(both) if keep_momentum else ())
+        return Client(() if share_reference else both[1], optimiser_state(rule, both) if keep_momentum else ())
 
     def code_of(code: Weights, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
         out_B2V = linear(z_Bd, **code)  # [1]
@@ -169,7 +170,7 @@ def fedsr(
             return error + norm * size + conditional * apart_, (error, size, apart_, batch.used_B.sum())  # [4]
 
         plan = batches(data, task.training, keys.fold(key, "all"), steps=steps)
-        kept = client.momentum or tree.zeros(received)
+        kept = client.momentum or optimiser_state(rule, received)
         (model, reference), kept, seen = sgd_from(loss, received, kept, plan, rule)  # [4]
         error, size, apart_ = (trained_loss([(s[part], s[3]) for s in seen]) for part in range(3))
         info = {"train_loss": error, "code_norm": size, "kl": apart_, "scale": reference.scale}

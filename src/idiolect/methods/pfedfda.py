@@ -168,7 +168,7 @@ def pfedfda(
             return value, (z_Bd, batch.at_B, batch.used_B, value)
 
         plan = batches(data, task.training, keys.fold(key, "body"), drop_last=drop_last)
-        new, seen = sgd(loss, body, plan, task.training.sgd)  # [2]
+        new, seen = sgd(loss, body, plan, task.training.optimiser)  # [2]
         if statistics == "training":
             z_Nd, at_N, used_N = (torch.cat([s[part] for s in seen]) for part in range(3))
         else:

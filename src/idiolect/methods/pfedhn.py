@@ -106,7 +106,7 @@ def pfedhn(
     embedding generates.
 
     Args:
-        task: the problem; batch size and shuffling are the task's.
+        task: the problem; batch size and shuffling are the task's, its optimiser does not hold here.
         steps: local mini-batches per round; None takes the task's local epochs (released code: 50).
         lr: learning rate of [3] (FedPAC: 0.01; released code: 5e-3).
         momentum: of [3], fresh in every round (released code).

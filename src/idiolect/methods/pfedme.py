@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     joins_by_training,
     log_softmax_of,
+    require_sgd,
     rows,
     sgd,
     trained,
@@ -71,13 +72,13 @@ def pfedme(
             averages those who were drawn).
 
     Raises:
-        InputError: the rates make a step of w_i or theta_i overshoot.
+        InputError: the rates make a step of w_i or theta_i overshoot, or the task's optimiser is not SGD.
 
     Source: the paper's algorithm; released code (CharlieDinh/pFedMe).
     Differs from source: the released code means to test theta_i and tests w_i, which it copies into the same tensors
     after the last step. It continues a client's batches from round to round; here each round begins anew.
     """
-    rule = task.training.sgd
+    rule = require_sgd(task, "pfedme", "both of its steps are plain gradient steps with their own rates")
     if not rule.lr * pull < 1:
         raise InputError(
             f"method pfedme: pull={pull:g} times lr={rule.lr:g} is {rule.lr * pull:g}, so that a local step would "

@@ -26,6 +26,7 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.core.method import Method, Task, unchanged
 from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
+from idiolect.training.server_optimisers import AVERAGE, ServerOptimiser, with_server_optimiser
 
 _FOLDER = os.path.dirname(__file__)
 _NO_METHODS = {"registry", "profile"}  # of the folder's modules
@@ -166,7 +167,25 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return entry.options | entry.presets.get(preset or "", {}) | given
 
 
-def build(name: str, options: Mapping[str, Any], task: Task, *, personal: bool = True) -> Method:
-    """A method for a task; with ``personal=False`` its ``personalise`` leaves clients as they are."""
-    method = get(name).build(task, **settle(name, options))
+def build(
+    name: str,
+    options: Mapping[str, Any],
+    task: Task,
+    *,
+    personal: bool = True,
+    server: ServerOptimiser = AVERAGE,
+) -> Method:
+    """A method for a task.
+
+    Args:
+        name: of the method.
+        options: settled or not.
+        task: the problem.
+        personal: False has ``personalise`` leave clients as they are.
+        server: the optimiser of the server's step.
+
+    Raises:
+        InputError: unknown method or option, a value out of range, or the method cannot take this task or this server.
+    """
+    method = with_server_optimiser(get(name).build(task, **settle(name, options)), name, server)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)

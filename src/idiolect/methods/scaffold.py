@@ -13,7 +13,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 from idiolect.core.network import Model
-from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, rows, sgd, trained_loss
+from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, require_sgd, rows, sgd, trained_loss
 
 
 class Server(NamedTuple):
@@ -53,11 +53,14 @@ def scaffold(
             place of k, and [2] divides by that.
         steps: k, mini-batches of a round; None: those of the task's local epochs.
 
+    Raises:
+        InputError: the task's optimiser is not SGD.
+
     Source: the paper's algorithm with option II for the controls; its authors released no code.
     Differs from source: decay, where the task has one, is part of g, and so of c_i. A bound on the gradient norm, where
     the task has one, bounds the corrected gradient; where it acts, the controls miss what it cut off.
     """
-    rule = replace(task.training.sgd, momentum=momentum)
+    rule = replace(require_sgd(task, "scaffold", "it computes its controls from the learning rate"), momentum=momentum)
 
     def init_server(key: Tensor) -> Server:
         model = task.network.init(key)

@@ -48,6 +48,8 @@ EFFECTS = {
     "normalise": "another scale of the inputs, which acts as another learning rate would",
     "augment": "training images vary: slower to fit, better on test rows where rows are few",
     "drop_last": "fewer steps, most of all where clients hold few rows",
+    "optimiser": "adam takes steps of one size in all weights, whatever the size of the gradient",
+    "server_optimiser": "how far the shared model moves in a round",
     "lr": "longer or shorter steps",
     "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
     "weight_decay": "how small weights are kept; of little effect in few rounds",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import torch
@@ -19,7 +19,7 @@ from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
-from idiolect.core.method import SGD, Augment, Task, Training
+from idiolect.core.method import SGD, Adam, Augment, Optimiser, Task, Training
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.engines import Job
@@ -35,6 +35,7 @@ from idiolect.studies.naming import (
 )
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
 from idiolect.training import Preprocessing
+from idiolect.training.server_optimisers import complete_server_optimiser, server_optimiser_of
 
 log = logging.getLogger(__name__)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -79,9 +80,11 @@ class Study(BaseModel):
     participation: Annotated[float, Field(gt=0, le=1)] = field("participation")
     local_epochs: PositiveInt = field("local_epochs")
     batch_size: PositiveInt = field("batch_size")
+    optimiser: Literal["sgd", "adam"] = field("optimiser")
     lr: Rate = field("lr")
     momentum: Annotated[float, Field(ge=0, lt=1)] = field("momentum")
     weight_decay: Decay = field("weight_decay")
+    server_optimiser: Spec = field("server_optimiser")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
@@ -108,6 +111,12 @@ class Study(BaseModel):
             for name, value in values.items():
                 object.__setattr__(self, name, value)
 
+        if self.optimiser == "adam":
+            if self.momentum and "momentum" in self.model_fields_set:
+                raise ValueError(
+                    f"momentum={self.momentum:g} is for optimiser=sgd, not adam: leave momentum out, or set it to 0"
+                )
+            settle(momentum=0.0)
         if self.data is None:
             settle(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
@@ -213,6 +222,11 @@ class Study(BaseModel):
     @classmethod
     def _new_shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
         return tuple(complete_shift(spec) for spec in data.conditions_of(specs))
+
+    @pydantic.field_validator("server_optimiser")
+    @classmethod
+    def _server_optimiser(cls, spec: Spec) -> Spec:
+        return complete_server_optimiser(spec)
 
     @pydantic.field_validator("methods")
     @classmethod
@@ -333,16 +347,19 @@ class Study(BaseModel):
         if self.augment != "none" and federation.x_R.dtype != torch.uint8:
             raise InputError(f"augment={self.augment} is for images, and these rows are numbers: leave it out")
         network = models.build(self.model, federation.shape, federation.classes)
-        rule = SGD(self.lr, self.momentum, self.weight_decay)
+        rule: Optimiser = SGD(self.lr, self.momentum, self.weight_decay)
+        if self.optimiser == "adam":
+            rule = Adam(self.lr, weight_decay=self.weight_decay)
         training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment, drop_last=self.drop_last)
         inputs = Preprocessing(federation.mean, federation.std)
         return Task(network, federation.classes, federation.trained, training, inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
+        build = partial(methods.build, server=server_optimiser_of(self.server_optimiser))
         # each has a network of its own, for one that computes holds its weights, and jobs run side by side
         return [
-            (u, Job(u.label, partial(methods.build, u.name, u.options, self.task(federation)), federation, seed))
+            (u, Job(u.label, partial(build, u.name, u.options, self.task(federation)), federation, seed))
             for u in self.methods
             for seed in self.seeds
         ]

@@ -83,10 +83,9 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden" and not inner:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
-    if setting in ("partition", "shifts", "new_shifts", "methods") and not named:
-        return (
-            f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example dirichlet:alpha=0.3"
-        )
+    if setting in ("partition", "shifts", "new_shifts", "methods", "server_optimiser") and not named:
+        example = "adam:lr=0.01" if setting == "server_optimiser" else "dirichlet:alpha=0.3"
+        return f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example {example}"
     known = named or setting == "protocol"
     inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
     where = ".".join(map(str, [setting, *inside]))

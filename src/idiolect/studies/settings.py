@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.option_spec import plain
+from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # where nothing else decides
@@ -108,9 +108,18 @@ SETTINGS = {
     "participation": Setting(TRAINING, "Share of the clients in each round.", 1.0, type=float),
     "local_epochs": Setting(TRAINING, "Epochs per client and round.", 5, type=int),
     "batch_size": Setting(TRAINING, "Samples per step.", 50, type=int),
-    "lr": Setting(TRAINING, "Learning rate.", 0.01, type=float),
-    "momentum": Setting(TRAINING, "Momentum.", 0.5, type=float),
-    "weight_decay": Setting(TRAINING, "Weight decay.", 5e-4, type=float),
+    "optimiser": Setting(
+        TRAINING, "Of the clients: sgd, or adam, which usually takes a smaller learning rate, as 0.001.", "sgd"
+    ),
+    "lr": Setting(TRAINING, "Learning rate of the clients.", 0.01, type=float),
+    "momentum": Setting(TRAINING, "Momentum of the clients' sgd.", 0.5, type=float),
+    "weight_decay": Setting(TRAINING, "Weight decay of the clients, as an L2 penalty.", 5e-4, type=float),
+    "server_optimiser": Setting(
+        TRAINING,
+        "What the server does with the mean increment: average adds it; or momentum:lr=1.0,momentum=0.9; or "
+        "adam:lr=0.01,beta1=0.9,beta2=0.99,tau=0.001.",
+        Spec(name="average"),
+    ),
     "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
     "drop_last": Setting(
         TRAINING, "Leave out the samples that do not fill a batch, others in each epoch.", False, type=bool

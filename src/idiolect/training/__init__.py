@@ -3,6 +3,7 @@
 from idiolect.training.averaging import add_mean, combine_mean
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
+from idiolect.training.optimisers import optimiser_state, require_sgd
 from idiolect.training.preprocessing import Preprocessing
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.supervised import (
@@ -29,7 +30,9 @@ __all__ = [
     "joins_by_training",
     "log_softmax_of",
     "mean",
+    "optimiser_state",
     "own_or",
+    "require_sgd",
     "row_losses",
     "rows",
     "sgd",

@@ -1,4 +1,4 @@
-"""Local SGD: the loop that every method trains with."""
+"""Local training: stochastic gradient steps on a loss, by the optimiser of the task. Every method trains with this."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from idiolect.core import tree
-from idiolect.core.method import SGD
+from idiolect.core.method import Optimiser
 from idiolect.core.tree import Tree
 from idiolect.training.batches import Batch
+from idiolect.training.optimisers import in_place, laid_as, mapped, optimiser_state
 
 P = TypeVar("P")
 Loss = Callable[[P, Batch], tuple[Tensor, Tree]]
 
 
-def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, list[Tree]]:
+def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) -> tuple[P, list[Tree]]:
     """Train ``weights`` over ``batches`` with a fresh optimiser; what is not in ``weights`` does not move.
 
-    g <- clip(grad loss) + weight_decay w;  m <- momentum m + g;  w <- w - lr m   (torch.optim.SGD's convention)
+    g <- clip(grad loss) + weight_decay w, and then
+    SGD:   m <- momentum m + g;   w <- w - lr m                                 (as torch.optim.SGD)
+    Adam:  m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2;
+           w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)          (as torch.optim.Adam, in step t)
 
     Args:
         loss: (weights, batch) -> (scalar, anything). The second part is returned per step, as it was before the step.
         weights: a tree; never changed in place.
-        batches: one per step. A step whose rows are all padding changes nothing, momentum and decay included.
-        rule: the rates.
+        batches: one per step. A step whose rows are all padding changes nothing, nor does it count.
+        rule: the optimiser.
 
     Returns:
         The trained weights, and what the loss saw in each step.
     """
-    weights, _, seen = sgd_from(loss, weights, tree.zeros(weights), batches, rule)
+    weights, _, seen = sgd_from(loss, weights, optimiser_state(rule, weights), batches, rule)
     return weights, seen
 
 
-def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
+def sgd_from(
+    loss: Loss[P], weights: P, state: Tree, batches: Sequence[Batch], rule: Optimiser
+) -> tuple[P, Tree, list[Tree]]:
     """``sgd`` with an optimiser that goes on.
 
     Args:
         loss: as for ``sgd``, and so are ``weights``, ``batches`` and ``rule``.
-        momentum: the buffers m, a tree like the weights; without momentum they come back as they are.
+        state: of the optimiser, as ``optimiser_state`` or the call before gave it. SGD's is the momentum, a tree like
+            the weights; with a momentum of 0 it comes back as it is.
 
     Returns:
-        The trained weights, the buffers, and what the loss saw in each step.
+        The trained weights, the state, and what the loss saw in each step.
     """
     if not batches or not tree.leaves(weights):
-        return weights, momentum, [tree.detach(loss(weights, b)[1]) for b in batches]
+        return weights, state, [tree.detach(loss(weights, b)[1]) for b in batches]
     if any(tree.mapped(b.used_B) for b in batches):
-        return _mapped(loss, weights, momentum, batches, rule)
+        return _mapped(loss, weights, state, batches, rule)
     flat, build = tree.flatten(weights)
     flat = [laid_out(w).requires_grad_() for w in flat]
-    buffers: list[Tensor] = []
-    if rule.momentum:
-        buffers = tree.leaves(tree.map(lambda w, m: _laid_as(m, w).clone(), build(flat), momentum))
-    groups = []
-    for decay in {_decay(w, rule) for w in flat}:
-        at = [i for i, w in enumerate(flat) if _decay(w, rule) == decay]
-        groups.append((decay, at, [flat[i] for i in at], [buffers[i] for i in at if buffers]))
+    step, state_now = in_place(rule, flat, state, build)
     seen = []
     for batch in batches:
         value, extra = loss(build(flat), batch)
@@ -66,18 +67,14 @@ def sgd_from(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], r
         with torch.no_grad():
             if rule.clip is not None:
                 torch._foreach_mul_(grads, _shrink(grads, rule.clip))
-            grads = [_laid_as(g, w) for g, w in zip(grads, flat, strict=True)]
-            for decay, at, moving, moved in groups:
-                torch._fused_sgd_(
-                    moving, [grads[i] for i in at], moved,
-                    weight_decay=decay, momentum=rule.momentum, lr=rule.lr,
-                    dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-                )  # fmt: skip
+            step([laid_as(g, w) for g, w in zip(grads, flat, strict=True)])
         seen.append(tree.detach(extra))
-    return build([w.detach() for w in flat]), build(buffers) if buffers else momentum, seen
+    return build([w.detach() for w in flat]), state_now(), seen
 
 
-def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], rule: SGD) -> tuple[P, P, list[Tree]]:
+def _mapped(
+    loss: Loss[P], weights: P, state: Tree, batches: Sequence[Batch], rule: Optimiser
+) -> tuple[P, Tree, list[Tree]]:
     gradient = torch.func.grad(loss, has_aux=True)
     seen = []
     for batch in batches:
@@ -85,27 +82,9 @@ def _mapped(loss: Loss[P], weights: P, momentum: P, batches: Sequence[Batch], ru
         if rule.clip is not None:
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)
-        live = batch.used_B.sum() > 0
-        new = tree.map(
-            lambda m, a, w: torch.add(torch.add(a, w, alpha=_decay(w, rule)), m, alpha=rule.momentum),
-            momentum,
-            g,
-            weights,
-        )
-        weights = tree.map(lambda w, m, live=live: torch.where(live, w.sub(m, alpha=rule.lr), w), weights, new)
-        if rule.momentum:
-            momentum = tree.map(lambda a, b, live=live: torch.where(live, a, b), new, momentum)
+        weights, state = mapped(rule, weights, state, g, batch.used_B.sum() > 0)
         seen.append(extra)
-    return weights, momentum, seen
-
-
-def _decay(w: Tensor, rule: SGD) -> float:
-    return rule.weight_decay if rule.decay_biases or w.ndim > 1 else 0.0
-
-
-def _laid_as(a: Tensor, w: Tensor) -> Tensor:
-    """The same values, lying in memory as w does: the fused step walks memory."""
-    return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)
+    return weights, state, seen
 
 
 def laid_out(w: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from idiolect.core import tree
-from idiolect.core.method import SGD, Data, Task
+from idiolect.core.method import Data, Optimiser, Task
 from idiolect.core.network import Model, Weights
 from idiolect.core.tree import Tree
 from idiolect.training.augment import crop_flip
@@ -30,7 +30,7 @@ def train_model(
     part: Part = "model",
     epochs: int | None = None,
     steps: int | None = None,
-    rule: SGD | None = None,
+    rule: Optimiser | None = None,
     pull: tuple[float, Model] | None = None,
 ) -> tuple[Model, Tensor]:
     """Cross-entropy training of a model or of one part of it; also the mean loss over the samples seen, in nats.
@@ -71,7 +71,7 @@ def train_model(
         total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
         return total, (value, batch.used_B.sum())
 
-    weights, seen = sgd(loss, moving(model), plan, rule or task.training.sgd)
+    weights, seen = sgd(loss, moving(model), plan, rule or task.training.optimiser)
     return whole(weights), trained_loss(seen)
 
 

@@ -1,0 +1,130 @@
+"""The optimisers of local training: their state, and one step of each, in place for one client or mapped over many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam as torch_adam
+from torch.optim.sgd import sgd as torch_sgd
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Optimiser, Task
+from idiolect.core.tree import Tree
+
+P = TypeVar("P")
+
+
+class AdamState(NamedTuple):
+    """What Adam keeps from step to step."""
+
+    mean: Tree
+    """m, the running mean of the gradients: a tree like the weights."""
+    square: Tree
+    """v, the running mean of their squares: the same."""
+    steps: Tensor
+    """How many steps were taken, float32 as torch's fused step wants it."""
+
+
+def optimiser_state(rule: Optimiser, weights: Tree) -> Tree:
+    """The state before the first step: for SGD the momentum, a tree like the weights; for Adam an ``AdamState``."""
+    if isinstance(rule, SGD):
+        return tree.zeros(weights)
+    return AdamState(tree.zeros(weights), tree.zeros(weights), torch.zeros((), dtype=torch.float32))
+
+
+def require_sgd(task: Task, method: str, because: str) -> SGD:
+    """The task's optimiser, for a method that is defined for SGD alone.
+
+    Raises:
+        InputError: it is another.
+    """
+    rule = task.training.optimiser
+    if not isinstance(rule, SGD):
+        name = type(rule).__name__.lower()
+        raise InputError(f"method {method} needs SGD, because {because}: leave out optimiser={name}, or this method")
+    return rule
+
+
+def in_place(
+    rule: Optimiser, flat: Sequence[Tensor], state: Tree, build: Callable[[Sequence[Tensor]], Tree]
+) -> tuple[Callable[[Sequence[Tensor]], None], Callable[[], Tree]]:
+    """For one client: a function that moves the weights by their gradients, and one that returns the state.
+
+    Gradients lie in memory as their weights do, for torch's fused steps walk memory.
+
+    Args:
+        rule: the rates.
+        flat: the weights, which change.
+        state: where the optimiser starts, never changed in place.
+        build: makes a tree like the weights.
+    """
+
+    def copied(part: Tree) -> list[Tensor]:
+        return [laid_as(a, w).clone() for a, w in zip(tree.leaves(part), flat, strict=True)]
+
+    groups = [(d, [_decay(w, rule) == d for w in flat]) for d in {_decay(w, rule) for w in flat}]
+    fixed: dict[str, Any] = {"lr": rule.lr, "maximize": False, "fused": True}
+    if isinstance(rule, SGD):
+        buffers: list[Any] = copied(state) if rule.momentum else [None] * len(flat)
+        fixed |= {"momentum": rule.momentum, "dampening": 0.0, "nesterov": False}
+        moving = [(d, at, _picked(flat, at), _picked(buffers, at)) for d, at in groups]
+
+        def sgd_step(grads: Sequence[Tensor]) -> None:
+            for decay, at, weights, momentum in moving:
+                torch_sgd(weights, _picked(grads, at), momentum, weight_decay=decay, **fixed)
+
+        return sgd_step, lambda: build(buffers) if rule.momentum else state
+
+    mean, square = copied(state.mean), copied(state.square)
+    steps = [state.steps.clone() for _ in flat]  # torch counts those of each weight
+    fixed |= {"beta1": rule.betas[0], "beta2": rule.betas[1], "eps": rule.eps, "amsgrad": False}
+    parts = [(d, at, [_picked(part, at) for part in (flat, mean, square, steps)]) for d, at in groups]
+
+    def adam_step(grads: Sequence[Tensor]) -> None:
+        for decay, at, (weights, m, v, count) in parts:
+            torch_adam(weights, _picked(grads, at), m, v, [], count, weight_decay=decay, **fixed)
+
+    return adam_step, lambda: AdamState(build(mean), build(square), steps[0])
+
+
+def mapped(rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor) -> tuple[P, Tree]:
+    """For clients that are mapped: the weights and the state after a step, and before it where ``live`` is false."""
+    decayed = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
+    if isinstance(rule, SGD):
+        new: Tree = tree.map(lambda m, g: torch.add(g, m, alpha=rule.momentum), state, decayed)
+        moved = tree.map(lambda w, m: w.sub(m, alpha=rule.lr), weights, new)
+        return _where(live, moved, weights), _where(live, new, state) if rule.momentum else state
+    b1, b2 = rule.betas
+    mean = tree.map(lambda m, g: m.lerp(g, 1 - b1), state.mean, decayed)
+    square = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, decayed)
+    new = AdamState(mean, square, state.steps + 1)
+    lr, unbiased = rule.lr / _bias(b1, new.steps), _bias(b2, new.steps)
+    moved = tree.map(lambda w, m, v: w - lr * m / ((v / unbiased).sqrt() + rule.eps), weights, mean, square)
+    return _where(live, moved, weights), _where(live, new, state)
+
+
+def _bias(beta: float, steps: Tensor) -> Tensor:
+    """1 - beta^steps, exact to the last digits also where it is small."""
+    return -torch.expm1(steps.to(torch.get_default_dtype()) * (math.log(beta) if beta else -math.inf))
+
+
+def _where(live: Tensor, new: P, old: P) -> P:
+    return tree.map(lambda a, b: torch.where(live, a, b), new, old)
+
+
+def _picked(every: Sequence[Any], at: Sequence[bool]) -> list[Any]:
+    return [one for one, wanted in zip(every, at, strict=True) if wanted]
+
+
+def _decay(w: Tensor, rule: Optimiser) -> float:
+    return rule.weight_decay if rule.decay_biases or w.ndim > 1 else 0.0
+
+
+def laid_as(a: Tensor, w: Tensor) -> Tensor:
+    """The same values, lying in memory as w does."""
+    return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)
