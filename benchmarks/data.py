@@ -28,7 +28,8 @@ from idiolect import data, methods
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
 from idiolect.data import Column, Source
-from idiolect.engines import Job, Processes, fit
+from idiolect.engines import Processes
+from idiolect.simulation import Job, fit
 
 ROWS, CLASSES, CLIENTS = 60_000, 10, 1_000
 

@@ -24,8 +24,9 @@ from torch.nn.functional import cross_entropy
 
 from common import CLASSES, SHAPES, federation, task
 from idiolect import methods, models
-from idiolect.engines import Job, Processes, State, begin, fit
+from idiolect.engines import Processes
 from idiolect.engines.processes import cores
+from idiolect.simulation import Job, State, begin, fit
 
 CLIENTS, ROWS, BATCH, EPOCHS = 20, 600, 50, 5
 STEPS = CLIENTS * (ROWS // BATCH) * EPOCHS

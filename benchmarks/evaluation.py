@@ -18,7 +18,7 @@ from common import SHAPES, federation, task
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Down
-from idiolect.engines import Job, begin
+from idiolect.simulation import Job, begin
 from idiolect.simulation.client_runner import Site, groups
 
 

@@ -35,10 +35,11 @@ from idiolect.core.errors import IdiolectError
 from idiolect.core.method import SGD, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData
-from idiolect.engines import Engine, Job, Record, Sequential, State, fit
+from idiolect.engines import Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.engines.vectorised import engine as graphs_user
 from idiolect.engines.vectorised.graphs import Unfolded
+from idiolect.simulation import Engine, Job, Record, State, fit
 
 AGREED, SEVERAL = 1e-4, 200  # relative difference; rounds of a paper's table
 OPTIONS: list[dict[str, Any]] = [

@@ -22,8 +22,9 @@ from pathlib import Path
 from common import SHAPES, Peak, federation, task
 from idiolect import methods
 from idiolect.core.errors import Interrupted
-from idiolect.engines import Job, Processes, Record, State, begin, fit
+from idiolect.engines import Processes
 from idiolect.runs.checkpoint import save
+from idiolect.simulation import Job, Record, State, begin, fit
 
 PARTICIPANTS = 100
 

@@ -22,7 +22,8 @@ from common import SHAPES, Peak, federation, task
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.option_spec import Spec
-from idiolect.engines import Job, Processes, Record, State, fit
+from idiolect.engines import Processes
+from idiolect.simulation import Job, Record, State, fit
 
 ROUNDS = 2
 

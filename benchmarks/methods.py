@@ -26,7 +26,8 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import FederatedData
-from idiolect.engines import Job, Sequential, begin
+from idiolect.engines import Sequential
+from idiolect.simulation import Job, begin
 
 CLIENTS, ROWS, MODEL = 5, 200, "fmnist_cnn"
 PAPER = {  # minutes over FedAvg's 61.41: pFedFDA, Table 6 (CIFAR-10, 200 rounds of 30 clients, one GPU)

@@ -29,8 +29,9 @@ from common import SHAPES, federation, task
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Up
-from idiolect.engines import Job, Processes, Record, State, begin, fit, serialization
+from idiolect.engines import Processes, serialization
 from idiolect.runs.checkpoint import save
+from idiolect.simulation import Job, Record, State, begin, fit
 from idiolect.simulation.client_store import InMemory, OnDisk
 from idiolect.simulation.rounds import _from_server, participants
 from idiolect.statistics.head_combination import combination_weights

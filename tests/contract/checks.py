@@ -21,8 +21,9 @@ from idiolect.core import tree
 from idiolect.core.errors import RunError
 from idiolect.core.method import Data, Down, Method, Task
 from idiolect.data import FederatedData
-from idiolect.engines import Job, Processes, Sequential, State, begin, fit
+from idiolect.engines import Processes, Sequential
 from idiolect.runs.checkpoint import load, save
+from idiolect.simulation import Job, State, begin, fit
 
 CLOSE = 1e-9  # between two orders of the same float64 sums
 JOLT = 1e-6  # relative, to all numbers at the start: a few roundings of float32

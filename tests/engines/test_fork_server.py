@@ -18,8 +18,9 @@ import counting
 import toy
 import workers
 
-from idiolect.engines import Job, Processes, Sequential, fit
+from idiolect.engines import Processes, Sequential
 from idiolect.engines.processes import pool
+from idiolect.simulation import Job, fit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every worker is an interpreter of its own")
 

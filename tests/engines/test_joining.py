@@ -25,7 +25,8 @@ from idiolect.core.errors import Interrupted, RunError
 from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, Source
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, fit
+from idiolect.engines import Processes, Sequential
+from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.training import Preprocessing
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}

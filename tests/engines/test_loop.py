@@ -29,8 +29,9 @@ import workers
 from idiolect import methods, models
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import SGD, Task, Training
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, begin, engine, fit
+from idiolect.engines import Processes, Sequential, engine
 from idiolect.engines.processes import cores, pool
+from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.simulation.client_runner import Site
 from idiolect.simulation.client_store import InMemory
 from idiolect.simulation.rounds import participants
@@ -412,7 +413,8 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from functools import partial\n"
         "import counting, toy\n"
-        "from idiolect.engines import Job, Processes, fit\n"
+        "from idiolect.engines import Processes\n"
+        "from idiolect.simulation import Job, fit\n"
         "with Processes(2) as workers:\n"
         "    job = Job('counting', partial(counting.build, wait=60), toy.data(), 0)\n"
         "    fit(job, workers, rounds=1, on_round=print, stop=lambda: print('busy', flush=True) or False)\n"

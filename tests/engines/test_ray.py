@@ -33,7 +33,7 @@ import toy
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
-from idiolect.engines import Job, Record, Sequential, State, fit
+from idiolect.engines import Sequential
 from idiolect.engines.ray import engine as engine_of_ray
 from idiolect.engines.ray import host as hosting
 from idiolect.engines.ray import messages, nodes
@@ -41,6 +41,7 @@ from idiolect.engines.ray import session as session_of_ray
 from idiolect.engines.ray.engine import Ray
 from idiolect.engines.ray.host import Host
 from idiolect.engines.ray.nodes import Lost
+from idiolect.simulation import Job, Record, State, fit
 from idiolect.simulation.client_runner import groups
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -488,7 +489,7 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
         "import json, os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
         "from functools import partial\n"
         "import counting, listening, toy\n"
-        "from idiolect.engines import Job, fit\n"
+        "from idiolect.simulation import Job, fit\n"
         "from idiolect.engines.ray import Ray, cluster\n"
         "from idiolect.core.errors import InputError\n"
         "mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -34,13 +34,14 @@ from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, Interrupted, RunError
 from idiolect.core.method import Adam, Data, Down, Method, Task, Up, unchanged
-from idiolect.engines import Engine, Job, Record, Sequential, State, begin, fit
+from idiolect.engines import Sequential
 from idiolect.engines.vectorised import engine as vectorised
 from idiolect.engines.vectorised import groups
 from idiolect.engines.vectorised.engine import Vectorised
 from idiolect.engines.vectorised.graphs import Unfolded, mapped
 from idiolect.engines.vectorised.groups import plan
 from idiolect.runs.checkpoint import load, save
+from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.training import joins_by_training, log_softmax_of, train_model, trained, untrained
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 

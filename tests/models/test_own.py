@@ -18,7 +18,8 @@ from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Task, Training
 from idiolect.data import FederatedData
-from idiolect.engines import Job, Processes, Sequential, fit
+from idiolect.engines import Processes, Sequential
+from idiolect.simulation import Job, fit
 
 NETS = """
 from __future__ import annotations

@@ -10,8 +10,8 @@ import torch
 
 from idiolect.core import files, tree
 from idiolect.core.errors import InputError, RunError
-from idiolect.engines import State
 from idiolect.runs.checkpoint import load, save
+from idiolect.simulation import State
 from idiolect.simulation.client_store import InMemory
 
 

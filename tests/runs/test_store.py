@@ -18,9 +18,9 @@ import safetensors.torch
 from idiolect import data, report
 from idiolect.core import tree
 from idiolect.core.errors import IdiolectError, InputError
-from idiolect.engines import State, begin
 from idiolect.runs import environment
 from idiolect.runs.store import Store, sittings
+from idiolect.simulation import State, begin
 from idiolect.simulation.client_store import OnDisk
 from idiolect.studies import Study
 from idiolect.studies.runner import run

@@ -21,7 +21,8 @@ from idiolect import methods
 from idiolect.core.method import Down, Method, Task
 from idiolect.core.network import Network
 from idiolect.data import FederatedData
-from idiolect.engines import Job, Sequential, begin, fit
+from idiolect.engines import Sequential
+from idiolect.simulation import Job, begin, fit
 from idiolect.simulation.client_runner import Measured, Site, groups
 
 

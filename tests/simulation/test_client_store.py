@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idiolect.core.errors import InputError, RunError
-from idiolect.engines import State
 from idiolect.runs.checkpoint import load, save
+from idiolect.simulation import State
 from idiolect.simulation import client_store as clients_module
 from idiolect.simulation.client_store import Clients, InMemory, OnDisk, store
 

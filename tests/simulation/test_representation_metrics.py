@@ -28,8 +28,9 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Data, Down
 from idiolect.core.network import watch, watching
 from idiolect.data import FederatedData
-from idiolect.engines import Engine, Job, Processes, Record, Sequential, State, fit
+from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
+from idiolect.simulation import Engine, Job, Record, State, fit
 from idiolect.simulation.client_runner import calibration_error
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
 

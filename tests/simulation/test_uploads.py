@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 
 import toy
 
-from idiolect import methods
+import idiolect as idl
 from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
 from idiolect.core.method import Method, Up
-from idiolect.engines import Job, Processes, Record, Sequential, State, Vectorised, fit
-from idiolect.simulation import rounds, uploads
+from idiolect.core.option_spec import Spec
+from idiolect.engines import Processes, Sequential, Vectorised
+from idiolect.simulation import Job, Record, State, fit, rounds, uploads
 from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
+from idiolect.studies.progress import Silent
 
 KEY = keys.key(7)
 VALUE = {"a": torch.tensor([[3.0, -4.0], [0.0, 1.0]]), "b": torch.tensor([12.0, -0.5]), "n": torch.tensor([2, 3])}
@@ -33,49 +37,49 @@ def _numbers(value: Any) -> np.ndarray:
 
 def test_clip_bounds_the_norm_of_all_numbers_together() -> None:
     size = math.sqrt(9 + 16 + 1 + 144 + 0.25)
-    np.testing.assert_allclose(_numbers(Clip(2.0)(VALUE, KEY)), _numbers(VALUE) * 2 / size, rtol=1e-6)
-    np.testing.assert_array_equal(_numbers(Clip(100.0)(VALUE, KEY)), _numbers(VALUE))
+    np.testing.assert_allclose(_numbers(Clip(norm=2.0)(VALUE, KEY)), _numbers(VALUE) * 2 / size, rtol=1e-6)
+    np.testing.assert_array_equal(_numbers(Clip(norm=100.0)(VALUE, KEY)), _numbers(VALUE))
     zeros = tree.zeros(VALUE)
-    np.testing.assert_array_equal(_numbers(Clip(1.0)(zeros, KEY)), _numbers(zeros))
+    np.testing.assert_array_equal(_numbers(Clip(norm=1.0)(zeros, KEY)), _numbers(zeros))
 
 
 def test_noise_has_its_deviation_and_is_its_keys() -> None:
     many = {"w": torch.zeros(200, 500), "v": torch.zeros(100_000), "n": torch.tensor([1])}
-    noisy = Noise(0.3)(many, KEY)
+    noisy = Noise(std=0.3)(many, KEY)
     for name in ("w", "v"):
         assert abs(float(noisy[name].mean())) < 0.3 * 4 / math.sqrt(100_000)
         assert float(noisy[name].std()) == pytest.approx(0.3, rel=0.01)
     assert not torch.equal(noisy["w"].flatten(), noisy["v"]), "each tensor has draws of its own"
     assert torch.equal(noisy["n"], many["n"]), "whole numbers are left as they are"
-    assert torch.equal(noisy["w"], Noise(0.3)(many, KEY)["w"])
-    assert not torch.equal(noisy["w"], Noise(0.3)(many, keys.key(8))["w"])
+    assert torch.equal(noisy["w"], Noise(std=0.3)(many, KEY)["w"])
+    assert not torch.equal(noisy["w"], Noise(std=0.3)(many, keys.key(8))["w"])
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
 def test_quantised_numbers_are_on_the_grid_and_unbiased(bits: int) -> None:
     a = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     steps = 2**bits - 1
-    draws = torch.stack([Quantise(bits)({"a": a}, keys.key(k))["a"] for k in range(4000)])
+    draws = torch.stack([Quantise(bits=bits)({"a": a}, keys.key(k))["a"] for k in range(4000)])
     low, width = float(a.min()), float(a.max() - a.min()) / steps
     at = (draws.numpy() - low) / width
     np.testing.assert_allclose(at, at.round(), atol=1e-6)
     assert np.abs(draws.numpy() - a.numpy()).max() <= width * (1 + 1e-9)
     assert np.abs(draws.mean(0).numpy() - a.numpy()).max() < 5 * width / 2 / math.sqrt(4000)
-    assert torch.equal(Quantise(bits)({"a": torch.full((3,), 2.5)}, KEY)["a"], torch.full((3,), 2.5))
+    assert torch.equal(Quantise(bits=bits)({"a": torch.full((3,), 2.5)}, KEY)["a"], torch.full((3,), 2.5))
 
 
 def test_the_largest_are_kept() -> None:
-    kept = TopK(0.5)(VALUE, KEY)
+    kept = TopK(share=0.5)(VALUE, KEY)
     np.testing.assert_array_equal(_numbers(kept), [3, -4, 0, 0, 12, 0])
-    np.testing.assert_array_equal(_numbers(TopK(1.0)(VALUE, KEY)), _numbers(VALUE))
+    np.testing.assert_array_equal(_numbers(TopK(share=1.0)(VALUE, KEY)), _numbers(VALUE))
 
 
 def test_bytes_are_those_of_the_last_that_compresses() -> None:
     up = Up({"a": torch.zeros(10, 10), "b": torch.zeros(7)}, torch.zeros(()))
     assert uploads.nbytes((), up) == 4 * 107 + 4
-    assert uploads.nbytes((Clip(1), Noise(1)), up) == 4 * 107 + 4
-    assert uploads.nbytes((Clip(1), Quantise(4)), up) == (50 + 8) + (4 + 8) + 4
-    assert uploads.nbytes((Quantise(4), TopK(0.1)), up) == 11 * 8 + 4
+    assert uploads.nbytes((Clip(norm=1), Noise(std=1)), up) == 4 * 107 + 4
+    assert uploads.nbytes((Clip(norm=1), Quantise(bits=4)), up) == (50 + 8) + (4 + 8) + 4
+    assert uploads.nbytes((Quantise(bits=4), TopK(share=0.1)), up) == 11 * 8 + 4
 
 
 def _job(name: str = "fedavg", **how: Any) -> Job:
@@ -90,7 +94,7 @@ def _run(job: Job, engine: Any, count: int = 2) -> tuple[State, list[Record]]:
 
 def test_steps_act_on_every_upload_one_after_another() -> None:
     """The server of a round is that of uploads which were made so by hand."""
-    steps = (Clip(0.05), Noise(0.01))
+    steps = (Clip(norm=0.05), Noise(std=0.01))
     job = _job()
     method: Method = job.build()
     start = rounds.begin(method, len(toy.SIZES), job.seed)
@@ -115,14 +119,14 @@ def test_steps_act_on_every_upload_one_after_another() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "pfedfda"])
 def test_engines_agree_on_what_is_sent(name: str) -> None:
-    job = _job(name, uploads=(Clip(1.0), Noise(0.001), Quantise(8)))
+    job = _job(name, uploads=(Clip(norm=1.0), Noise(std=0.001), Quantise(bits=8)))
     want, said = _run(job, Sequential())
     got, records = _run(job, Processes(2))
     assert records == said
     for a, b in zip(tree.leaves(want.server), tree.leaves(got.server), strict=True):
         assert torch.equal(a, b)
-    close, _ = _run(_job(name, uploads=(Clip(1.0), Noise(0.001))), Vectorised(device="cpu"), 1)
-    alone, _ = _run(_job(name, uploads=(Clip(1.0), Noise(0.001))), Sequential(), 1)
+    close, _ = _run(_job(name, uploads=(Clip(norm=1.0), Noise(std=0.001))), Vectorised(device="cpu"), 1)
+    alone, _ = _run(_job(name, uploads=(Clip(norm=1.0), Noise(std=0.001))), Sequential(), 1)
     for a, b in zip(tree.leaves(close.server), tree.leaves(alone.server), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
@@ -130,9 +134,9 @@ def test_engines_agree_on_what_is_sent(name: str) -> None:
 def test_the_wire_is_what_was_compressed() -> None:
     sent = {
         steps: {r.value for r in _run(_job(uploads=steps), Sequential(), 1)[1] if r.metric == "bytes_up"}
-        for steps in ((), (Quantise(8),))
+        for steps in ((), (Quantise(bits=8),))
     }
-    (plain,), (small,) = sent[()], sent[(Quantise(8),)]
+    (plain,), (small,) = sent[()], sent[(Quantise(bits=8),)]
     assert 3.5 < plain / small < 4
 
 
@@ -207,6 +211,30 @@ def test_few_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     _run(_crowd(32), Sequential(), 1)
 
 
-def test_every_step_has_a_name() -> None:
-    assert set(uploads.STEPS) == {"clip", "noise", "quantise", "top_k"}
-    assert methods.build("fedavg", {}, toy.task()).combine is not None
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("clip:norm=1", Clip(norm=1)), ("noise:std=0.5", Noise(std=0.5)), ("quantise", Quantise(bits=8)),
+        ("top_k:share=0.1", TopK(share=0.1)), ("clip", "upload clip needs norm: write clip:norm=0.1, or another number"), ("clip:norm=0", "norm=0"),
+        ("quantise:bits=17", "bits=17"), ("clap:norm=1", "unknown upload 'clap'; did you mean 'clip'"),
+    ],
+)  # fmt: skip
+def test_steps_by_name(spec: str, said: Any) -> None:
+    if isinstance(said, str):
+        with pytest.raises(InputError, match=re.escape(said)):
+            uploads.step_of(Spec.parse(spec))
+    else:
+        assert uploads.step_of(Spec.parse(spec)) == said
+
+
+def test_a_study_says_what_happens_to_uploads(tmp_path: Path) -> None:
+    study = idl.Study(clients=4, rounds=1, methods="fedavg", uploads=["clip:norm=0.1", "quantise:bits=4"])
+    assert [str(s) for s in study.uploads] == ["clip:norm=0.1", "quantise:bits=4"]
+    whole, small = (
+        idl.run(study.model_copy(update=how), tmp_path / name, engine="sequential", watcher=Silent())
+        for name, how in (("plain", {"uploads": ()}), ("small", {}))
+    )
+    (up,), (less,) = (set(r.records.query("metric == 'bytes_up'")["value"]) for r in (whole, small))
+    assert up / less > 7
+    again = idl.Study.read(tmp_path / "small" / "study.yaml")
+    assert again.uploads == study.uploads

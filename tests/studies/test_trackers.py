@@ -21,8 +21,8 @@ import idiolect as idl
 from idiolect import cli
 from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.engines import Record
 from idiolect.reproduction import recipes, reproduce
+from idiolect.simulation import Record
 from idiolect.studies import Study
 from idiolect.studies.progress import Silent
 from idiolect.studies.trackers import MLflow, TensorBoard, Tracker, measures

@@ -24,8 +24,9 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Data, Down, Method, Task, Training
 from idiolect.core.network import Network
-from idiolect.engines import Engine, Job, Sequential, fit
+from idiolect.engines import Sequential
 from idiolect.engines.vectorised import Vectorised
+from idiolect.simulation import Engine, Job, fit
 from idiolect.studies import Study
 from idiolect.training import Preprocessing, batch_features, batches, features, rows, train_model
 from idiolect.training.augment import crop_flip

@@ -23,7 +23,8 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
-from idiolect.engines import Job, Sequential, begin, fit
+from idiolect.engines import Sequential
+from idiolect.simulation import Job, begin, fit
 from idiolect.training import add_mean
 from idiolect.training.server_optimisers import (
     AVERAGE,

@@ -1,6 +1,8 @@
 """The contract: a method is seven functions over three places (server, wire, client) and two messages.
 
-A method is written for one client. Engines add the axis of the clients, and no method knows which engine that is.
+A method is written for one client. Engines add the axis of the clients, and no method knows which engine that is. What
+a method's file needs is imported from here, from ``idiolect.training`` (local steps, passes through the body, averages)
+and from the modules of ``idiolect.statistics``.
 
 The functions are pure: what they return depends on their arguments alone, and they change nothing outside. Two things
 that they may use depend on more, and only the library itself sets these: batch normalisation measures and uses
@@ -22,8 +24,43 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from idiolect.core.network import Network
+from idiolect.core import keys, tree
+from idiolect.core.network import Model, Network, Weights, new_linear, watch
+from idiolect.core.reports import ClientValue, PairValue
 from idiolect.core.tree import Tree
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Aggregate",
+    "Augment",
+    "ClientValue",
+    "Data",
+    "Down",
+    "Info",
+    "InitClient",
+    "InitServer",
+    "Local",
+    "Method",
+    "Model",
+    "Network",
+    "Optimiser",
+    "PairValue",
+    "Personalise",
+    "Predict",
+    "Send",
+    "Task",
+    "Training",
+    "Tree",
+    "Up",
+    "Weights",
+    "as_floats",
+    "keys",
+    "new_linear",
+    "tree",
+    "unchanged",
+    "watch",
+]
 
 Info = dict[str, Tensor]
 """What a method reports, by metric: scalars of a client; of the server a value for each participant, (m,), or for each

@@ -13,8 +13,7 @@ from idiolect.engines.processes import Processes, cores
 from idiolect.engines.ray import Ray
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.vectorised import Vectorised
-from idiolect.simulation.client_runner import Job
-from idiolect.simulation.rounds import Engine, Record, Session, State, begin, fit
+from idiolect.simulation import Engine
 
 ENGINES: dict[str, Callable[..., Engine]] = {
     "sequential": Sequential,
@@ -23,10 +22,7 @@ ENGINES: dict[str, Callable[..., Engine]] = {
     "ray": Ray,
 }
 
-__all__ = [
-    "ENGINES", "Engine", "Job", "Processes", "Ray", "Record", "Sequential", "Session", "State", "Vectorised", "begin",
-    "engine", "fit",
-]  # fmt: skip
+__all__ = ["ENGINES", "Processes", "Ray", "Sequential", "Vectorised", "engine"]
 
 
 def engine(name: str = "auto", workers: int | None = None) -> Engine:

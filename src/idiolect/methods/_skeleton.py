@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model, Weights
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, tree
 from idiolect.training import (
     Personal,
     add_mean,

@@ -9,10 +9,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, tree
 from idiolect.training import (
     Batch,
     Personal,

@@ -8,9 +8,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
 from idiolect.training import (
     Personal,
     add_mean,

@@ -9,9 +9,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
 from idiolect.training import combine_mean, log_softmax_of, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, nll_loss, softplus
 
-from idiolect.core import keys, tree
-from idiolect.core.method import SGD, Data, Down, Method, Task, Up
-from idiolect.core.network import Weights, new_linear, watch
-from idiolect.core.tree import Tree
+from idiolect.core.method import SGD, Data, Down, Method, Task, Tree, Up, Weights, keys, new_linear, tree, watch
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
 from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
 

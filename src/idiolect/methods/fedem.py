@@ -9,10 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, keys, tree
 from idiolect.training import (
     Batch,
     Personal,

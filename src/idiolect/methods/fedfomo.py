@@ -8,10 +8,7 @@ import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
-from idiolect.core.reports import PairValue
+from idiolect.core.method import Data, Down, Method, Model, PairValue, Task, Up, keys, tree
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}

@@ -9,9 +9,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Weights
+from idiolect.core.method import Data, Down, Method, Task, Up, Weights, keys, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.moments import moments, weights_by_class

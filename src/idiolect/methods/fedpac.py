@@ -11,10 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Weights
-from idiolect.core.reports import PairValue
+from idiolect.core.method import Data, Down, Method, PairValue, Task, Up, Weights, keys, tree
 from idiolect.statistics.head_combination import combination_weights
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (

@@ -10,9 +10,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,

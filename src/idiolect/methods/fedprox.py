@@ -7,9 +7,7 @@ from typing import Any
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree, unchanged
 from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
 
 

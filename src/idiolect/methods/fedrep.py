@@ -8,9 +8,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model, Weights
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, tree
 from idiolect.training import Personal, add_mean, combine_mean, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {

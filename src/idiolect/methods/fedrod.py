@@ -9,10 +9,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, relu
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model, Weights, new_linear
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, tree
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,

@@ -11,10 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, softplus
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Weights, new_linear, watch
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Task, Tree, Up, Weights, keys, new_linear, tree, watch
 from idiolect.statistics.experts import kl_diagonal
 from idiolect.training import (
     Batch,

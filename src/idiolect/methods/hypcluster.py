@@ -8,9 +8,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, keys, tree
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
 VARIANTS: dict[str, dict[str, Any]] = {"HypCluster (k=3)": {"clusters": 3}, "HypCluster (k=5)": {"clusters": 5}}

@@ -9,9 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, keys, tree
 from idiolect.training import add_mean, combine_mean, features, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}

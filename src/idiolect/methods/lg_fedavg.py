@@ -8,9 +8,7 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Model, Weights
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, tree
 from idiolect.training import (
     Personal,
     add_mean,

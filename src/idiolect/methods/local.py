@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.tree import Tree
+from idiolect.core.method import Data, Down, Method, Task, Tree, Up
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 

@@ -9,10 +9,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up
-from idiolect.core.network import Weights
-from idiolect.core.reports import ClientValue
+from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, stratified_folds

@@ -9,10 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from idiolect.core import keys, tree
-from idiolect.core.method import SGD, Data, Down, Method, Task, Up
-from idiolect.core.network import Model, Weights, new_linear
-from idiolect.core.tree import Tree
+from idiolect.core.method import SGD, Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, tree
 from idiolect.training import (
     Batch,
     Personal,

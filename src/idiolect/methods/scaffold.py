@@ -10,9 +10,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from idiolect.core import tree
-from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
-from idiolect.core.network import Model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree, unchanged
 from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, require_sgd, rows, sgd, trained_loss
 
 

@@ -26,7 +26,6 @@ from idiolect.core.method import Down
 from idiolect.core.terminal import Text
 from idiolect.data import FederatedData
 from idiolect.data.datasets import cache
-from idiolect.engines import Job, begin
 from idiolect.engines.processes import cores
 from idiolect.engines.threads import OneThread
 from idiolect.report.tables import duration
@@ -34,6 +33,7 @@ from idiolect.reproduction.parts import Part, diverged, parts
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.runs import environment
 from idiolect.runs.store import seconds_of_rounds
+from idiolect.simulation import Job, begin
 from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study

@@ -19,11 +19,11 @@ from idiolect.core import files
 from idiolect.core.documents import parse_yaml, read_json, read_yaml, sealed_json
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.option_spec import Spec
-from idiolect.engines import Record, State
 from idiolect.runs import environment
 from idiolect.runs.checkpoint import load, save
 from idiolect.runs.reader import DIVERGED, Divergence, divergences, edited, settings
 from idiolect.runs.schema import RECORDS, TIMINGS, Written, renamed
+from idiolect.simulation import Record, State
 
 log = logging.getLogger(__name__)
 

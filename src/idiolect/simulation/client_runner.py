@@ -24,6 +24,7 @@ from idiolect.training.sgd import laid_out
 Phase = Literal["local", "evaluate", "received"]
 """``evaluate`` measures what ``personalise`` makes, ``received`` the client as it is."""
 Stop = Callable[[], bool]
+PAUSE = 0.2  # seconds between two questions whether to stop
 _BINS = 15  # of confidence, as in the literature
 _CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
 _SHOWN = 200  # test rows of a client whose representations are recorded

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from idiolect.core import keys, tree
+from idiolect.core import keys, option_spec, tree
+from idiolect.core.errors import InputError, nearest
 from idiolect.core.method import Up
+from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 
 Step = Callable[[Tree, Tensor], Tree]
 """(value, key) -> value. One that compresses has a method ``nbytes(value)``, the bytes of what it gave on the wire."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Clip:
     """Scales the value down to a Euclidean norm of at most ``norm``, over all of its numbers together.
 
@@ -40,7 +42,7 @@ class Clip:
         return tree.map(lambda a: a * shrink if a.is_floating_point() else a, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Noise:
     """Adds an independent draw from N(0, std^2) to every number. After ``Clip``, it hides what one client sent."""
 
@@ -55,7 +57,7 @@ class Noise:
         ])  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Quantise:
     """Rounds each tensor to 2^bits - 1 even steps between its least and its largest number, at random and unbiased.
 
@@ -88,7 +90,7 @@ class Quantise:
         return rounded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TopK:
     """Keeps the largest ``share`` of all numbers by absolute value, and sends 0 for the others.
 
@@ -119,7 +121,32 @@ class TopK:
         return max(1, math.ceil(self.share * count)) if count else 0
 
 
-STEPS: dict[str, Callable[..., Step]] = {"clip": Clip, "noise": Noise, "quantise": Quantise, "top_k": TopK}
+STEPS: dict[str, Callable[..., Any]] = {"clip": Clip, "noise": Noise, "quantise": Quantise, "top_k": TopK}
+
+
+def step_of(spec: Spec) -> Any:
+    """The step that a spec names, such as ``clip:norm=1.0``.
+
+    Raises:
+        InputError: unknown name or option, an option that is left out, or a value out of range.
+    """
+    if spec.name not in STEPS:
+        raise InputError(f"unknown upload {spec.name!r}; {nearest(spec.name, STEPS)}")
+    make = STEPS[spec.name]
+    given = option_spec.check(make, spec.options, f"upload {spec.name}")
+    for name, about in option_spec.options_of(make).items():
+        if about.default is about.empty and name not in given:
+            raise InputError(f"upload {spec.name} needs {name}: write {spec.name}:{name}=0.1, or another number")
+    return make(**given)
+
+
+def complete_step(spec: Spec) -> Spec:
+    """The spec with all its options.
+
+    Raises:
+        InputError: as ``step_of``.
+    """
+    return Spec(name=spec.name, options=asdict(step_of(spec)))
 
 
 def sent(steps: Sequence[Step], up: Up, key: Tensor) -> Up:

@@ -22,7 +22,8 @@ from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import SGD, Adam, Augment, Optimiser, Task, Training
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.engines import Job
+from idiolect.simulation import Job
+from idiolect.simulation.uploads import complete_step, step_of
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
     all_different,
@@ -85,6 +86,7 @@ class Study(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = field("momentum")
     weight_decay: Decay = field("weight_decay")
     server_optimiser: Spec = field("server_optimiser")
+    uploads: tuple[Spec, ...] = field("uploads")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
@@ -199,7 +201,7 @@ class Study(BaseModel):
     def _text(cls, value: object) -> object:
         return str(value) if isinstance(value, int) else value
 
-    @pydantic.field_validator("methods", "shifts", "new_shifts", "seeds", mode="before")
+    @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "seeds", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         if isinstance(value, str):
@@ -227,6 +229,11 @@ class Study(BaseModel):
     @classmethod
     def _server_optimiser(cls, spec: Spec) -> Spec:
         return complete_server_optimiser(spec)
+
+    @pydantic.field_validator("uploads")
+    @classmethod
+    def _uploads(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        return tuple(complete_step(spec) for spec in specs)
 
     @pydantic.field_validator("methods")
     @classmethod
@@ -357,12 +364,14 @@ class Study(BaseModel):
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
         build = partial(methods.build, server=server_optimiser_of(self.server_optimiser))
-        # each has a network of its own, for one that computes holds its weights, and jobs run side by side
-        return [
-            (u, Job(u.label, partial(build, u.name, u.options, self.task(federation)), federation, seed))
-            for u in self.methods
-            for seed in self.seeds
-        ]
+        steps = tuple(step_of(spec) for spec in self.uploads)
+
+        def job(use: Use, seed: int) -> Job:
+            # each has a network of its own, for one that computes holds its weights, and jobs run side by side
+            made = partial(build, use.name, use.options, self.task(federation))
+            return Job(use.label, made, federation, seed, uploads=steps)
+
+        return [(u, job(u, seed)) for u in self.methods for seed in self.seeds]
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from idiolect.core.terminal import Text
-from idiolect.engines import Engine
 from idiolect.report.tables import duration
+from idiolect.simulation import Engine
 
 Key = tuple[str, int]
 _SILENT = 60.0  # seconds after which a log has a sign of life

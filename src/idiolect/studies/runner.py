@@ -29,10 +29,10 @@ from idiolect.core.errors import (
     option,
 )
 from idiolect.core.option_spec import Spec
-from idiolect.engines import Engine, Job, Record, State, begin, fit
 from idiolect.report import DIVERGED, Divergence
 from idiolect.runs import checkpoint, environment
 from idiolect.runs.store import Cell, Store
+from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.studies.config import Study
 from idiolect.studies.evaluation_cost import trainings
 from idiolect.studies.method_use import Use

@@ -120,6 +120,10 @@ SETTINGS = {
         "adam:lr=0.01,beta1=0.9,beta2=0.99,tau=0.001.",
         Spec(name="average"),
     ),
+    "uploads": Setting(
+        TRAINING, "What happens to every upload on its way, as clip:norm=1.0, noise:std=0.01, quantise:bits=8 or "
+        "top_k:share=0.1; repeat.", (), repeat=True, option="upload",
+    ),
     "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
     "drop_last": Setting(
         TRAINING, "Leave out the samples that do not fill a batch, others in each epoch.", False, type=bool

@@ -18,8 +18,8 @@ import numpy as np
 
 from idiolect.core import evaluation_protocol, files
 from idiolect.core.errors import InputError, Interrupted, nearest, option, printable
-from idiolect.engines import Record
 from idiolect.runs.store import computed
+from idiolect.simulation import Record
 from idiolect.studies.config import Study
 
 Status = Literal["finished", "stopped", "failed"]

@@ -26,14 +26,13 @@ from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
 from idiolect.engines.processes.fork_server import Forked, ForkServer
 from idiolect.engines.threads import OneThread
-from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, groups
+from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
 _LINUX = platform.system() == "Linux"
 _SERVER: ForkServer | None = None
 _SERVER_LOCK = Lock()
 _NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
-_PAUSE = 0.2  # seconds between two questions whether to stop
 # A step asks for the same buffers as the one before it. glibc would hand some back to the system in between, to be
 # cleared and mapped again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
@@ -146,7 +145,7 @@ class Pooled:
             while not batch.over.is_set():
                 if stop():
                     raise Interrupted
-                batch.over.wait(_PAUSE)
+                batch.over.wait(PAUSE)
         finally:
             self._pool.drop(batch)
         if batch.error is not None:

@@ -19,10 +19,10 @@ from idiolect.data import FederatedData
 from idiolect.engines.ray.cluster import called, connect, import_ray, versions
 from idiolect.engines.ray.host import Host
 from idiolect.engines.ray.messages import one_line, pack
-from idiolect.engines.ray.nodes import PAUSE, Lost, Node
+from idiolect.engines.ray.nodes import Lost, Node
 from idiolect.engines.ray.session import Spread
 from idiolect.engines.threads import OneThread
-from idiolect.simulation.client_runner import Job, Stop
+from idiolect.simulation.client_runner import PAUSE, Job, Stop
 
 _INNER = {"processes": 8, "sequential": 8, "vectorised": 256}  # groups of clients that a worker is sent at a time
 _STARTED = 60.0  # seconds after which a node that is not ready is left to come later

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-PAUSE = 0.2  # seconds between two questions whether to stop
-
 
 class Lost(NamedTuple):
     """Work that was lost with a node, and that others did again."""

@@ -15,8 +15,8 @@ from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.engines.ray.cluster import import_ray
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
-from idiolect.engines.ray.nodes import PAUSE, Node, Sent, Todo
-from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, groups
+from idiolect.engines.ray.nodes import Node, Sent, Todo
+from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
 
 if TYPE_CHECKING:
     from idiolect.engines.ray.engine import Ray
