@@ -215,7 +215,9 @@ def test_few_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "said"),
     [
         ("clip:norm=1", Clip(norm=1)), ("noise:std=0.5", Noise(std=0.5)), ("quantise", Quantise(bits=8)),
-        ("top_k:share=0.1", TopK(share=0.1)), ("clip", "upload clip needs norm: write clip:norm=0.1, or another number"), ("clip:norm=0", "norm=0"),
+        ("top_k:share=0.1", TopK(share=0.1)),
+        ("clip", "upload clip needs norm: write clip:norm=0.1, or another number"),
+        ("clip:norm=0", "norm=0"),
         ("quantise:bits=17", "bits=17"), ("clap:norm=1", "unknown upload 'clap'; did you mean 'clip'"),
     ],
 )  # fmt: skip
