@@ -18,7 +18,7 @@ import safetensors.torch
 from idiolect import data, report
 from idiolect.core import tree
 from idiolect.core.errors import IdiolectError, InputError
-from idiolect.runs import environment
+from idiolect.runs import environment, store
 from idiolect.runs.store import Store, sittings
 from idiolect.simulation import State, begin
 from idiolect.simulation.client_store import OnDisk
@@ -93,6 +93,24 @@ def test_the_second_of_two_writes_nothing(folder: Path, manifest: dict[str, Any]
             Store(folder, STUDY.model_copy(update={"lr": 0.5}), manifest, resume=resume)
     os.close(held)
     assert content(folder) == before
+
+
+@pytest.mark.parametrize("there", ["empty", "begun"])
+def test_where_folders_cannot_be_locked_a_file_is(
+    folder: Path, manifest: dict[str, Any], there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows. The lock of an ended process is no obstacle, and its file is not taken for a run."""
+    monkeypatch.setattr(store, "_FOLDERS_LOCK", False)
+    if there == "empty":
+        folder = folder.parent / "new"
+    first = Store(folder, STUDY, manifest, resume=there == "begun")
+    before = content(folder)
+    for resume in (False, True):
+        with pytest.raises(InputError, match="another process runs in"):
+            Store(folder, STUDY, manifest, resume=resume)
+    assert content(folder) == before
+    first.close()
+    Store(folder, STUDY, manifest, resume=True).close()
 
 
 def test_a_refused_run_lets_go_of_the_folder(folder: Path, manifest: dict[str, Any]) -> None:

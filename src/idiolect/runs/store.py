@@ -6,11 +6,13 @@ import io
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import filelock
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Written)
 
+_FOLDERS_LOCK = os.name == "posix"
 _SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
 
 
@@ -148,8 +151,7 @@ class Store(Generic[S]):
 
     def close(self) -> None:
         """Let another process run in the folder."""
-        if self._held is not None:
-            os.close(self._held)
+        self._held()
 
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute what this one does, and did so when it began."""
@@ -292,10 +294,10 @@ def _new(name: str) -> Path:
             ) from error
 
 
-def _hold(folder: Path) -> int | None:
-    """A descriptor that keeps other processes out until it is closed, or the process ends; None where there is none.
+def _hold(folder: Path) -> Callable[[], object]:
+    """Keep other processes out until what this gives is called, or the process ends.
 
-    The folder is made where there is none.
+    The folder is made where there is none. It is locked itself, which leaves no file; on Windows a file in it is.
     """
     while True:
         try:
@@ -304,8 +306,8 @@ def _hold(folder: Path) -> int | None:
             raise InputError(f"cannot use {folder} as a folder (it is a file): {_elsewhere()}") from None
         except OSError as error:
             raise RunError(f"cannot make the folder {folder} ({error.strerror}): {_elsewhere()}") from None
-        if os.name != "posix":
-            return None
+        if not _FOLDERS_LOCK:
+            return _hold_file(folder)
         import fcntl
 
         try:
@@ -316,14 +318,29 @@ def _hold(folder: Path) -> int | None:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(held)
-            raise InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}") from None
+            raise _held_by_another(folder) from None
         except OSError:  # a file system that cannot
             os.close(held)
-            return None
+            return lambda: None
         with suppress(OSError):
             if os.path.samestat(os.fstat(held), os.stat(folder)):
-                return held
+                return partial(os.close, held)
         os.close(held)  # who held it before has removed it
+
+
+def _hold_file(folder: Path) -> Callable[[], object]:
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise _held_by_another(folder) from None
+    except (OSError, NotImplementedError):  # a file system that cannot
+        return lambda: None
+    return lock.release
+
+
+def _held_by_another(folder: Path) -> InputError:
+    return InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}")
 
 
 def _holds_something(folder: Path) -> bool:
