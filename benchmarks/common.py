@@ -11,6 +11,7 @@ import torch
 from idiolect import models
 from idiolect.core.method import SGD, Task, Training
 from idiolect.data import FederatedData, shared_memory
+from idiolect.training import Preprocessing
 
 CLASSES = 10
 SHAPES = {"fmnist_cnn": (1, 28, 28)} | dict.fromkeys(("cifar_cnn", "resnet18_cifar", "wrn16_2"), (3, 32, 32))
@@ -32,7 +33,7 @@ def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int =
 def task(model: str, data: FederatedData, epochs: int = 5) -> Task:
     """A network by name, batch 50, the usual rates."""
     network = models.build(model, SHAPES[model], CLASSES)
-    return Task(network, CLASSES, data.clients, Training(epochs, 50, SGD()), data.mean, data.std)
+    return Task(network, CLASSES, data.clients, Training(epochs, 50, SGD()), Preprocessing(data.mean, data.std))
 
 
 def resident() -> int:

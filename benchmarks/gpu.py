@@ -40,6 +40,7 @@ from idiolect.engines.vectorised import Vectorised
 from idiolect.engines.vectorised import engine as graphs_user
 from idiolect.engines.vectorised.graphs import Unfolded
 from idiolect.simulation import Engine, Job, Record, State, fit
+from idiolect.training import Preprocessing
 
 AGREED, SEVERAL = 1e-4, 200  # relative difference; rounds of a paper's table
 OPTIONS: list[dict[str, Any]] = [
@@ -100,7 +101,7 @@ def job(name: str, options: dict[str, Any], size: Size, data: FederatedData, lr:
     """A method on a federation."""
     network = models.build(size.model, data.shape, data.classes)
     training = Training(size.epochs, size.batch, SGD(lr=lr))
-    task = Task(network, data.classes, data.clients, training, data.mean, data.std)
+    task = Task(network, data.classes, data.clients, training, Preprocessing(data.mean, data.std))
     return Job(name, partial(methods.build, name, methods.settle(name, options), task), data, 0)
 
 

@@ -22,15 +22,15 @@ def test_own_data_and_a_hospital_that_joins(called: Command) -> None:
     assert "clients that trained" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
     told = json.loads(called(f"run r/study.yaml --json {TINY} --out again").out)
-    assert [row["who"] for row in told["new"]] == ["clients that trained", "new clients"]
-    assert set(told["new"][1]["accuracy"]) == {"fedavg", "fedavg_ft"}
+    assert [row["who"] for row in told["new_clients"]] == ["clients that trained", "new clients"]
+    assert set(told["new_clients"][1]["accuracy"]) == {"fedavg", "fedavg_ft"}
     assert same_records(Path("r"), Path("again"))
     assert called("run --resume --out r --quiet").code == 0
 
 
 def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:
     said = called(f"run {OWN} {TINY} --json")
-    assert json.loads(said.out)["new"] == []
+    assert json.loads(said.out)["new_clients"] == []
     assert "new" not in called(f"run {OWN} {TINY}").out
 
 

@@ -98,7 +98,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
     code = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from idiolect.engines import State\n"
+        "from idiolect.simulation import State\n"
         "from idiolect.runs.checkpoint import save\n"
         "from idiolect.simulation.client_store import OnDisk\n"
         "folder = Path(sys.argv[1])\n"

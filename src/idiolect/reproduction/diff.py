@@ -50,6 +50,7 @@ EFFECTS = {
     "drop_last": "fewer steps, most of all where clients hold few rows",
     "optimiser": "adam takes steps of one size in all weights, whatever the size of the gradient",
     "server_optimiser": "how far the shared model moves in a round",
+    "uploads": "what the server gets is smaller, coarser or noisier",
     "lr": "longer or shorter steps",
     "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
     "weight_decay": "how small weights are kept; of little effect in few rounds",
