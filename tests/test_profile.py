@@ -172,7 +172,7 @@ def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise IndexError("row 3")
 
-    with pytest.raises(RunError, match=r"method fedavg, on synthetic rows: IndexError: row 3"):
+    with pytest.raises(RunError, match=r"method fedavg, on synthetic samples: IndexError: row 3"):
         probe(lambda good: {"personalise": fails}, monkeypatch)
     with pytest.raises(InputError, match="unknown method"):
         of("fedavgg")

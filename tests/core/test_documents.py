@@ -16,20 +16,20 @@ BOMB = "\n".join(["a0: &a0 [lol]", *(f"a{k}: &a{k} [{','.join([f'*a{k - 1}'] * 9
 MERGED = "\n".join(["a0: &a0 {k: v}", *(f"a{k}: &a{k} {{<<: [*a{k - 1}, *a{k - 1}], b{k}: 1}}" for k in range(1, 40))])
 
 HOSTILE = [
-    ("name: 2024-02-30", "line 1: '2024-02-30' is no valid date: put it in quotes if it is a text"),
-    ("lr: 0.1\nrounds: !!int abc", "line 2: 'abc' is no valid whole number"),
-    ("lr: !!float ''", "line 1: '' is no valid number"),
-    ("lr: !!bool abc", "line 1: 'abc' is no valid bool"),
-    ("name: !!timestamp abc", "line 1: 'abc' is no valid date"),
-    (f"rounds: {'9' * 5000}", "9... is no valid whole number"),
-    (f"rounds: 1{':01' * 5000}", "is no valid whole number"),
+    ("name: 2024-02-30", "line 1: '2024-02-30' is not a valid date: put it in quotes if it is text"),
+    ("lr: 0.1\nrounds: !!int abc", "line 2: 'abc' is not a valid whole number"),
+    ("lr: !!float ''", "line 1: '' is not a valid number"),
+    ("lr: !!bool abc", "line 1: 'abc' is not a valid bool"),
+    ("name: !!timestamp abc", "line 1: 'abc' is not a valid date"),
+    (f"rounds: {'9' * 5000}", "9... is not a valid whole number"),
+    (f"rounds: 1{':01' * 5000}", "is not a valid whole number"),
     (f"rounds: {'[' * 2000}", "line 1: more than 100 levels are nested"),
     ("a:\n" + "".join(f"{' ' * k}-\n" for k in range(300)), "more than 100 levels are nested"),
-    (BOMB, "it says more than a study can, or repeats itself without end"),
-    (MERGED, "it says more than a study can, or repeats itself without end"),
-    ("a: &a [*a]", "line 1: it says more than a study can, or repeats itself without end"),
-    (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]", "it says more than a study can"),
-    (f"[{'a,' * 9000}'{'x' * 200_000}', {'b,' * 9000}]", "it says more than a study can"),
+    (BOMB, "it is larger than any study, or repeats itself without end"),
+    (MERGED, "it is larger than any study, or repeats itself without end"),
+    ("a: &a [*a]", "line 1: it is larger than any study, or repeats itself without end"),
+    (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]", "it is larger than any study"),
+    (f"[{'a,' * 9000}'{'x' * 200_000}', {'b,' * 9000}]", "it is larger than any study"),
     ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor for the tag"),
     ("a: b: c", "line 1: mapping values are not allowed here"),
     ("a: \x00", "special characters are not allowed"),
@@ -82,5 +82,5 @@ def test_nested_json(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="a device"):
         read_yaml(Path("/dev/zero"))
-    with pytest.raises(InputError, match=r"cannot read study /dev/zero: it is no file, but a device"):
+    with pytest.raises(InputError, match=r"cannot read study /dev/zero: it is not a file but a device"):
         Study.read("/dev/zero")

@@ -41,7 +41,7 @@ def test_an_older_study_means_the_default() -> None:
     [
         ("stage=later", "protocol.stage='later' is not valid: input should be 'received', 'trained' or 'personalised'"),
         ("round=best_validation", "round=best_validation needs samples to validate on: add validation=0.2"),
-        ("clients=new,stage=received", "clients=new are measured after the last round, personalised: "),
+        ("clients=new,stage=received", "clients=new is measured after the last round at stage=personalised: "),
         ("round=best", "protocol.round='best' is not valid: "),
         ("stag=received", "protocol has no 'stag'; did you mean 'stage'"),
         ("received", "cannot read 'received' in 'protocol:received': write options as name:key=value"),

@@ -42,7 +42,7 @@ def test_gathered_as_stacked_and_the_list_is_emptied() -> None:
     assert whole.body["w"].tolist() == [[0, 0], [1, 2], [2, 4]]
     assert whole.n.tolist() == [0, 3, 6]
     assert trees == []
-    with pytest.raises(ValueError, match="not alike"):
+    with pytest.raises(ValueError, match="differ in structure"):
         tree.gather([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
     with pytest.raises(RuntimeError):
         tree.gather([torch.zeros(1), torch.zeros(2)])

@@ -147,7 +147,7 @@ LATER = "from __future__ import annotations\n"
 BROKEN = [
     ("no_such_module:mine", None, "No module named 'no_such_module'"),
     ("bad:other", MINE, "has no attribute 'other'"),
-    ("bad:PRESETS", "PRESETS = {}\n", "is no function"),
+    ("bad:PRESETS", "PRESETS = {}\n", "is not a function"),
     ("bad:mine", LATER + "def mine(task, *, ridge: Ridge = 1): ...\n", "name 'Ridge' is not defined"),
     ("bad:mine", "def mine(:\n", "invalid syntax"),
     ("bad:mine", "raise RuntimeError('two\\nlines')\n", "two lines"),

@@ -1,1 +1,1 @@
-"""What all else stands on: the contract of a method, networks, trees of tensors, random keys, errors, options."""
+"""What everything else builds on: a method's contract, networks, trees of tensors, random keys, errors, options."""

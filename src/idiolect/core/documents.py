@@ -1,4 +1,4 @@
-"""YAML and JSON from anybody: read within bounded time and memory, and what is wrong said in a few words."""
+"""Reads YAML and JSON from any source, within bounded time and memory, and says briefly what is wrong."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from idiolect.core.errors import brief
 
 _LARGEST = 2**19  # bytes of a YAML file
 _DEEPEST = 100  # levels
-_MOST = 20_000  # nodes, those that aliases repeat counted each time
-_LETTERS = 64  # of a text count as a node
+_MOST = 20_000  # nodes; one that aliases repeat counts each time
+_LETTERS = 64  # that many letters of a text count as a node
 _DIGITS = 1000
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds.
+    """The content of a YAML file.
 
     Raises:
-        OSError: there is no such file, or it is none.
-        ValueError: it is no YAML, or larger or deeper than any study.
+        OSError: there is no such file, or it is not a regular file.
+        ValueError: it is not YAML, or it is larger or deeper than any study.
     """
     return parse_yaml(files.read(path, _LARGEST).decode())
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text says.
+    """The content of a YAML text.
 
     Raises:
-        ValueError: it is no YAML, or larger or deeper than any study.
+        ValueError: it is not YAML, or it is larger or deeper than any study.
 
     >>> parse_yaml("lr: 0.1")
     {'lr': 0.1}
@@ -53,11 +53,11 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Raises:
-        OSError: there is no such file, or it is none.
-        ValueError: it is no JSON, nested too deeply, or has changed since it was sealed.
+        OSError: there is no such file, or it is not a regular file.
+        ValueError: it is not JSON, is nested too deeply, or has changed since it was sealed.
     """
     try:
         return json.loads(files.read(path).decode())
@@ -66,14 +66,14 @@ def read_json(path: Path) -> Any:
 
 
 def sealed_json(content: dict[str, Any] | list[dict[str, Any]]) -> bytes:
-    """A mapping as JSON, or a list of them, sealed: the seal is the last thing of the last mapping."""
+    """A mapping, or a list of mappings, as sealed JSON: the seal is the last entry of the last mapping."""
     last = {"seal": files.UNSEALED}
     whole = content | last if isinstance(content, dict) else [*content[:-1], content[-1] | last]
     return files.sealed(json.dumps(whole, indent=1).encode())
 
 
 class _Bounded(yaml.SafeLoader):
-    """Stops at what is too deep or too large, and says where a value is not of its kind."""
+    """Stops at content that is too deep or too large, and says where a value has the wrong type."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -88,20 +88,20 @@ class _Bounded(yaml.SafeLoader):
             raise ComposerError(None, None, f"more than {_DEEPEST} levels are nested", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if alias:  # one inside of what it repeats has no size yet, and no end
+        if alias:  # an alias inside of what it repeats has no size yet: it never ends
             self._count += self._sizes.get(id(node), _MOST + 1)
         else:
             self._count += 1 + (len(node.value) // _LETTERS if isinstance(node, ScalarNode) else 0)
             self._sizes[id(node)] = self._count - before
         if self._count > _MOST:
-            raise ComposerError(None, None, "it says more than a study can, or repeats itself without end", mark)
+            raise ComposerError(None, None, "it is larger than any study, or repeats itself without end", mark)
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         kind = node.tag.rpartition(":")[2]
-        with suppress(ValueError, LookupError, TypeError, AttributeError):  # what PyYAML makes of a value that is none
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # what PyYAML raises for a bad value
             if kind not in ("int", "float") or len(node.value) <= _DIGITS:
                 return super().construct_object(node, deep)
         what = {"timestamp": "date", "int": "whole number", "float": "number"}.get(kind, kind)
-        said = f"{brief(node.value)} is no valid {what}: put it in quotes if it is a text"
+        said = f"{brief(node.value)} is not a valid {what}: put it in quotes if it is text"
         raise ConstructorError(None, None, said, node.start_mark)

@@ -1,4 +1,4 @@
-"""What can go wrong, each said in one sentence that ends with the fix."""
+"""Errors: each message is one sentence that ends with the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 _LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
 
 
-# C0 and C1 but for tab and line end, marks of direction, invisible characters but for joiners, surrogates
+# control characters except tab and line end, direction marks, invisible characters except joiners, surrogates
 _UNPRINTABLE = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -21,9 +21,9 @@ _BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 def printable(text: str, code: Callable[[str], str] = ascii) -> str:
-    r"""A text with what a terminal would obey, or what turns letters round or hides them, written as its code.
+    r"""A text whose control, direction and invisible characters are written as their codes.
 
-    ``code`` writes one such character, in quotes.
+    ``code`` gives the code of one such character, in quotes.
 
     >>> print(printable("a\x1b[31mb\u202e"))
     a\x1b[31mb\u202e
@@ -32,9 +32,7 @@ def printable(text: str, code: Callable[[str], str] = ascii) -> str:
 
 
 class IdiolectError(Exception):
-    """Base of every error that idiolect raises on purpose; its message is one line, fit for a terminal, whatever it
-    quotes.
-    """
+    """Base of every error that idiolect raises on purpose. The message is one line and safe to print."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(_BREAK.sub(" ", str(message).strip())))
@@ -45,15 +43,15 @@ class InputError(IdiolectError, ValueError):
 
 
 class RunError(IdiolectError, RuntimeError):
-    """A run stopped: a client failed, or the disk is full. The message says who, when and where."""
+    """A run stopped: a client failed, or the disk is full. The message says what failed, when and where."""
 
 
 class Diverged(RunError):
-    """A client or the server computed a number that is not finite. Its method ends there."""
+    """A client or the server computed a number that is not finite. Its method stops there."""
 
 
 class Interrupted(IdiolectError):
-    """The run was asked to stop. Everything up to the last whole round is on disk. Exit code 128 + ``signal``."""
+    """The run was asked to stop. Everything up to the last complete round is on disk. Exit code 128 + ``signal``."""
 
     def __init__(self, message: str = "stopped", signal: int = 2) -> None:
         super().__init__(message)
@@ -62,7 +60,7 @@ class Interrupted(IdiolectError):
 
 @contextmanager
 def blame(where: str) -> Iterator[None]:
-    """Turn whatever a method raises inside the block into a RunError that says where it happened."""
+    """Turn any exception inside the block into a RunError that says where it happened."""
     try:
         yield
     except IdiolectError:
@@ -72,13 +70,13 @@ def blame(where: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """The file and line of the innermost frame that is nobody else's library."""
+    """The file and line of the innermost frame that is not in a well-known library."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(f.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if len(frames) > 1 else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, whatever its case, then all of them, at most 40.
+    """A hint for a misspelt name: the nearest known name, then all of them, at most 40. Case does not matter.
 
     >>> nearest("fedpca", ["fedavg", "fedpac"])
     "did you mean 'fedpac'? Known: fedavg, fedpac"
@@ -95,19 +93,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits alone, in lower case."""
+    """Only the letters and digits, in lower case."""
     return re.sub(r"[\W_]+", "", name).casefold() or name
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
-    """The names with commas, cut short where there are many."""
+    """The names with commas in between; a long list is cut short."""
     every = [str(n) for n in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) or "none") + more
 
 
 def option(name: str, value: object = None) -> str:
-    """An argument as the caller writes it: the option on the command line (see ``as_options``), else Python's.
+    """An argument as the caller writes it: as an option of the command line (see ``as_options``), or as in Python.
 
     >>> option("out"), option("resume", True), option("engine", "processes")
     ('out=...', 'resume=True', "engine='processes'")
@@ -141,7 +139,7 @@ def on_command_line() -> bool:
 
 
 def _written(value: object) -> bool:
-    """Whether a value can stand in a file: texts and numbers, lists and mappings of them, and what is made of these."""
+    """Whether a value can be written in a file: text, numbers, lists and mappings of these, and models of settings."""
     if isinstance(value, Mapping | list | tuple):
         inside = value.values() if isinstance(value, Mapping) else value
         return all(isinstance(v, list | dict) or _written(v) for v in inside)
@@ -149,9 +147,9 @@ def _written(value: object) -> bool:
 
 
 def brief(value: object, most: int = 80) -> str:
-    """A value as it was written, shortened; some numbers are too long for Python to write.
+    """A value as it was written, shortened; some numbers are too long for Python to print.
 
-    Of arrays, frames and the like it is their kind alone, for they may hold samples.
+    Of arrays, data frames and the like only the type is shown, because they may hold samples.
 
     >>> brief("abc"), brief([1, 2, 3], most=8), brief({1, 2})
     ("'abc'", '[1, 2...', 'a set')

@@ -12,7 +12,7 @@ from idiolect.core.option_spec import Spec, plain
 
 Stage = Literal["received", "trained", "personalised"]
 OLD_STAGES = {"adapted": "personalised", "joined": "new"}
-"""What run folders of before say, and what that is called now."""
+"""Names in older run folders, and today's names."""
 _MODELS: dict[Stage, str] = {
     "received": "the model as received",
     "trained": "the model after local training",
@@ -21,24 +21,25 @@ _MODELS: dict[Stage, str] = {
 
 
 class Protocol(BaseModel):
-    """What is measured and which of it is *the* number. The best round on the test samples cannot be chosen.
+    """What is measured, and which number is the result. The round that is best on test samples cannot be chosen.
 
     Attributes:
         clients: whose models count: "all" that train, the "participants" of the round, or the "new" clients that join
             after training.
-        stage: "received": the model that the server sends, with what the client keeps; "trained": after the local
-            training that the next round would do, the server's step taken with this client's upload alone;
-            "personalised": after the method's ``personalise``, where each method makes its personal model.
-        also: stages that are measured beside.
-        round: the "last", or the evaluated round with the "best_validation" accuracy, the mean over clients.
-        validation: share of each client's training samples that is held back, to measure on.
+        stage: "received": the model that the server sends, with what the client keeps; "trained": that model after the
+            local training of the next round, where the server's step uses this client's upload alone; "personalised":
+            after the method's ``personalise``, where each method makes its personal model.
+        also: other stages that are measured too.
+        round: the "last" round, or the evaluated round with the best mean validation accuracy over clients
+            ("best_validation").
+        validation: share of each client's training samples that is held out for validation.
         weighting: the mean over clients counts every "client" once, or every test "sample".
-        full_last_round: whether every client takes part in the last round, whatever the participation.
-        observe: what is recorded beside the numbers: "gaussianity" of the representations at every evaluation,
+        full_last_round: whether all clients take part in the last round, also where the participation is below one.
+        observe: what is recorded besides the numbers: "gaussianity" of the representations at every evaluation,
             "features" of a few clients in two dimensions after the last round.
 
     Raises:
-        pydantic.ValidationError: a value that does not exist, or values that do not go together.
+        pydantic.ValidationError: an unknown value, or values that do not go together.
 
     >>> print(Protocol(stage="received", weighting="sample", full_last_round=True))
     mean over the test samples of all clients of the model as received after the last round, in which all take part
@@ -70,17 +71,19 @@ class Protocol(BaseModel):
         if self.round == "best_validation" and not self.validation:
             raise ValueError("round=best_validation needs samples to validate on: add validation=0.2")
         if self.clients == "new" and (self.stage != "personalised" or self.round != "last"):
-            raise ValueError("clients=new are measured after the last round, personalised: leave stage and round out")
+            raise ValueError(
+                "clients=new is measured after the last round at stage=personalised: leave out stage and round"
+            )
         return self
 
     @pydantic.model_serializer(mode="wrap")
     def _dumped(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nothing observed goes without saying: a study that observes nothing is the same as before."""
+        """Leaves out an empty ``observe``: a study that observes nothing is written as in older versions."""
         return {k: v for k, v in dump(self).items() if k != "observe" or v}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All that are measured, each once."""
+        """All stages that are measured, each once."""
         return tuple(dict.fromkeys((self.stage, *self.also)))
 
     def __str__(self) -> str:
@@ -92,7 +95,7 @@ class Protocol(BaseModel):
         return f"mean over {over}{whose[self.clients]} of {model}{full}"
 
     def written(self) -> str:
-        """As an option takes it: what differs from the defaults.
+        """The text of the option: what differs from the defaults.
 
         >>> Protocol(stage="received", also=("personalised", "trained")).written()
         'stage=received,also=personalised+trained'
@@ -102,12 +105,12 @@ class Protocol(BaseModel):
 
 
 def protocol_of(study: Mapping[str, Any]) -> Protocol:
-    """The protocol of a study as written; older ones have none and mean the default."""
+    """The protocol of a study as written. Older studies have none, which means the default."""
     return Protocol.model_validate(study.get("protocol") or {})
 
 
 def _renamed(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A protocol with today's names: run folders of before are still read."""
+    """A protocol with today's names, so that older run folders can be read."""
     new = dict(written)
     if "moment" in new:
         old = new.pop("moment")

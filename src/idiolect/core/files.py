@@ -1,7 +1,7 @@
-"""Writing files so that a reader, and a machine that fails, see the old content or the new one and nothing between;
-and reading them so that a damaged one is noticed.
+"""Writes files atomically, and reads them so that damage is noticed.
 
-A sealed file holds a digest of all its bytes, in a place that its format has for text (metadata, a key of JSON).
+After a crash, too, a file has either its old content or its new one. A sealed file holds a digest of all its bytes, in
+a place where its format allows text (metadata, a key of JSON).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from idiolect.core.errors import RunError
 _MARK = b"idiolect-sha256:"
 _DIGITS = 64
 UNSEALED = _MARK.decode() + _DIGITS * "0"
-"""Holds the place of the digest in content that is to be sealed."""
+"""Takes the place of the digest in content that will be sealed."""
 DRAFT = ".idiolect-*.tmp"
-"""The names of files that are being written."""
+"""A pattern for the names of files that are being written."""
 
 
 def write(path: Path, content: bytes | str) -> None:
     """Write atomically: a temporary file beside it, fsync, rename, fsync of the folder.
 
-    A file that is there keeps its mode and, where the system allows it, its owner. What is no regular file stays as it
-    is; a link is not followed, for it may have come with somebody else's folder.
+    An existing file keeps its mode and, where the system allows it, its owner. Anything but a regular file is left as
+    it is. A link is not followed, because it may be part of a folder from someone else.
 
     Raises:
-        RunError: there is something else than a regular file, the disk is full or the folder cannot be written.
+        RunError: the path is not a regular file, the disk is full or the folder cannot be written.
     """
     draft = path.parent / DRAFT.replace("*", secrets.token_hex(8))
     made = False
@@ -59,7 +59,7 @@ def write(path: Path, content: bytes | str) -> None:
 
 
 def _regular(path: Path) -> os.stat_result | None:
-    """What is known of a file that is to be replaced; None where there is none."""
+    """The status of a file that will be replaced; None if there is no such file."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -81,10 +81,10 @@ def _as_before(descriptor: int, old: os.stat_result) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names of a folder's files to disk, where the system can.
+    """Write the names of a folder's files to disk, where the system can.
 
     Raises:
-        OSError: it could not.
+        OSError: it failed.
     """
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
@@ -95,16 +95,16 @@ def sync(folder: Path) -> None:
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file of at most so many bytes; one that is sealed is as it was written.
+    """The content of a regular file of at most ``most`` bytes; the seal of a sealed file is checked.
 
     Raises:
-        OSError: there is no such file, or it is something else, such as a pipe, which could keep one waiting.
+        OSError: there is no such file, or it is not a regular file; a pipe, for example, could block for ever.
         ValueError: it is larger, or has changed since it was sealed.
     """
     with open(path, "rb", opener=_at_once) as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is no file, but a device, a pipe or a folder", str(path))
+            raise OSError(errno.EINVAL, "it is not a file but a device, a pipe or a folder", str(path))
         if most is not None and about.st_size > most:
             raise ValueError(f"it has {about.st_size:,} bytes, and at most {most:,} are read")
         content = file.read()
@@ -114,23 +114,23 @@ def read(path: Path, most: int | None = None) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not wait at a pipe without a writer
 
 
 def sealed(content: bytes) -> bytes:
-    """The content with its digest in the last place that ``UNSEALED`` holds."""
+    """The content, with its digest in place of the last ``UNSEALED``."""
     at = content.rindex(UNSEALED.encode()) + len(_MARK)
     return b"".join((content[:at], _digest(content, at), content[at + _DIGITS :]))
 
 
 def intact(content: bytes) -> bool:
-    """Whether content is as it was sealed; what never was, as before there were seals, counts as intact."""
+    """Whether content is as it was sealed. Content without a seal, as in older files, counts as intact."""
     at = content.rfind(_MARK) + len(_MARK)
     return at < len(_MARK) or content[at : at + _DIGITS] == _digest(content, at)
 
 
 def _digest(content: bytes, at: int) -> bytes:
-    """Of all bytes, those where the digest stands being zeros."""
+    """The digest of all bytes, with zeros in place of the digest itself."""
     whole, view = hashlib.sha256(), memoryview(content)
     for part in (view[:at], _DIGITS * b"0", view[at + _DIGITS :]):
         whole.update(part)

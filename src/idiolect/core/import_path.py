@@ -1,4 +1,4 @@
-"""What is imported by name: a dotted path, ``package.module.attribute``, and packages that only some people need."""
+"""Imports by name: of a dotted path ``package.module.attribute``, and of optional packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_dotted(text: str) -> bool:
 
 @contextmanager
 def no_imports() -> Iterator[None]:
-    """Inside, nothing is imported by its path: for reading what somebody else may have written."""
+    """Inside the block, nothing is imported by its path: for reading files that someone else may have written."""
     before = _imports.set(False)
     try:
         yield
@@ -37,7 +37,7 @@ def no_imports() -> Iterator[None]:
 
 
 def may_import() -> bool:
-    """Whether a path may be followed here."""
+    """Whether imports by path are allowed here."""
     return _imports.get()
 
 
@@ -51,11 +51,11 @@ def by_path(path: str, what: str) -> Any:
     6.283185307179586
     """
     if not may_import():
-        raise InputError(f"{what} {path!r} names code, and nothing is imported while a file is read")
+        raise InputError(f"{what} {path!r} names code, and no code is imported while a file is read")
     module_name, _, name = path.rpartition(".")
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.append(here)  # a console script does not look where it is run
+        sys.path.append(here)  # a console script does not search the current folder
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -75,7 +75,7 @@ def by_path(path: str, what: str) -> Any:
 
 
 def optional(package: str, extra: str, what: str) -> Any:
-    """A package that is not always installed; ``what`` needs it, and the extra of that name brings it.
+    """A package that is not always installed; ``what`` needs it, and the extra of that name installs it.
 
     Raises:
         InputError: it is not installed.
@@ -89,6 +89,6 @@ def optional(package: str, extra: str, what: str) -> Any:
         if error.name != package:
             raise
     else:
-        if module.__spec__ is not None and module.__spec__.origin is not None:  # else a folder that goes by its name
+        if module.__spec__ is not None and module.__spec__.origin is not None:  # else a folder of the same name
             return module
     raise InputError(f'{what} needs the package {package}: pip install "idiolect[{extra}]"')

@@ -65,6 +65,6 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
 
 
 def order(key: Tensor, real_N: Tensor) -> Tensor:
-    """A random order of a client's rows, the real ones first: positions (N,)."""
+    """A random order of a client's samples, padding last: positions (N,)."""
     draw_N = bits(key, real_N.shape[0]) & 0x7FFFFFFFFFFFFFFE
     return torch.argsort(torch.where(real_N > 0, draw_N, 0x7FFFFFFFFFFFFFFF), stable=True)

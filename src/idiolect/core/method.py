@@ -1,17 +1,16 @@
 """The contract: a method is seven functions over three places (server, wire, client) and two messages.
 
-A method is written for one client. Engines add the axis of the clients, and no method knows which engine that is. What
-a method's file needs is imported from here, from ``idiolect.training`` (local steps, passes through the body, averages)
-and from the modules of ``idiolect.statistics``.
+A method is written for one client. Engines add the axis of the clients; a method does not know which engine runs it.
+What a method's file needs is imported from here, from ``idiolect.training`` (local steps, passes through the body,
+averages) and from the modules of ``idiolect.statistics``.
 
-The functions are pure: what they return depends on their arguments alone, and they change nothing outside. Two things
-that they may use depend on more, and only the library itself sets these: batch normalisation measures and uses
-statistics within ``Network.recording`` and ``Network.normalising`` (``idiolect.training.batchnorm``), and
-``tree.mapped`` says whether an engine has mapped a function over clients, by which the library chooses between two ways
-to compute the same.
+The functions are pure: what they return depends on their arguments alone, and they change nothing outside. There are
+two exceptions, which only the library itself sets. Batch normalisation measures and uses statistics within
+``Network.recording`` and ``Network.normalising`` (``idiolect.training.batchnorm``). ``tree.mapped`` says whether an
+engine has mapped a function over clients; by it the library chooses between two ways to compute the same.
 
-Suffixes of names give shapes: R samples of everybody, N samples of one client, B batch, S steps, K clients,
-m participants, C classes, d features, V dimensions of a Gaussian code.
+Suffixes of names give shapes: R samples of all clients, N samples of one client, B batch, S steps, K clients, m
+participants, C classes, d features, V dimensions of a Gaussian code.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ __all__ = [
 ]
 
 Info = dict[str, Tensor]
-"""What a method reports, by metric: scalars of a client; of the server a value for each participant, (m,), or for each
-pair of participants, (m, m). The table ``REPORTS`` of a method's file says how a run's page draws them: see
+"""What a method reports, by metric. A client reports scalars; the server reports a value for each participant, (m,), or
+for each pair of participants, (m, m). The table ``REPORTS`` of a method's file says how a run's page draws them: see
 ``idiolect.core.reports``."""
 Augment = Literal["none", "crop_flip"]
 
@@ -91,9 +90,9 @@ class Data(NamedTuple):
     """One client's samples, by their numbers among the samples of all clients."""
 
     x_R: Tensor
-    """Samples of everybody as stored: uint8 images, or floats with NaN where a value is missing."""
+    """Samples of all clients as stored: uint8 images, or floats with NaN where a value is missing."""
     y_R: Tensor
-    """Labels of everybody, int64."""
+    """Labels of all clients, int64."""
     row_N: Tensor
     """The numbers of this client's samples in ``x_R``; padding repeats some of them."""
     real_N: Tensor
@@ -128,7 +127,7 @@ class Send(Protocol[S_contra]):
     """What the server sends."""
 
     def __call__(self, server: S_contra, ids: Tensor) -> Down:
-        """The message to these clients (m,), ascending. A number never seen is a new client's, and no error."""
+        """The message to these clients (m,), ascending. An unknown number is a new client's, not an error."""
 
 
 class Local(Protocol[C]):
@@ -139,7 +138,7 @@ class Local(Protocol[C]):
 
 
 class Aggregate(Protocol[S]):
-    """What the server makes of a round's uploads."""
+    """What the server does with a round's uploads."""
 
     def __call__(self, server: S, up: Up, ids: Tensor) -> tuple[S, Info]:
         """The server's new state and what it reports. Row k of every leaf of ``up`` is from client ``ids[k]``."""
@@ -153,19 +152,19 @@ class Personalise(Protocol[C]):
 
 
 class Predict(Protocol[C_contra]):
-    """What a client's model says of samples."""
+    """What a client's model predicts."""
 
     def __call__(self, down: Down, client: C_contra, x_B: Tensor) -> Tensor:
         """Log-probabilities (B, C) of samples as stored; no randomness."""
 
 
 class Method(NamedTuple, Generic[S, C]):
-    """Seven functions. ``local``, ``personalise`` and ``predict`` are of one client; the others are the server's.
+    """Seven functions. ``local``, ``personalise`` and ``predict`` are for one client; the others are for the server.
 
-    ``combine`` is for methods whose server needs no more of the uploads than their sums or means. It makes one upload,
-    without the leading axis, of the stacked uploads of some participants, which may be made of others in turn:
-    ``aggregate`` of such parts is what ``aggregate`` of all uploads would be, but for rounding. The memory of a round
-    then does not grow with its participants. None: ``aggregate`` needs the upload of each.
+    ``combine`` is for methods whose server needs only sums or means of the uploads. It makes one upload, without the
+    leading axis, from the stacked uploads of some participants; these may be combined already. ``aggregate`` of
+    combined uploads gives the same as ``aggregate`` of all uploads, up to rounding. The memory of a round then does not
+    grow with the number of participants. None: ``aggregate`` needs the upload of each.
     """
 
     init_server: InitServer[S]
@@ -182,7 +181,7 @@ class Method(NamedTuple, Generic[S, C]):
 class SGD:
     """Stochastic gradient descent as torch.optim.SGD defines it.
 
-    ``clip`` bounds the global gradient norm. ``decay_biases=False`` exempts the weights of one dimension from decay.
+    ``clip`` bounds the global gradient norm. ``decay_biases=False`` exempts weights of one dimension from decay.
     """
 
     lr: float = 0.01
@@ -217,8 +216,9 @@ class Training:
     """How a client trains in one round.
 
     ``shuffle=False`` takes the samples in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``:
-    a method trains on images that are cropped and mirrored at random, anew in every step. ``drop_last``: an epoch
-    leaves out the samples that do not fill a batch, other ones each time; a client of less than one batch keeps it.
+    a method trains on images that are cropped and mirrored at random, with new draws in every step. ``drop_last``: an
+    epoch leaves out the samples that do not fill a batch, different ones each time; a client with less than one batch
+    keeps it.
     """
 
     epochs: int = 5
@@ -238,7 +238,7 @@ def as_floats(x_B: Tensor) -> Tensor:
 class Task:
     """What a method is told about the problem.
 
-    ``inputs`` turns samples as stored into what the network takes; a study's is ``idiolect.training.Preprocessing``.
+    ``inputs`` turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``.
     """
 
     network: Network

@@ -34,7 +34,7 @@ class Model(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What a batch normalisation takes in, per channel; row m is its m-th call in one prediction."""
+    """The moments of a batch normalisation's input, per channel; row m is its m-th call in one prediction."""
 
     mean_MC: Tensor
     square_MC: Tensor
@@ -49,15 +49,16 @@ class Network:
     """Body and head from a factory of two modules: x -> z (B, d) -> logits (B, C).
 
     Attributes:
-        make: builds (body, head) with the modules' own initialisation; importable, so that a worker can build it too.
-        shape: of one input row, for example (1, 28, 28).
-        buffers: what becomes of what a network holds beside its weights. "frozen": they stay as the factory makes
-            them, in training as in prediction. "local" and "aggregate": batch normalisations normalise by the batch,
-            and predictions by statistics that ``idiolect.training.batchnorm`` measures; other buffers stay. None: there
-            are none.
+        make: builds (body, head) with the modules' own initialisation; it must be importable, so that a worker can
+            build it too.
+        shape: of one sample, for example (1, 28, 28).
+        buffers: what happens to the buffers that a network has besides its weights. "frozen": they stay as the factory
+            makes them, in training and in prediction. "local" and "aggregate": batch normalisations normalise by the
+            batch, and predictions by statistics that ``idiolect.training.batchnorm`` measures; other buffers stay.
+            None: the network has no buffers.
 
     Raises:
-        InputError: the policy does not fit the buffers that there are.
+        InputError: the policy does not fit the network's buffers.
     """
 
     make: Callable[[], tuple[nn.Module, nn.Module]]
@@ -110,7 +111,7 @@ class Network:
 
     @contextmanager
     def recording(self) -> Iterator[Statistics]:
-        """Inside, batch normalisations note what they take in; it stands in what this gives."""
+        """Inside the block, batch normalisations add the moments of their inputs to the dict that this yields."""
         before, self._norms.seen = self._norms.seen, {}
         try:
             yield self._norms.seen
@@ -119,7 +120,7 @@ class Network:
 
     @contextmanager
     def normalising(self, by: Statistics) -> Iterator[None]:
-        """Inside, passes without gradients normalise by these statistics, a layer's calls in turn by its rows."""
+        """Inside the block, passes without gradients normalise by these statistics, a layer's m-th call by row m."""
         before = self._norms.given, self._norms.calls
         self._norms.given, self._norms.calls = by, Counter()
         try:
@@ -130,7 +131,7 @@ class Network:
 
 @contextmanager
 def watching() -> Iterator[list[Tensor]]:
-    """Inside, in this thread, what this gives holds the representation (B, V) that a pass noted last."""
+    """Inside the block, the list that this yields holds the representation (B, V) that this thread noted last."""
     before, _WATCHED.seen = getattr(_WATCHED, "seen", None), list[Tensor]()
     try:
         yield _WATCHED.seen
@@ -139,9 +140,9 @@ def watching() -> Iterator[list[Tensor]]:
 
 
 def watch(z_BV: Tensor) -> Tensor:
-    """Note a representation, where somebody watches, and give it back.
+    """Note a representation for ``watching``, if that is active, and return it.
 
-    ``Network.features`` does so by itself; a method whose representation is another one notes that after it.
+    ``Network.features`` does so by itself. A method with another representation notes that one afterwards.
     """
     if (seen := getattr(_WATCHED, "seen", None)) is not None:
         seen[:] = [z_BV]
@@ -149,14 +150,14 @@ def watch(z_BV: Tensor) -> Tensor:
 
 
 def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
-    """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch starts one; the key alone decides."""
+    """A linear layer, weight (outputs, inputs) and bias (outputs,), as torch initialises one, by the key alone."""
     with seeded(int(key)):
         return _weights(nn.Linear(inputs, outputs))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch's own generator draws by a seed; it is as before afterwards, and no other thread is in here."""
+    """Inside the block, torch's own generator has this seed; afterwards it is as before. One thread at a time."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -171,23 +172,23 @@ def _check(policy: Buffers | None, layers: Mapping[str, _BatchNorm], buffers: li
     first = next(iter([*buffers, *layers]), None)
     if policy is None and first:
         raise InputError(
-            f"the network has buffers ({first}): say what becomes of them with the model's option buffers=aggregate, "
+            f"the network has buffers ({first}): say what to do with them by the model's option buffers=aggregate, "
             "local or frozen, or normalise without running statistics, as GroupNorm does"
         )
     if policy and not first:
-        raise InputError(f"buffers={policy} is not possible, for the network has no buffers: leave it out")
+        raise InputError(f"buffers={policy} is not possible, because the network has no buffers: leave it out")
     if policy in ("aggregate", "local") and not layers:
         raise InputError(
-            f"buffers={policy} is for batch normalisation, and the network's buffers are others ({first}): "
+            f"buffers={policy} is for batch normalisation, and the network has other buffers ({first}): "
             "choose buffers=frozen"
         )
     bare = next((path for path, m in layers.items() if m.running_mean is None), None)
     if policy == "frozen" and bare:
-        raise InputError(f"buffers=frozen is not possible, for {bare} keeps no statistics: choose buffers=local")
+        raise InputError(f"buffers=frozen is not possible, because {bare} keeps no statistics: choose buffers=local")
 
 
 class _Norms:
-    """The batch normalisations of a network: by the batch, unless told by what; their own buffers never change."""
+    """The batch normalisations of a network: by the batch, unless statistics are given. Their buffers never change."""
 
     def __init__(self, layers: Mapping[str, _BatchNorm]) -> None:
         self.seen: Statistics | None = None
@@ -210,7 +211,7 @@ class _Norms:
                 tree.map(lambda a, b: torch.cat([a, b]), self.seen[name], row) if name in self.seen else row
             )
         if _single(x):
-            x = x - x  # a single value per channel is its own mean: the bias comes out, without rounding
+            x = x - x  # a single value per channel is its own mean: the result is the bias, without rounding
         # not torch's public form, which refuses a single value
         return torch.batch_norm(x, layer.weight, layer.bias, None, None, True, 0.0, layer.eps, False)
 
@@ -220,7 +221,7 @@ def _single(x: Tensor) -> bool:
 
 
 def _moments(x: Tensor) -> Moments:
-    """Of one call, in float64; a single value per channel says nothing of its spread and counts as variance 1."""
+    """The moments of one call, in float64. A single value per channel has no spread and counts as variance 1."""
     var_C, mean_C = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
     if _single(x):
         var_C = torch.ones_like(var_C)
@@ -230,12 +231,12 @@ def _moments(x: Tensor) -> Moments:
 class _Pure:
     """A module as a function of its weights.
 
-    torch.func.functional_call without its bookkeeping, which takes a sixth of a small network's step.
+    As torch.func.functional_call, but without its bookkeeping, which takes a sixth of a small network's step.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        first: dict[int, str] = {}  # a tensor that stands in two places has one name
+        first: dict[int, str] = {}  # a tensor that is used in two places has one name
         self._slots = [
             (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
             for path, m in module.named_modules() for n, p in m._parameters.items() if p is not None
@@ -251,7 +252,7 @@ class _Pure:
         return self._module(x)  # type: ignore[no-any-return]
 
     def _move(self, device: torch.device) -> None:
-        """Bring the buffers to where the rows are."""
+        """Move the buffers to the device of the samples."""
         with tree.unmapped():
             for module, name, buffer in self._buffers:
                 module._buffers[name] = buffer.to(device)

@@ -46,7 +46,7 @@ class Spec(BaseModel):
         """Read ``name:key=value,...``; inside a value, ``name(key=value,...)``.
 
         Raises:
-            InputError: the text has a piece that is not ``key=value``, or a parenthesis without its other half.
+            InputError: the text has a piece that is not ``key=value``, or parentheses that do not match.
         """
         return cls(**cls._split(text))
 
@@ -105,7 +105,7 @@ def split_list(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """The pieces between commas that stand in no parenthesis."""
+    """The pieces between the commas outside of parentheses."""
     pieces, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -116,7 +116,7 @@ def _pieces(text: str) -> list[str]:
         else:
             pieces[-1] += character
     if depth:
-        raise InputError(f"cannot read {text!r}: a parenthesis lacks its other half")
+        raise InputError(f"cannot read {text!r}: its parentheses do not match")
     return [p for p in (piece.strip() for piece in pieces) if p]
 
 
@@ -132,7 +132,7 @@ def check(
 ) -> dict[str, Any]:
     """Validate options against a signature and return them converted; ``what`` names the owner in the message.
 
-    ``beside`` are names that are taken elsewhere, but that a misspelt option may have meant.
+    ``beside`` are options that are handled elsewhere, which a misspelt option may have meant.
 
     Raises:
         InputError: unknown option (with the nearest name), wrong type or out of range.
@@ -157,7 +157,7 @@ def check(
 
 @lru_cache(maxsize=1000)
 def _model(function: Callable[..., Any], names: tuple[str, ...]) -> type[BaseModel]:
-    """Some options of a function as one object; to make one takes milliseconds, and recipes ask for hundreds."""
+    """Some options of a function as one model. To make one takes milliseconds, and recipes need hundreds."""
     known = options_of(function)
     fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in names}
     config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, coerce_numbers_to_str=True)
@@ -165,12 +165,12 @@ def _model(function: Callable[..., Any], names: tuple[str, ...]) -> type[BaseMod
 
 
 def lower(sentence: str) -> str:
-    """The sentence as it continues another one."""
+    """The sentence with a small first letter, to continue another one."""
     return sentence[:1].lower() + sentence[1:]
 
 
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """What the names of specs may stand for: the functions that a module defines and offers, in its order."""
+    """The functions that specs can name: the public ones that a module defines, in its order."""
     return {
         name: value
         for name, value in vars(module).items()

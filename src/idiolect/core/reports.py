@@ -1,4 +1,4 @@
-"""What a method wants drawn of the metrics that it reports: the table ``REPORTS`` of its file."""
+"""Which of its metrics a method wants drawn, and how: the table ``REPORTS`` of its file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from idiolect.core.errors import InputError
 
 @dataclass(frozen=True)
 class ClientValue:
-    """A number of each client, drawn as a dot for each, and by the kinds of shift where there are several.
+    """A number of each client, drawn as one dot per client, by kind of shift where there are several.
 
-    ``local`` reports it as a scalar, or ``aggregate`` as a vector (m,). A client's last round counts.
+    ``local`` reports it as a scalar, or ``aggregate`` as a vector (m,). The value of a client's last round is drawn.
     """
 
     name: str
@@ -50,8 +50,8 @@ class PairValue:
     value: str = "value"
     """What one number is called."""
     own: str = ""
-    """Where a row holds shares that add up to 1, a heading about the diagonal, in which ``{}`` stands for its mean in
-    per cent, such as ``a client's own head carries {} of its combined head``."""
+    """For rows of shares that add up to 1: a heading about the diagonal, with ``{}`` for its mean in per cent, such as
+    ``a client's own head carries {} of its combined head``."""
     kind: Literal["pair"] = "pair"
 
 
@@ -60,7 +60,7 @@ _TABLE = pydantic.TypeAdapter(dict[str, Report])
 
 
 def to_json(reports: Mapping[str, Report]) -> dict[str, Any]:
-    """A table by metric, as a run folder's manifest holds it."""
+    """A table by metric, as it is stored in a run folder's manifest."""
     found: dict[str, Any] = _TABLE.dump_python(dict(reports), mode="json")
     return found
 
@@ -71,7 +71,7 @@ def from_json(table: Mapping[str, Any]) -> dict[str, Report]:
 
 
 def check(table: Mapping[str, object]) -> None:
-    """Raise InputError, in a sentence, if a table holds anything but reports whose fields have their types."""
+    """Raise InputError if a table has anything but reports whose fields have the right types."""
     for metric, report in table.items():
         if not isinstance(report, ClientValue | PairValue):
             raise InputError(f"REPORTS[{metric!r}] is {report!r}: write a ClientValue or a PairValue")

@@ -1,4 +1,4 @@
-"""Text for a terminal: what a file holds is shown, and never obeyed. Everything that is printed is made of this."""
+"""Text for a terminal. Control characters from a file are shown, never obeyed. Everything printed goes through this."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class Formatter(logging.Formatter):
 
 
 def as_json(content: Any, narrow: bool = False) -> str:
-    """Indented JSON in which only ``printable`` characters stand as they are; those of ASCII if it is to be narrow."""
+    """Indented JSON whose characters are all ``printable``; with ``narrow`` they are all ASCII."""
     return printable(json.dumps(content, indent=1, ensure_ascii=narrow), json.dumps)

@@ -1,4 +1,4 @@
-"""Trees of tensors: a tensor, or a tuple, NamedTuple or dict of trees. The one user of torch's private pytree."""
+"""Trees of tensors: a tensor, or a tuple, NamedTuple or dict of trees. Only this module uses torch's private pytree."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Tree = Any
-"""Any tree, where its shape says nothing."""
+"""Any tree, where its structure does not matter."""
 T = TypeVar("T")
-"""One shape of tree, such as a NamedTuple of weights: what goes in comes out."""
+"""One type of tree, such as a NamedTuple of weights: the result has the type of the argument."""
 
 
 def map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
     """Apply a function to each leaf, with the matching leaves of the other trees.
 
-    What the function gives should be a tensor again, or the type of the result says too much.
+    The function should return a tensor, or the declared type of the result is wrong.
     """
     mapped: T = pytree.tree_map(function, tree, *others)
     return mapped
@@ -32,7 +32,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def flatten(tree: T) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], T]]:
-    """The tensors of a tree, and the function that puts a list like them back into its shape."""
+    """The tensors of a tree, and the function that makes such a tree from a list like them."""
     flat, spec = pytree.tree_flatten(tree)
     return flat, lambda new: pytree.tree_unflatten(list(new), spec)
 
@@ -51,19 +51,19 @@ def _step(key: Any) -> str:
 
 
 def stack(trees: Sequence[T]) -> T:
-    """One tree with a leading axis from a list of like trees."""
+    """One tree with a leading axis from a list of trees of one structure."""
     return map(lambda *parts: torch.stack(parts), *trees)
 
 
 def gather(trees: list[T]) -> T:
-    """``stack`` that empties the list as it goes, so that no more than one leaf stands twice in memory.
+    """``stack`` that empties the list as it goes, so that only one leaf at a time is in memory twice.
 
     Raises:
-        ValueError: the trees are not alike.
-        RuntimeError: their leaves are not.
+        ValueError: the trees differ in structure.
+        RuntimeError: their leaves differ in shape.
     """
     if len({str(pytree.tree_structure(t)) for t in trees}) > 1:
-        raise ValueError("the trees are not alike")
+        raise ValueError("the trees differ in structure")
     parts = [leaves(t) for t in trees]
     _, build = flatten(trees[0])
     trees.clear()
@@ -110,8 +110,8 @@ def square_distance(a: T, b: T) -> Tensor:
 def when(flag: Tensor, then: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """``then()`` where a scalar is positive, else ``otherwise()``: trees of one structure, shapes and types.
 
-    For a single client only the one is computed; mapped over clients both are, and each takes its own. No gradient
-    flows through the flag.
+    For a single client only one of them is computed. Mapped over clients both are, and each client takes its own. No
+    gradient flows through the flag.
     """
     if not mapped(flag):
         return then() if bool(flag > 0) else otherwise()
@@ -121,8 +121,8 @@ def when(flag: Tensor, then: Callable[[], T], otherwise: Callable[[], T]) -> T:
 def switch(state: Tree) -> float | None:
     """The flag by which ``when`` chooses for a client: the field that the type of its state names as ``switch``.
 
-    An engine that maps over clients puts those of one value together, so that only one side is computed. None: the
-    state has no such flag.
+    An engine that maps over clients groups them by this flag, so that only one side is computed. None: the state has no
+    such flag.
     """
     name = getattr(state, "switch", None)
     return None if name is None else float(getattr(state, name))
@@ -140,13 +140,13 @@ def detach(tree: T) -> T:
 
 
 def copy(tree: T) -> T:
-    """The same values in fresh, aligned memory, so that a result never depends on where its inputs lay."""
+    """The same values in fresh, aligned memory, so that a result never depends on where its inputs are in memory."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)
 
 
 @lru_cache(maxsize=256)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector of numbers, made once: copying numbers to a device in every step would make the host wait for it."""
+    """A vector of numbers, made once: copying numbers to a device in every step would make the host wait."""
     with unmapped():
         return torch.tensor(values, dtype=dtype, device=device)
 
@@ -165,12 +165,12 @@ def not_finite(tree: Tree) -> str | None:
 
 
 def unmapped() -> AbstractContextManager[None]:
-    """Inside, tensors are made that outlive the ``torch.func`` around them."""
+    """Inside the block, new tensors outlive the ``torch.func`` transform around them."""
     return torch._C._DisableFuncTorch()
 
 
 def mapped(tree: Tree) -> bool:
-    """Whether the leaves stand for many clients at once, under ``torch.func.vmap``."""
+    """Whether the leaves hold many clients at once, under ``torch.func.vmap``."""
     return any(_batched(a) for a in leaves(tree))
 
 

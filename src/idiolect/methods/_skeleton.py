@@ -1,11 +1,11 @@
-"""A method to copy: federated averaging of the body, with a head of its own for every client (FedPer's shape).
+"""A method to copy: federated averaging of the body, with a head of its own for every client, as in FedPer.
 
-Copy this file to ``<name>.py``, give the function that name, and write the equations of the paper into the docstring,
-each with a number; the same number marks the statements that implement it, and the documentation shows the two side by
-side. ``REPORTS`` may say what of ``info`` a run's page draws (``idiolect.core.reports``), as in ``pfedfda.py`` and
-``fedpac.py``. The command line, the contract tests and the lists find the file. ``tests/methods/test_<name>.py`` holds
-one round of it against numpy. In a package of your own, name the function under the entry point group
-``idiolect.methods``.
+Copy this file to ``<name>.py`` and give the function that name. Write the equations of the paper into the docstring,
+each with a number. The same number marks the statements that implement it, and the documentation shows the two side by
+side. ``REPORTS`` may say which metrics of ``info`` a run's page draws (``idiolect.core.reports``), as in ``pfedfda.py``
+and ``fedpac.py``. The command line, the contract tests and the lists find the file by themselves.
+``tests/methods/test_<name>.py`` compares one round of it with numpy. In a package of your own, name the function under
+the entry point group ``idiolect.methods``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def skeleton(task: Task) -> Method:
     Client:  (theta_i, phi_i) <- SGD(CE) from (theta, phi_i)                  (Eq. number)  [1]
     Server:  theta <- sum_i n_i theta_i / sum_i n_i                           (Eq. number)  [2]
 
-    Up: increment of theta, weighted by n rows. Down: theta. At the client: phi_i. A new client does one round's local
-    work and keeps phi_i.
+    Up: increment of theta, weighted by n samples. Down: theta. At the client: phi_i. A new client does one round's
+    local work and keeps phi_i.
 
     Args:
-        task: the problem. Options follow as keywords: the signature is the schema, its annotations the ranges.
+        task: the problem. Options follow as keywords; their annotations are their ranges.
 
     Source: algorithm, equations; released code where it decides a default.
     Differs from source: in nothing, or say in what.

@@ -63,29 +63,30 @@ def apfl(
         g = d CE(M_i) / d alpha_i, for a mixture of parameters <v_i - w_i, grad CE>                    "exact"      [5]
         g = <v_i - w_i, alpha_i dCE(M_i)/dv_i + (1 - alpha_i) dCE(M_i)/dw_i> + 0.02 alpha_i            "released"   [6]
     Server, over the participants i of a round:
-        w <- w + sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i rows                                     [7]
+        w <- w + sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i samples                                  [7]
     Personal: M_i(v_i, w), or M_i(v_i, w_i)                                                                         [8]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: v_i, alpha_i, with ``evaluate_with="own"``
-    w_i; who is absent keeps them. A new client does one round's local work from w and keeps them.
+    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: v_i, alpha_i and, with
+    ``evaluate_with="own"``, w_i; an absent client keeps them. A new client does one round's local work from w and keeps
+    them.
 
     Args:
         task: the problem.
         alpha: the share of v_i in the mixture, or where it starts (FedPAC, pFedFDA: 0.25; released code: 0.5).
         adaptive: whether alpha_i moves (FedPAC, pFedFDA and the released code's default: no).
         mix: what is mixed, parameters (the paper) or outputs, as logits (the released code, in training and test).
-        alpha_gradient: the direction in which alpha_i moves. The released one shrinks alpha_i besides.
-        evaluate_with: the shared half of the personal model: the model received when it is wanted, or the one that the
-            client last trained, before the server's mean (released code).
+        alpha_gradient: the direction in which alpha_i moves. The released one also shrinks alpha_i.
+        evaluate_with: the shared model in the mixture: "received", the newest one from the server, or "own", the one
+            that the client last trained, before the server's mean (released code).
         steps: mini-batches per round, as the released code can count; None: the task's local epochs.
-        weighting: of the mean, all alike (released code) or by rows.
+        weighting: of the mean: uniform (released code), or by samples.
 
     Source: the paper's algorithm; released code (MLOPTPSU/FedTorch), whose issues 6 and 16 name its mixing of outputs.
-    Differs from source: v_i starts at the model received in the client's first round, in the released code at the
-    first model of all, which is the same where everybody takes part. Momentum is the task's, where the released code
-    has none. The order of [2] and [3] and the place of [4] are the released code's. Left out of it: the decay of v_i
-    counted into its gradient in [6] and that of w_i not; rate schedules that reach w_i and leave v_i at the first rate;
-    an epoch that ends at a batch of a single row.
+    Differs from source: v_i starts at the model received in the client's first round; in the released code it starts at
+    the initial model, which is the same where all clients take part. Momentum is the task's; the released code has
+    none. The order of [2] and [3] and the place of [4] are the released code's. Three things in it are left out. The
+    gradient of v_i in [6] includes its decay, but that of w_i does not. Its rate schedules change the rate of w_i and
+    not that of v_i. An epoch ends at a batch of a single sample.
     """
     network, rule = task.network, task.training.optimiser
 

@@ -38,31 +38,32 @@ def ditto(
         u_i <- SGD(CE) from w                                                                             [1]
         v_i <- SGD(CE + pull / 2 |v_i - w|^2) from v_i, in a client's first round from w                  [2]
     Server, over the participants i of a round:
-        w <- w + sum_i a_i (u_i - w) / sum_i a_i           a_i = n_i rows, or 1                           [3]
+        w <- w + sum_i a_i (u_i - w) / sum_i a_i           a_i = n_i samples, or 1                        [3]
     Personal: v_i                                                                                         [4]
 
-    w stays where it was received while v_i trains. Both see the same batches, each with an optimiser of its own.
+    w does not change while v_i trains. Both see the same batches, and each has its own optimiser.
 
-    Up: the increment u_i - w, weighted by n_i rows. Down: w. At the client: v_i; who is absent keeps it. A new client
-    does one round's local work from w and keeps v_i.
+    Up: the increment u_i - w, weighted by n_i samples. Down: w. At the client: v_i; an absent client keeps it. A new
+    client does one round's local work from w and keeps v_i.
 
     Args:
         task: the problem.
         pull: lambda, the weight of the pull (FedPAC, pFedFDA, released scripts: 1; FedCR: 0.1, 0.01 or 0.001 by data
             set).
-        personal_epochs: of v_i, where they differ from the local epochs, or from ``steps`` (pFedFDA: 5, as its local
+        personal_epochs: of v_i; None takes ``steps``, or else the local epochs (pFedFDA: 5, the same as its local
             epochs).
         steps: mini-batches per round of u_i and v_i, as the released code counts (1 or 2 there); None: the task's
             local epochs.
-        weighting: of the mean, by rows or all alike. The released code takes the plain mean and draws clients with
-            probabilities proportional to their rows.
+        weighting: of the mean: by samples, or uniform. The released code takes the plain mean and draws clients with
+            probabilities proportional to their numbers of samples.
 
     Source: the paper's algorithm; released code (litian96/ditto).
-    Differs from source: clients are drawn uniformly, whatever the weighting; v_i starts at the model received in the
-    client's first round, in the released code at the first model of all, which is the same where everybody takes part;
-    momentum and decay are the task's, where the released code has none; a short last batch is used there only by a
-    client that has no full one. Left out: a lambda chosen among several by held-out rows. Another released version
-    (s-huu/Ditto) pulls with constant force, by the plain norm, and towards the moving u_i: its lambda is another.
+    Differs from source: clients are drawn uniformly with either weighting. v_i starts at the model received in the
+    client's first round; in the released code it starts at the initial model, which is the same where all clients take
+    part. Momentum and decay are the task's; the released code has none. In the released code only a client without a
+    full batch uses a short last batch. Its choice of lambda among several values by held-out samples is left out.
+    Another released version (s-huu/Ditto) pulls with constant force, by the plain norm, and towards the moving u_i, so
+    that its lambda means something else.
     """
 
     def init_client(key: Tensor) -> Personal:

@@ -16,7 +16,8 @@ def fedavg(task: Task) -> Method:
     Client:  w_i <- SGD(CE) from w                                    [1]
     Server:  w <- w + sum_i n_i (w_i - w) / sum_i n_i                 [2]
 
-    over the round's participants i. Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing.
+    over the round's participants i. Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client:
+    nothing.
 
     Source: Algorithm 1.
     """

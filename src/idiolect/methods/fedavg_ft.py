@@ -15,9 +15,9 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
     """FedAvg-FT: federated averaging, then each client fine-tunes the global model (as in FedPAC, pFedFDA and FedCR).
 
     Client, server:  w <- w + sum_i n_i (SGD(w; i) - w) / sum_i n_i, as in FedAvg                       [1]
-    Personal:        w_i = SGD(w) on the client's own rows, when its model is wanted                    [2]
+    Personal:        w_i = SGD(w) on the client's own samples, when its model is wanted                 [2]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``personalise`` tunes.
+    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: nothing until ``personalise`` tunes.
 
     Args:
         task: the problem.

@@ -30,12 +30,12 @@ def fedbabu(
     Client, with the received body theta and the head phi, random and the same for all:
         theta_i <- SGD(CE) from theta, phi frozen                                                   [1]
     Server, over the round's participants i:
-        theta <- theta + sum_i w_i (theta_i - theta) / sum_i w_i,   w_i = n_i rows (or 1)           [2]
+        theta <- theta + sum_i w_i (theta_i - theta) / sum_i w_i,   w_i = n_i samples (or 1)        [2]
     Personal:
         phi_i <- SGD(CE) from phi, theta frozen (or theta and phi together)   ``tuning_epochs``     [3]
 
     Up: the increment theta_i - theta, weighted by w_i. Down: theta, and phi as it was drawn. At the client: nothing.
-    The head is no part of the optimiser: neither momentum nor decay moves it. A new client tunes as every client does;
+    The head is not part of the optimiser: neither momentum nor decay moves it. A new client tunes as every client does;
     with ``tuning_epochs=0`` it takes theta and phi as they are.
 
     Args:
@@ -46,12 +46,12 @@ def fedbabu(
             clients the better of the two.
         tuning_lr: learning rate of the tuning; None takes the task's (released code: 1e-3, the rate at which its
             training ends).
-        weighting: of the mean over bodies: rows, or uniform (released code).
+        weighting: of the mean over bodies: by samples, or uniform (released code).
 
     Source: the algorithm FedBABU of the paper; released code jhoon-oh/FedBABU.
-    Differs from source: the released code tunes from the round that was best on test rows; here the last round's model
-    is tuned. It tunes without decay, here the task's holds. It freezes the head by a learning rate of 0, which comes to
-    the same. Its classification without a head, by the nearest class mean, is left out.
+    Differs from source: the released code tunes from the round that was best on test samples; here the last round's
+    model is tuned. It tunes without decay; here the task's decay is used. It freezes the head by a learning rate of 0,
+    which has the same effect. Its classification without a head, by the nearest class mean, is left out.
     """
     rule = task.training.optimiser if tuning_lr is None else replace(task.training.optimiser, lr=tuning_lr)
 

@@ -74,7 +74,7 @@ def fedcr(
     Client, with the received encoder x -> (mu(x), sigma(x)) and per class c the global N(mu_c, sigma_c^2):
         z = mu(x) + sigma(x) e,  e ~ N(0, I)                                                               [1]
         (encoder, head) <- SGD(CE(head(z), y) + beta KL(N(mu_y, sigma_y^2) || N(mu(x), sigma(x)^2)))  (Eq. 7)  [2]
-        L_ic = sum_x sigma(x)^-2,   m_ic = sum_x mu(x) sigma(x)^-2      over its rows of class c, as last seen in
+        L_ic = sum_x sigma(x)^-2,   m_ic = sum_x mu(x) sigma(x)^-2      over its samples of class c, as last seen in
         training                                                                                      (Eq. 8)  [3]
     Server:
         encoder <- uniform mean                                                                                [4]
@@ -82,7 +82,7 @@ def fedcr(
     Personal:
         head <- SGD(CE(head(z), y)), the encoder frozen                                                        [6]
 
-    A class that no participant holds keeps its old Gaussian; all start at N(0, I). sigma is a standard deviation.
+    A class that no participant has keeps its old Gaussian; all start at N(0, I). sigma is a standard deviation.
 
     Up: increment of the encoder, weighted 1; L and m (C, V), plain sums. Down: encoder, mu and sigma (C, V). At the
     client: the head (V -> C). ``personalise`` tunes the head alone on the frozen encoder.
@@ -91,13 +91,13 @@ def fedcr(
         task: the problem; the network's body is followed by a linear layer d -> 2 V.
         latent: V; by Tables 2 and 3 the paper takes 256 (EMNIST-L, CIFAR-10) or 512 (Fashion-MNIST, CIFAR-100).
         beta: weight of the KL term; 5e-4, for CIFAR-100 with Dirichlet labels 1e-3 (appendix A.1.3).
-        samples: draws of z per row (appendix A.1.3: 18; Algorithm 2 shows one).
-        lr: learning rate of this method's own SGD, which trains whatever the task's optimiser is (the paper tunes in
+        samples: draws of z per sample (appendix A.1.3: 18; Algorithm 2 shows one).
+        lr: learning rate of this method's own SGD, which is used in place of the task's optimiser (the paper tunes in
             0.001-0.5; the released code's instructions: 0.05).
         momentum: none in the released code; the paper names none.
         weight_decay: the same.
         clip: bound on the gradient norm of encoder and head together (released code: 10; the paper names none); the
-            gradient of the KL term has no bound of its own as sigma(x) shrinks.
+            gradient of the KL term grows without bound as sigma(x) shrinks.
         head_epochs: of tuning in ``personalise`` (section 6.1: ten).
         objective: the mean over draws of the log-probability (released code, a bound by Jensen), or the log of their
             mean (Eqs. 2, 7).
@@ -105,10 +105,10 @@ def fedcr(
         server_rate: the new Gaussians' share in mu and sigma (released code: an option, 1 in its instructions).
         share_encoder: False shares the class Gaussians alone and leaves every client its encoder (section 4.4).
 
-    Source: Algorithm 2 (appendix A.4), section 4.3; released code. Eq. 9 prints the prior inside the product, Algorithm
+    Source: Algorithm 2 (appendix A.4), section 4.3; released code. Eq. 9 prints the prior inside the product; Algorithm
     2 and the released code have it once, as here.
-    Differs from source: the paper uses one symbol for the standard deviation and the diagonal of the covariance, here
-    softplus gives the standard deviation, as in the released code; it has a floor of 1e-6; products are accumulated as
+    Differs from source: the paper uses one symbol for the standard deviation and the diagonal of the covariance. Here
+    softplus gives the standard deviation, as in the released code, and it is at least 1e-6. Products are accumulated as
     natural parameters in float64.
     """
     network, rule = task.network, SGD(lr, momentum, weight_decay, clip)

@@ -46,7 +46,7 @@ class Client(NamedTuple):
     """What stays at a client."""
 
     pi_M: Tensor
-    """How much of each component its rows are."""
+    """The share of each component in its samples."""
     momentum: Tree = ()
     """The optimisers' states (M, ...), where they are kept."""
     models: Tree = ()
@@ -64,19 +64,19 @@ def fedem(
     """FedEM: a mixture of M shared models with every client's own weights (Marfoq et al., NeurIPS 2021).
 
     Client, with the received models w_1 .. w_M and its weights pi of before (1 / M at the start):
-        q_m(x, y) = pi_m exp(-CE(x, y; w_m)) / sum_l pi_l exp(-CE(x, y; w_l)) for each of its rows   [1]
-        pi_m <- mean of q_m over its n rows                                                          [2]
-        w'_m <- SGD(1/B sum_b q_m(b) CE(b; w'_m)) from w_m, each m by itself, q fixed                [3]
+        q_m(x, y) = pi_m exp(-CE(x, y; w_m)) / sum_l pi_l exp(-CE(x, y; w_l)) for each of its samples  [1]
+        pi_m <- mean of q_m over its n samples                                                         [2]
+        w'_m <- SGD(1/B sum_b q_m(b) CE(b; w'_m)) from w_m, each m by itself, q fixed                  [3]
     Server:
-        w_m <- w_m + sum_i n_i (w'_im - w_m) / sum_i n_i over the round's participants i             [4]
+        w_m <- w_m + sum_i n_i (w'_im - w_m) / sum_i n_i over the round's participants i               [4]
     Personal:
-        p(y | x) = sum_m pi_m softmax_y(w_m; x), a mixture of probabilities                          [5]
-        FedEM-FT: first w_m <- [3] for ``tuning_epochs`` with the q of [1], pi stays                 [6]
-        a client that has never trained: pi by [1] and [2], ``joining_steps`` times from 1 / M       [7]
+        p(y | x) = sum_m pi_m softmax_y(w_m; x), a mixture of probabilities                            [5]
+        FedEM-FT: first w_m <- [3] for ``tuning_epochs`` with the q of [1], pi stays                   [6]
+        a client that has never trained: pi by [1] and [2], ``joining_steps`` times from 1 / M         [7]
 
     Up: the increments w'_m - w_m, weighted by n. Down: the M models. At the client: pi, which is never sent. A new
     client, or one never drawn, needs forward passes only: its losses are computed once, so that the steps of [7] cost
-    next to nothing.
+    almost nothing.
 
     Memory, in models: server M, message M each way, client 0 (M with ``keep_momentum``); training holds one model at a
     time beside the M received and the M trained. Local work is M times that of FedAvg.
@@ -86,19 +86,19 @@ def fedem(
         models: M, the number of components (FedPAC's comparison: 3 and 5; released code: 3).
         keep_momentum: each client keeps its M optimisers' momentum from round to round, although the weights are
             overwritten (released code: yes).
-        tuning_epochs: epochs of tuning of all components in ``personalise``, by which FedPAC's FedEM-FT differs; None
-            takes the local epochs.
+        tuning_epochs: epochs of tuning of all components in ``personalise``, as in FedPAC's FedEM-FT; None takes the
+            local epochs.
         joining_steps: repetitions of [7] (released code: one in every evaluation, so that its number of steps depends
             on how often it is evaluated).
 
-    Source: the paper's algorithm; the repository omarfoq/FedEM for the order of the steps (pi and q from the
-    received models and the pi of the round before, then training; at the test, the new models with the pi of the
-    round's start).
-    Differs from source: the released server averages over all clients, an absent one counting with the old model, so
-    that with sampling it moves by the participants' share of the rows only; here the mean is over the participants. Its
-    tuned variant predicts with uniform weights (its copy of the mixture never sees pi) and keeps momentum between
-    evaluations; here tuning is with the client's pi and a fresh optimiser. Its rate falls to a tenth at half and
-    again at three quarters of the rounds, counted in a client's own epochs; here the rule is the task's.
+    Source: the paper's algorithm; the repository omarfoq/FedEM for the order of the steps. There pi and q come from the
+    received models and the pi of the round before, and training follows; a test uses the new models with the pi of the
+    round's start.
+    Differs from source: the released server averages over all clients, with the old model for an absent one. With
+    sampling it therefore moves only by the participants' share of the samples; here the mean is over the participants.
+    Its tuned variant predicts with uniform weights (its copy of the mixture never gets pi) and keeps momentum between
+    evaluations; here tuning uses the client's pi and a fresh optimiser. Its learning rate is divided by ten after half
+    and again after three quarters of the rounds, counted in a client's own epochs; here the optimiser is the task's.
     """
 
     def uniform() -> Tensor:
@@ -173,6 +173,6 @@ def fedem(
 
 
 def expectation(pi_M: Tensor, loss_NM: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Whose rows they are, q (N, M), and the weights (M,) that this gives."""
+    """The share of each component in each sample, q (N, M), and the weights (M,) that follow."""
     q_NM = torch.softmax(pi_M.log() - loss_NM, 1)  # [1]
     return q_NM, (q_NM * real_N[:, None]).sum(0) / real_N.sum()  # [2]

@@ -32,7 +32,7 @@ class Server(NamedTuple):
     models: Model
     """The last upload of each client: every weight has a leading axis (K, ...)."""
     n_K: Tensor
-    """The rows it was trained on; 0 until a client's first upload."""
+    """The number of samples it was trained on; 0 until a client's first upload."""
     affinity_KK: Tensor
     """Row i: the credit that client i has given to the others' models."""
     key: Tensor
@@ -55,7 +55,7 @@ class Client(NamedTuple):
     model: Model
     """Its model after it."""
     split: Tensor
-    """The key of its validation rows: the same in all rounds."""
+    """The key of its validation samples: the same in all rounds."""
 
 
 class Report(NamedTuple):
@@ -63,7 +63,7 @@ class Report(NamedTuple):
 
     model: Model
     credit_C: Tensor
-    """The gains of the own model and of those received, over their sum's absolute value."""
+    """The gains of the own model and of those received, divided by the absolute value of their sum."""
 
 
 def fedfomo(
@@ -76,13 +76,13 @@ def fedfomo(
     exploration: Annotated[float, Field(ge=0, le=1)] = 0.3,
     exploration_step: NonNegativeFloat = 0.05,
 ) -> Method:
-    """FedFomo: each client moves towards the models that do better on its validation rows (Zhang et al., ICLR 2021).
+    """FedFomo: each client moves towards models that do better on its validation samples (Zhang et al., ICLR 2021).
 
     Client, with b its model before its last training; the candidates c are its trained model and M - 1 received ones:
-        g_c = (L(b) - L(c)) / |c - b|       L: mean CE over its validation rows; 0 where c = b        [1]
+        g_c = (L(b) - L(c)) / |c - b|       L: mean CE over its validation samples; 0 where c = b     [1]
         w_c = max(0, g_c) / sum_c max(0, g_c);  all 0 where no candidate is better than b             [2]
         theta = b + sum_c w_c (c - b)                                                                 [3]
-        its trained model <- SGD(CE) from theta on its other rows;  b <- theta                        [4]
+        its trained model <- SGD(CE) from theta on its other samples;  b <- theta                     [4]
     Server:
         keeps each client's last trained model                                                        [5]
         A_ic <- A_ic + g_c / |sum_c g_c|       for client i's own and received models c               [6]
@@ -91,38 +91,39 @@ def fedfomo(
     Personal:
         theta by [1] to [3], with the models that the server holds now                                [8]
 
-    The score of a round is that of theta, after the update and before the local training that follows it. A client none
-    of whose candidates is better than b goes back to b: it loses its last training.
+    The score of a round is that of theta, after the update and before the local training that follows it. A client goes
+    back to b if no candidate is better than b: it loses its last training.
 
-    Up: the trained model and the credits of [6]; weight n, its training rows. Models are kept, not summed, so secure
-    aggregation cannot hide them. Down: M - 1 models of others, and their average with ``average_candidate``. At the
-    client: b and its trained model. A new client takes [1] to [3] from its untrained model, by forward passes; the
-    server chooses for it by the mean over the rows of A without their diagonal, that is by what others gained.
+    Up: the trained model and the credits of [6]; weight n, its number of training samples. Secure aggregation cannot
+    hide the models, because they are kept, not summed. Down: M - 1 models of others and, with ``average_candidate``,
+    their average. At the client: b and its trained model. A new client takes [1] to [3] from its untrained model, by
+    forward passes; the server chooses for it by the mean over the rows of A without the diagonal, that is by what other
+    clients gained.
 
     Memory, in models: server K, message M - 1 down and 1 up, client 2; an evaluation of everybody addresses K (M - 1)
     models at once.
 
     Args:
         task: the problem.
-        models: M, candidates with the client's own among them, so that M - 1 are downloaded, as the released code
-            counts its 5 (FedPAC: 5, in its words downloaded ones, which would be 6 here).
+        models: M, the number of candidates with the client's own model, so that M - 1 are downloaded. The released code
+            counts its 5 in this way (FedPAC: 5 downloaded ones, by its text, which would be 6 here).
         distance: |c - b| over all weights: Euclidean, the sum of absolute differences (released commands: l1), or the
             Euclidean squared (what the released code calls l2).
-        average_candidate: the average of all clients' last models, by rows, is one more candidate; it earns no credit,
-            but counts in the sum of [6] (released code: yes).
-        validation: share of a client's rows held out from training, the same rows in all rounds; at least one row. A
-            client's only row serves for both.
+        average_candidate: the average of all clients' last models, weighted by samples, is one more candidate; it earns
+            no credit, but counts in the sum of [6] (released code: yes).
+        validation: share of a client's samples held out from training, the same ones in all rounds, at least one. A
+            single sample is used for both.
         exploration: the probability 0.3 of [7].
         exploration_step: by how much it falls in each round.
 
     Source: the paper's algorithm; its authors' repository NVlabs/FedFomo for what b is, for the client's own model
     as a candidate, for A and for the choice.
-    Differs from source: the released code adds the average of every group of a spectral clustering of A to the
-    candidates, and forms the average of all from the groups' averages; here there are no groups. Its random order is
-    the same in every round, for it sets its seed anew; here it is drawn anew, and decides ties in A too. It takes the
-    mean of batch means as L, and has one more distance, the sum over tensors of their Euclidean norms. With a
-    participation below one it trains everybody in the first round; here a client that joins later starts from the
-    others' models as a new one.
+    Differs from source: the released code groups clients by a spectral clustering of A and adds the average of each
+    group to the candidates. It forms the average of all from the groups' averages; here there are no groups. Its random
+    order is the same in every round, because it sets its seed again; here each round draws a new order, which also
+    decides ties in A. It takes the mean of batch means as L. It has one more distance, the sum over tensors of their
+    Euclidean norms. With a participation below one it trains all clients in the first round; here a client that is
+    drawn later starts from the others' models, as a new client does.
     """
 
     def init_server(key: Tensor) -> Server:
@@ -196,10 +197,10 @@ def fedfomo(
 
 
 def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Tensor, Tensor]:
-    """Whose models these clients get (m, places), and 1 where there is one to get.
+    """The clients whose models these clients get (m, places), and 1 where there is one.
 
-    The draws of a client are a function of the server's key and round and of its own id. The largest clients stand
-    first, so that the order of a message does not depend on the numbers that clients go by; empty places stand last.
+    The draws of a client are a function of the server's key and round and of its own id. The largest clients come
+    first, so that the order of a message does not depend on the clients' numbers; empty places come last.
     """
     clients, known_m1 = len(server.n_K), (ids < len(server.n_K))[:, None]
     row_m = torch.where(known_m1[:, 0], ids, 0)
@@ -225,7 +226,7 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
 
 
 def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
-    """A client's rows as (training, validation), each in stored order; an only row is in both."""
+    """A client's samples as (training, validation), each in stored order; a single sample is in both."""
     n = data.real_N.sum().double()
     rank_N = keys.order(key, data.real_N).argsort()
     held_N = (rank_N < (n * share).floor().clamp(min=1)).to(data.real_N.dtype) * data.real_N
@@ -233,7 +234,7 @@ def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
 
 
 def only(data: Data, keep_N: Tensor) -> Data:
-    """The rows marked 1; the rest is padding, which stands last, or goes."""
+    """The samples marked 1; the others become padding at the end or, for a single client, are removed."""
     at_N = keep_N.argsort(descending=True, stable=True)
     if not tree.mapped(keep_N):
         at_N = at_N[: int(keep_N.sum())]

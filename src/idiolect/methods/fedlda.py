@@ -59,7 +59,7 @@ def fedlda(
     Client, with the received body theta, means mu (C, d) and covariance S (d, d), and its log-prior log pi:
         head: w_c = S^-1 mu_c,  b_c = -1/2 mu_c' w_c + log pi_c, frozen      (Eq. 4)     [1]
         theta_i <- SGD(CE + decorrelation / d sum_{a != b} |S_batch[a, b]|)  (Eq. 5)     [2]
-        mu^, S^ = class means, and tied covariance (over n - 1) + ridge I, of all rows under theta_i  [3]
+        mu^, S^ = class means, and tied covariance (over n - 1) + ridge I, of all samples under theta_i  [3]
         mu_i = beta mu + (1 - beta) mu^,   S_i = beta S + (1 - beta) S^      (section 4)  [4]
     Server:
         theta, mu, S <- means of the clients', weighted by n_i                           [5]
@@ -78,17 +78,18 @@ def fedlda(
         decorrelate: the batch covariance within classes, or about the batch mean (the paper says "batch covariance"
             only).
         ridge: added to the local covariance's diagonal. The paper has none, and without it training diverged within 10
-            rounds on Fashion-MNIST: the loss does not see the scale of the features, and only an absolute floor holds
-            it. With 0.1, the default of earlier versions, rounding on another processor moved the accuracy on digits by
-            points, and a trial on Fashion-MNIST diverged (docs/fidelity.md).
+            rounds on Fashion-MNIST: the loss does not depend on the scale of the features, and only an absolute lower
+            bound keeps it stable. With 0.1, the default of earlier versions, rounding on another processor changed the
+            accuracy on digits by some points, and a trial on Fashion-MNIST diverged (docs/fidelity.md).
         centre: the local scatter about the local means, or about the interpolated ones (the paper's formula).
-        tune_body: personal model with the body after local training in ``personalise``; the paper does not say.
+        tune_body: whether the personal model has the body after local training in ``personalise``; the paper does not
+            say.
 
     Source: Algorithm 1 and section 4, whose moments and interpolation have no equation number; appendix A derives the
     head. There is no released code.
     Differs from source: the ridge; absent classes take the global mean and a smoothed prior, and the head is solved
-    with a shrinkage of 1e-4, as in the released code of pFedFDA, its successor; the body starts as torch's layers do,
-    by Kaiming's method at a smaller scale.
+    with a shrinkage of 1e-4, as in the released code of pFedFDA, its successor; the body is initialised as torch's
+    layers are, by Kaiming's method at a smaller scale.
     """
     network, classes, width = task.network, task.classes, task.network.width
 

@@ -113,28 +113,28 @@ def fedpac(
 
     Up: increment of theta, phi, s (C, d), h (C, d), V / n; weighted by n and n_c. Down: theta, c (C, d) and which
     classes have one; per client its head. At the client: nothing. The personal model is the global body with the
-    combined head. The server keeps one head per client. A class that no participant holds keeps its last centroid; one
-    that has none falls back on the client's own mean feature before training.
+    combined head. The server keeps one head per client. A class that no participant has keeps its last centroid. For a
+    class without one, a client uses its own mean feature before training.
 
     Args:
         task: the problem.
         alignment: lambda, the weight of the alignment term; 0 turns it off (ablation).
         collaboration: False leaves every client its own head (ablation).
-        head_lr: learning rate of the head phase; all else of the optimiser is the task's (for Adam, take less).
+        head_lr: learning rate of the head phase; otherwise the optimiser is the task's (for Adam, take less).
         head_epochs: epochs of the head phase.
         threshold: combination weights below it become 0 and the rest is renormalised (released code: 1e-3; the paper
             has none).
         align_first_round: whether to align in the first round, to the client's own means (released code: no; the paper
-            aligns to a first c that it leaves open).
+            aligns to a first c that it does not define).
         tuning_epochs: epochs of head-only tuning in ``personalise``, from the combined head (the paper's numbers fit
             0).
-        statistics: where images are augmented, [1] and [4] by a pass of augmented ones (released code), or of the rows
-            as they are.
+        statistics: where images are augmented: [1] and [4] use augmented images (released code), or the samples as they
+            are.
 
     Source: Algorithm 1; appendix A.5, which takes the identity for the covariance of the features (Eq. 43).
     Differs from source: the released code solves the quadratic programme in float32 and rebuilds a matrix with a
     negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64, where a negative eigenvalue is
-    rounding and counts as 0. The released code stops at a class that no participant holds.
+    rounding and counts as 0. The released code stops at a class that no participant has.
     """
     network, rule = task.network, task.training.optimiser
 

@@ -1,4 +1,4 @@
-"""A shared body under a head of one's own."""
+"""A shared body, and a head of its own for every client."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def fedper(
 
     over the round's participants i. The personal part is the network's head.
 
-    Up: the increment of theta, weighted by n_i rows. Down: theta. At the client: phi_i. A new client, and one that was
-    never drawn, does one round's local work and keeps phi_i.
+    Up: the increment of theta, weighted by n_i samples. Down: theta. At the client: phi_i. A new client, and one that
+    was never drawn, does one round's local work and keeps phi_i.
 
     Args:
         task: the problem.
-        weighting: of the average, by rows, as FedPer is commonly defined, or uniform (FedRep's repository on its image
-            sets).
+        weighting: of the average: by samples, as FedPer is commonly defined, or uniform (FedRep's repository on its
+            image sets).
         newcomer_head: what a client that has not trained yet starts from and is tested with. "own": the initial head.
-            "average": the mean of the heads of the last round's participants, which then travels up and down beside
-            the body; such a client does no round of its own, it takes this head, tuned where ``tuning_epochs`` says so.
+            "average": the mean of the heads of the last round's participants, which then travels up and down beside the
+            body; such a client does not train for a round; it takes this head, tuned for ``tuning_epochs``.
         tuning_epochs: of the head alone in ``personalise``, on the received body (FedRep's repository and FedCR: 10).
 
     Source: the method as it is commonly defined. No code by its authors is known; ``preset="fedrep"`` is the FedPer of
-    FedRep's repository (lgcollins/FedRep), which averages heads because the stores of clients that have not trained yet
-    refer to the server's own tensors, and tunes for ten epochs after the last round. It also exempts biases from decay,
-    which is the task's rule.
+    FedRep's repository (lgcollins/FedRep). It tunes for ten epochs after the last round. It averages heads because
+    there a client that has not trained yet refers to the server's own tensors. It also exempts biases from decay, which
+    is an option of the task's optimiser.
     Differs from source: the paper's personal part may be deeper than the last layer; here it is what the network calls
     its head.
     """

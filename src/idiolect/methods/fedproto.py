@@ -1,4 +1,4 @@
-"""FedProto: class prototypes travel, models do not."""
+"""FedProto: clients send class prototypes, not models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Client(NamedTuple):
     own: Prototypes
     """Those of its last round."""
     has_C: Tensor
-    """1 for the classes of its training rows."""
+    """1 for the classes of its training samples."""
 
 
 def fedproto(
@@ -62,20 +62,20 @@ def fedproto(
     weighting: Literal["uniform", "counts"] = "uniform",
     drop_last: bool = False,
 ) -> Method:
-    """FedProto: local models drawn to common class prototypes, which alone travel (Tan et al., AAAI 2022).
+    """FedProto: local models pulled to common class prototypes; only these are sent (Tan et al., AAAI 2022).
 
     Client, with its own model w_i (features z, d of them) and the received prototypes P:
         w_i <- SGD(CE + alignment |z - P_y|^2 / d) from w_i; no second term for a class without P   [1]
-        P_ic = mean of z over the rows of class c seen in the last epoch, each before its step      [2]
+        P_ic = mean of z over the samples of class c seen in the last epoch, each before its step   [2]
     Server, over the round's participants i that have class c:
-        P_c <- sum_i w_ic P_ic / sum_i w_ic,   w_ic = 1 (or n_ic rows)                              [3]
+        P_c <- sum_i w_ic P_ic / sum_i w_ic,   w_ic = 1 (or n_ic samples)                           [3]
     Personal:
         log p(y | x) = log softmax(head(z)), or log softmax(-|z - P_c|^2 / d) over its own classes  [4]
 
     Up: P_i (C, d), weighted by w_ic. Down: P (C, d) and which classes have one. At the client: w_i, P_i and which
-    classes it has. A class that no participant holds keeps its last prototype; where none is known, [4] takes the
-    client's own. A new client does one round's local work from the start common to all. The mean in [1] counts rows
-    without a prototype.
+    classes it has. A class that no participant has keeps its last prototype; where none is known, [4] takes the
+    client's own. A new client does one round's local work from the start common to all. The mean in [1] also counts
+    samples without a prototype.
 
     Args:
         task: the problem.
@@ -83,18 +83,19 @@ def fedproto(
             FedPAC does not say).
         prototypes: "global", or "local": nothing is sent, and P is the client's own P_i of its last round (none in its
             first). FedPAC's FedProto-G and FedProto-L.
-        predict_with: the local head (FedPAC), or the nearest prototype; the released code prints both. A class that is
-            not among the client's own gets the smallest positive number as its probability, and nothing fits the scale
-            of the distances: of these probabilities the order means something, the likelihood little.
-        weighting: of the mean over prototypes: uniform (released code), or counts of rows (so a user of that code
-            reads the paper's formula, in a question without an answer).
+        predict_with: the local head (FedPAC), or the nearest prototype; the released code prints both. A class that the
+            client does not have gets the smallest positive number as its probability. The scale of the distances is not
+            fitted, so the order of these probabilities has a meaning, but their values have little.
+        weighting: of the mean over prototypes: uniform (released code), or by counts of samples (a user of that code
+            reads the paper's formula so, in a question without an answer).
         drop_last: leave out an incomplete last batch (released code); a client of one batch keeps it.
 
     Source: the algorithm of the paper; released code yuetan031/FedProto.
-    Differs from source: every client starts from one common model, in the released code each from its own. There all
-    clients take part in every round and the prototypes are gathered anew, so that a class that nobody produced is gone.
-    The accuracies that it prints run on over clients and over both tests; here each is counted by itself. For CIFAR-10
-    its prototypes are the feature maps before pooling, here they are the features that the head takes.
+    Differs from source: every client starts from one common model; in the released code each starts from its own. There
+    all clients take part in every round and prototypes are collected again each time, so that a class that no client
+    sent is gone. The accuracies that it prints are cumulative over clients and over both tests; here each is counted by
+    itself. For CIFAR-10 its prototypes are the feature maps before pooling; here they are the features that the head
+    takes.
     """
     network, training = task.network, task.training
     everyone = prototypes == "global"

@@ -17,22 +17,22 @@ def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
     Client:  w_i <- SGD(CE + mu / 2 |w_i - w|^2) from w               [1]
     Server:  w <- w + sum_i n_i (w_i - w) / sum_i n_i                 [2]
 
-    over the round's participants i. w stays where it was received while a client trains; mu = 0 is FedAvg.
+    over the round's participants i. w does not change while a client trains; mu = 0 is FedAvg.
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing. A new client takes the global
+    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: nothing. A new client takes the global
     model as it is.
 
     Args:
         task: the problem.
         mu: weight of the pull. The authors name no value for all data and tune in {0.001, 0.01, 0.1, 0.5, 1}; FedPAC's
-            paper gives none. 0.1 is the middle of that grid, and FedRep's repository has it as default: over sixty
-            steps at rate 0.01 and momentum 0.5 it shortens a straight walk by 5 %, 0.01 by 0.6 % and 1 by 40 %.
+            paper gives none. 0.1 is the middle of that grid and the default of FedRep's repository. Over sixty steps in
+            one direction, at rate 0.01 and momentum 0.5, 0.1 shortens the way by 5 %, 0.01 by 0.6 % and 1 by 40 %.
 
     Source: the paper's algorithm; released code (litian96/FedProx), whose own default of mu is 0.
-    Differs from source: the released code descends without momentum or decay, here the task's rule holds; the pull is
-    part of the gradient, so that momentum sees it. Left out of the released code: stragglers, who run fewer epochs and
-    are kept in the mean; sparse updates of embeddings, which overwrite the anchor; a reshuffle with the same seed in
-    each epoch.
+    Differs from source: the released code descends without momentum or decay; here the task's optimiser is used. The
+    pull is part of the gradient, so that momentum includes it. Left out of the released code: stragglers, which run
+    fewer epochs and are kept in the mean; sparse updates of embeddings, which overwrite the anchor; a reshuffle with
+    the same seed in each epoch.
     """
 
     def send(server: Model, ids: Tensor) -> Down:

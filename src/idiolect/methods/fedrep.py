@@ -31,13 +31,13 @@ def fedrep(
         phi_i <- SGD(CE) from phi_i, theta frozen             ``head_epochs``                       [1]
         theta_i <- SGD(CE) from theta, phi_i frozen           ``body_epochs``                       [2]
     Server, over the round's participants i:
-        theta <- theta + sum_i w_i (theta_i - theta) / sum_i w_i,   w_i = 1 (or n_i rows)           [3]
+        theta <- theta + sum_i w_i (theta_i - theta) / sum_i w_i,   w_i = 1 (or n_i samples)        [3]
     Personal:
         phi_i <- SGD(CE) from phi_i, theta frozen             ``tuning_epochs``                     [4]
 
-    Up: the increment theta_i - theta, weighted by w_i. Down: theta. At the client: phi_i. A frozen part is no part of
+    Up: the increment theta_i - theta, weighted by w_i. Down: theta. At the client: phi_i. A frozen part is not part of
     the optimiser: neither momentum nor decay moves it. A new client, and one that was never drawn, trains a head on the
-    received body from the start common to all, for ``tuning_epochs`` or, where these are 0, ``head_epochs``.
+    received body from the common initial head, for ``tuning_epochs`` or, where these are 0, ``head_epochs``.
 
     Args:
         task: the problem.
@@ -47,16 +47,17 @@ def fedrep(
             CIFAR-10 with two classes a client and 100 clients).
         tuning_epochs: of the head in ``personalise``, on the averaged body (released code and FedCR: 10 after the last
             round; FedPAC and pFedFDA do not say); 0 leaves the head as the last round did.
-        weighting: of the mean over bodies (released code: uniform for CIFAR and MNIST, rows for FEMNIST and Sent140).
-        newcomer_head: where a client starts that has never trained: from its own initial head, or from the mean of the
-            heads of the last round's participants (released code, whose clients hold references into the server's
-            model until they first train); with "average" clients send their heads up too, the mean comes down, and
-            with ``tuning_epochs=0`` a new client takes it as it is.
+        weighting: of the mean over bodies (released code: uniform for CIFAR and MNIST, by samples for FEMNIST and
+            Sent140).
+        newcomer_head: where a client that has never trained starts: from its own initial head, or from the mean of the
+            heads of the last round's participants (released code, where clients refer to the server's model until they
+            first train). With "average" clients send their heads too, and the server sends the mean; with
+            ``tuning_epochs=0`` a new client takes it as it is.
 
     Source: the algorithm FedRep of the paper; released code lgcollins/FedRep.
     Differs from source: the algorithm is commonly given with one gradient step on the body, here as in the released
     code it is ``body_epochs``. The versions of torch that the released code names leave a gradient of zero on the head
-    while the body trains, so that its momentum and decay go on moving it; here it stands still. The released code's
+    while the body trains, so that its momentum and decay still move it; here it does not move. The released code's
     headline is the mean over the last ten rounds without [4].
     """
     average = newcomer_head == "average"

@@ -55,7 +55,7 @@ def fedrod(
     """Fed-RoD: generic model by balanced softmax, personal head as its residual (Chen & Chao, ICLR 2022).
 
     Client, with the received body theta and generic head phi, and its personal head psi_i:
-        (theta_i, phi_i) <- SGD(CE(phi(z) + log n_i, y)), a class without rows left out             [1]
+        (theta_i, phi_i) <- SGD(CE(phi(z) + log n_i, y)), a class without samples left out          [1]
         psi_i <- SGD(CE(sg(phi(z)) + psi_i(sg(z)), y)), on the same batches                         [2]
     Server, over the round's participants i:
         (theta, phi) <- (theta, phi) + sum_i n_i ((theta_i, phi_i) - (theta, phi)) / sum_i n_i      [3]
@@ -63,8 +63,8 @@ def fedrod(
         log p(y | x) = log softmax(phi(z) + psi_i(z))                                               [4]
         psi_i = A_0 + sum_h A_h relu(U p_i + u)_h,  p_ic = n_ic / n_i,  with ``hypernetwork``       [5]
 
-    with z = theta(x), n_ic the client's rows of class c, psi_i linear d -> C, and sg() a constant to the gradient.
-    A bound on the gradient norm, where the task has one, is one for both steps together.
+    with z = theta(x), n_ic the client's samples of class c, psi_i linear d -> C, and sg() constant for the gradient. A
+    bound on the gradient norm, where the task has one, is one for both steps together.
 
     Up: the increment of (theta, phi), weighted by n_i. Down: theta, phi. At the client: psi_i, zero until its first
     round, so that the first personal prediction is the generic one. A new client does one round's local work and keeps
@@ -111,7 +111,7 @@ def fedrod(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         n_C = class_counts(data)
-        # the lowest number, not minus infinity: exp() gives the same 0, and a padding row's loss times 0 is no NaN
+        # the lowest number, not minus infinity: exp() gives the same 0, and the loss of padding times 0 is not NaN
         log_n_C = torch.where(n_C > 0, n_C.clamp(min=1).log(), torch.finfo(n_C.dtype).min)  # [1]
 
         def loss(weights: tuple[Model, Tree], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -88,7 +88,7 @@ def fedsr(
         (mu, s) = W body(x) + b,   sigma = softplus(s)                                        [1]
         z = mu + sigma e,  e ~ N(0, I)                                                        [2]
         k(x, y) = KL(N(a mu, (a sigma)^2) || N(r_mu[y], softplus(r_sigma[y])^2))              [3]
-        SGD on the mean over rows of CE(head(z), y) + norm |z|_2 + conditional k(x, y)        [4]
+        SGD on the mean over samples of CE(head(z), y) + norm |z|_2 + conditional k(x, y)     [4]
     Server:
         encoder, head <- uniform mean over participants                                       [5]
     Personal:
@@ -110,19 +110,19 @@ def fedsr(
         norm: weight of |z|_2 (released code; FedCR: 0.01, for CIFAR-100 0.001).
         conditional: weight of the KL term (FedCR: 1e-3; released code: 5e-4, 1e-3 for PACS).
         steps: local mini-batches per round; None takes the task's local epochs (released code: 5).
-        keep_momentum: whether a client's optimiser goes on from its last round (released code); its buffers stand still
-            while the weights are averaged.
+        keep_momentum: whether a client's optimiser continues from its last round (released code); its momentum is not
+            averaged as the weights are.
         share_reference: averages r_mu, r_sigma and a as well, as if they were part of the model.
         head_epochs: of tuning in ``personalise`` (FedSR is for domains never seen and tunes nothing; FedCR's FedSR-FT:
             10).
-        samples: draws at a prediction; they are the same for every row and in every call (released code: 20, fresh).
+        samples: draws at a prediction; they are the same for every sample and in every call (released code: 20, fresh).
 
     Source: the paper's objective; what is averaged, the starts and the draws are from the released code
     (atuannguyen/FedSR).
     Differs from source: the released code takes log(a sigma), which is not a number once a < 0; here the standard
     deviation is |a| sigma, as it is for any a, and none falls below 1e-6. It draws every local batch from a fresh
-    shuffle, here batches walk through epochs. Where a weight is exactly 0 it leaves the term and its weights alone,
-    here r_mu, r_sigma and a still decay, which nothing then reads.
+    shuffle; here batches go through epochs. Where the weight of a term is exactly 0, it leaves out the term and does
+    not change its parameters; here r_mu, r_sigma and a still decay, but nothing uses them.
     """
     network, rule = task.network, task.training.optimiser
 

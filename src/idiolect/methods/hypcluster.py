@@ -22,21 +22,22 @@ class Server(NamedTuple):
 
 
 def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
-    """HypCluster: each client trains the one of k models that fits its rows best (Mansour et al., arXiv 2020).
+    """HypCluster: each client trains the one of k models that fits its samples best (Mansour et al., arXiv 2020).
 
     Client, with the received models w_1 .. w_k:
-        c_i = argmin_c mean CE of w_c over the client's training rows; the first on ties               [1]
-        w'_i <- SGD(CE) from w_c, c = c_i, with a fresh optimiser                                      [2]
+        c_i = argmin_c mean CE of w_c over the client's training samples; the first on ties               [1]
+        w'_i <- SGD(CE) from w_c, c = c_i, with a fresh optimiser                                         [2]
     Server, for each c over the participants i that chose it; a model that nobody chose stays:
-        w_c <- w_c + sum_i n_i (w'_i - w_c) / sum_i n_i                                                [3]
+        w_c <- w_c + sum_i n_i (w'_i - w_c) / sum_i n_i                                                   [3]
     Personal:
-        w_c, c = argmin of the mean CE over the client's training rows, under the server's models now  [4]
+        w_c, c = argmin of the mean CE over the client's training samples, under the server's models now  [4]
 
-    Up: the increment w'_i - w_c, one model, weighted by n_i rows in the place of c_i among k, so that the server learns
-    which model a client chose. Down: all k models. At the client: nothing. A new client chooses by forward passes.
+    Up: the increment w'_i - w_c, one model, weighted by n_i samples in the place of c_i among k, so that the server
+    learns which model a client chose. Down: all k models. At the client: nothing. A new client chooses by forward
+    passes.
 
     The k models start from independent draws. Such starts can collapse: all clients choose one model from the first
-    round on and the others never train. The numbers ``cluster`` (which model a client trained) and ``cluster_size``
+    round on and the others never train. The metrics ``cluster`` (which model a client trained) and ``cluster_size``
     (how many participants trained that one) show it.
 
     Args:
@@ -46,8 +47,9 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
     Source: the paper's algorithm; Google's FedJAX, by the same research group, for what it leaves open (the mean as
     loss, first on ties, training loss at test time, server rate 1). No release by the authors was found.
     Differs from source: the method is commonly given with a start from models trained on some sampled clients, and
-    FedJAX has a start after the manner of k-means++; both need rows before the first round, where there are none here.
-    Left out: FedJAX's regulariser in the loss that decides, and its last batch filled up with rows of the next epoch.
+    FedJAX has a start similar to k-means++. Both need samples before the first round, and here there are none. Left
+    out: FedJAX's regulariser in the loss that decides, and its last batch, which it fills up with samples of the next
+    epoch.
     """
 
     def init_server(key: Tensor) -> Server:

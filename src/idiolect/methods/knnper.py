@@ -1,4 +1,4 @@
-"""kNN-Per: a memory of the client's own rows beside the global model."""
+"""kNN-Per: a memory of the client's own samples beside the global model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
 
 
 class Memory(NamedTuple):
-    """A client's own rows as the global body sees them."""
+    """The global body's features of a client's own samples."""
 
     z_Nd: Tensor
     y_N: Tensor
     kept_N: Tensor
-    """1 for a row that can be a neighbour."""
+    """1 for a sample that can be a neighbour."""
 
 
 def knnper(
@@ -33,34 +33,34 @@ def knnper(
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0,
     mix: Literal["probabilities", "logits"] = "probabilities",
 ) -> Method:
-    """kNN-Per: nearest neighbours among the client's own rows (Marfoq, Neglia, Vidal & Kameni, ICML 2022).
+    """kNN-Per: nearest neighbours among the client's own samples (Marfoq, Neglia, Vidal & Kameni, ICML 2022).
 
     Client, server:  w <- w + sum_i n_i (SGD(CE; w, i) - w) / sum_i n_i, as in FedAvg                          [1]
     Personal, where z is body(x) under the global model w:
-        M_i = {(z_j, y_j)}, a share ``capacity`` of the client's training rows                                 [2]
-        p_knn(c | x) = sum_j [y_j = c] K(z, z_j) / sum_j K(z, z_j)      over the k rows j of M_i nearest to z  [3]
+        M_i = {(z_j, y_j)}, a share ``capacity`` of the client's training samples                              [2]
+        p_knn(c | x) = sum_j [y_j = c] K(z, z_j) / sum_j K(z, z_j)   over the k samples j of M_i nearest to z  [3]
         K(z, z_j) = exp(-|z - z_j|^2 / (d scale))                       d features                             [4]
         p(c | x) = knn_weight p_knn(c | x) + (1 - knn_weight) softmax(head(z))_c                               [5]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: nothing until ``personalise`` fills the
-    memory, by forward passes alone, for a new client as for an old one. A memory of fewer than k rows has all its rows
-    as neighbours.
+    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: nothing until ``personalise`` fills the
+    memory, by forward passes alone, for a new client as for an old one. In a memory of fewer than k samples all of them
+    are neighbours.
 
     Args:
         task: the problem.
         k: neighbours (the authors' runs with unlike clients: 7; elsewhere 1 to 10).
         knn_weight: lambda, the share of the neighbours. FedPAC's grid is 0.5, 0.6, 0.7, 0.8; 0 is FedAvg.
-        scale: of the distances (released code: 1, whatever its script is told).
-        capacity: share of the client's rows that are kept, drawn at random, at least one row.
+        scale: of the distances (released code: 1; the option of its script has no effect).
+        capacity: share of the client's samples that are kept, drawn at random, at least one.
         mix: "logits" adds raw logits in place of probabilities in [5] and takes the softmax of the sum, so that the
             most likely class is that of the released evaluation script.
 
     Source: the paper's method; released code (omarfoq/knn-per).
-    Differs from source: the released script means to mix probabilities, which its client class does, and mixes logits:
-    the default of its switch is a text, and so always true. With some clients absent it weighs each by its share of
-    all clients' rows over the sampling rate: such weights need not add up to 1. It scores grids of lambda and capacity
-    on test rows and leaves the choice to the reader; here both are set by hand: the training rows, which the model has
-    been fitted to, cannot tell.
+    Differs from source: the released script is meant to mix probabilities, as its client class does, but mixes logits:
+    the default of its switch is a text, which is always true. With some clients absent it weighs each by its share of
+    all clients' samples, divided by the sampling rate: such weights need not add up to 1. It scores grids of lambda and
+    capacity on test samples and leaves the choice to the reader. Here both are set by hand, because the training
+    samples, to which the model was fitted, cannot decide.
     """
     network = task.network
 

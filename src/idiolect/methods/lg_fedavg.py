@@ -1,4 +1,4 @@
-"""A shared head on a body of one's own."""
+"""A shared head, and a body of its own for every client."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def lg_fedavg(
 
     over the round's participants i. The personal model is theta_i with the newest phi, for absent clients too.
 
-    Up: the increment of phi, weighted by n_i rows. Down: phi. At the client: theta_i. A new client, and one that was
+    Up: the increment of phi, weighted by n_i samples. Down: phi. At the client: theta_i. A new client, and one that was
     never drawn, does one round's local work and keeps theta_i.
 
     Args:
         task: the problem. What is shared is the network's head: the last layer, as in FedPAC's paper; FedCR's code
-            shares the last two fully connected ones: a network whose head has both does that.
-        weighting: of the average, by rows, or uniform (released code).
+            shares the last two fully connected layers: use a network whose head has both.
+        weighting: of the average: by samples, or uniform (released code).
         tuning_epochs: of the body alone in ``personalise``, under the received head (FedCR's code: 10 before its last
             test).
 
     Source: the paper's algorithm; released code (pliang279/LG-FedAvg).
-    Differs from source: the released code starts from a FedAvg model, here all start from the common random one. It
-    keeps of each client the model that was best on its test rows, and reports the best round of these: left out, since
-    test rows choose no model here. It tests a client that was never drawn with the body it started from. On CIFAR-10 it
-    shares the convolutions and keeps the fully connected layers local, and its small network ends in a softmax below
-    that of the loss: neither is done here.
+    Differs from source: the released code starts from a FedAvg model; here all start from the common random one. It
+    keeps the model of each client that was best on its test samples, and reports the best round of these. This is left
+    out, because test samples choose no model here. It tests a client that was never drawn with the body it started
+    from. On CIFAR-10 it shares the convolutions and keeps the fully connected layers local, and its small network has a
+    softmax before the one in the loss. Neither is done here.
     """
 
     def init_server(key: Tensor) -> Weights:

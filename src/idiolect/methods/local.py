@@ -15,11 +15,11 @@ def local(task: Task) -> Method:
 
     Client:  w_i <- SGD(CE) from w_i, at the start common to all          [1]
 
-    The floor that every method should beat for every client.
+    The baseline that every method should beat for every client.
 
-    Up: nothing. Down: nothing. At the client: the model. A client trains in the rounds it is drawn for: at a
-    participation below one it has had less training than elsewhere, where "local" often trains every round. A new
-    client trains for the local epochs of one round.
+    Up: nothing. Down: nothing. At the client: the model. A client trains only in the rounds for which it is drawn. With
+    a participation below one it therefore trains less than in other work, where "local" often trains in every round. A
+    new client trains for the local epochs of one round.
     """
 
     def init_client(key: Tensor) -> Personal:

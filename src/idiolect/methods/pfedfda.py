@@ -83,16 +83,16 @@ def pfedfda(
     Personal:
         the head of (mu_i, S_i), estimated under the body received                                                  [7]
 
-    Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client:
-    nothing until ``personalise``, which estimates, searches beta again and forms the head by forward passes only; so a
-    new client joins. With too few rows for two folds beta is 0. beta is the weight of the **local** estimate (FedLDA's
-    is of the global).
+    Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client: nothing
+    until ``personalise``, which estimates, searches beta again and forms the head by forward passes only; a new client
+    joins in the same way. With too few samples for two folds beta is 0. beta is the weight of the **local** estimate
+    (FedLDA's is of the global).
 
     Args:
         task: the problem.
-        ridge: added to the covariance's diagonal. The released code adds 1 (a slip for 1e-4, but what its numbers hang
-            on). The paper says a small number and names none; with 1e-4 training diverged within 5 rounds on
-            Fashion-MNIST and CIFAR-10, and with 0.03 or less rounding moves the accuracy on digits by points.
+        ridge: added to the covariance's diagonal. The released code adds 1 (a slip for 1e-4, but its numbers depend on
+            it). The paper says a small number and names none; with 1e-4 training diverged within 5 rounds on
+            Fashion-MNIST and CIFAR-10, and with 0.03 or less rounding changes the accuracy on digits by some points.
         ridge_everywhere: added to every entry; the released code's 1e-4.
         clip_correlation: raise the eigenvalues of the correlation matrix to 1e-15 (paper and released code; acts only
             where ridge is 0).
@@ -100,19 +100,20 @@ def pfedfda(
             1 always (ablations of section 5.3).
         initial_means: U(0, 1) per coordinate (released code) or N(0, 1) (paper: a spherical Gaussian of
             unstated variance).
-        statistics: of the rows of all epochs as seen before each step (paper and released code), or one pass
-            afterwards.
-        folds_of: "rows" lets the epochs' copies of one sample fall into both folds (released code).
-        min_count: rows from which a class has a local mean while training.
-        min_count_adapt: the same in ``personalise`` (released code: 3); the scatter is about each class's own mean all
-            the same.
+        statistics: "training": of the samples of all epochs, as seen before each step (paper and released code);
+            "fresh": of one pass afterwards.
+        folds_of: "rows" lets the epochs' copies of one sample fall into both folds (released code); "samples" keeps
+            them in one.
+        min_count: samples that a class needs to have a local mean while training.
+        min_count_adapt: the same in ``personalise`` (released code: 3); the scatter is always about each class's own
+            mean.
         drop_last: leave out an incomplete last batch in training (released code); a client of one batch keeps it.
         drop_last_adapt: the same for the statistics in ``personalise`` (released code: yes).
         class_weighted_means: average means by n_ic in place of n_i.
 
     Source: Algorithm 1, sections 4.2 and 4.3; new clients: appendix C.3. Eq. 5 lacks its minus sign. From the released
     code: a prior smoothed by 1e-4, a head solved with a shrinkage of 1e-4, the second search of beta in ``personalise``
-    (the paper takes the client's estimate as it stands), and every default but those of ``ridge_everywhere``,
+    (the paper takes the client's estimate as it is), and every default but those of ``ridge_everywhere``,
     ``clip_correlation``, ``beta`` and ``drop_last_adapt``.
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).

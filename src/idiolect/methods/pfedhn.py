@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Linear(NamedTuple):
-    """A linear layer; of the heads, one for each tensor of the target, in trees of the target's shape."""
+    """A linear layer; for the heads, one layer for each tensor of the target, in trees of the target's structure."""
 
     weight: Tree
     bias: Tree
@@ -52,7 +52,7 @@ class Server(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A local last layer, and its momentum: the optimiser goes on from round to round."""
+    """A local last layer, and its momentum: the optimiser continues from round to round."""
 
     weights: Weights
     momentum: Weights
@@ -98,12 +98,12 @@ def pfedhn(
     The server holds (hidden + 1) weights for each weight of the target, and as much momentum: 100 MB for a target of
     0.12 million weights, 2.3 GB for one of 2.8 million, twice that while it steps.
 
-    A new client has no embedding, and nothing that it could send here would give it one: it is sent what the mean of
-    all embeddings generates, and tunes that by one round's local work. A client that was never drawn tunes what its own
+    A new client has no embedding, and cannot get one here. It receives the model that the mean of all embeddings
+    generates, and tunes it by one round's local work. A client that was never drawn tunes the model that its own
     embedding generates.
 
     Args:
-        task: the problem; batch size and shuffling are the task's, its optimiser does not hold here.
+        task: the problem; batch size and shuffling are the task's; its optimiser is not used.
         steps: local mini-batches per round; None takes the task's local epochs (released code: 50).
         lr: learning rate of [3] (FedPAC: 0.01; released code: 5e-3).
         momentum: of [3], fresh in every round (released code).
@@ -112,12 +112,12 @@ def pfedhn(
         server_lr: learning rate of [6] (released code and FedPAC: 0.01).
         server_momentum: of [6] (released code).
         server_decay: weight decay of [6] (released code).
-        server_steps: how the participants of one round are put together; the released code's rounds have one.
-            "sequential" takes as many steps as it would, but all on answers to the round's first weights: with many
-            participants it overshoots unless ``server_lr`` is smaller by about their number. "mean" takes a single
-            step. Measured accuracy (examples/digits_shifts.yaml, 20 clients in each of 30 rounds, seed 0): "mean" with
-            ``server_lr`` 0.01: 79.3 %, 0.03: 89.1 %, 0.1: 91.3 %; "sequential" with 0.01: 16 %, 0.001: 88.6 %; one
-            client per round, as in the paper, in 600 rounds: 92.1 %.
+        server_steps: how the participants of one round are combined; the released code has one participant per round.
+            "sequential" takes one step for each participant, but all on answers to the weights before the first step:
+            with many participants it overshoots unless ``server_lr`` is smaller by about their number. "mean" takes a
+            single step. Measured accuracy (examples/digits_shifts.yaml, 20 clients in each of 30 rounds, seed 0):
+            "mean" with ``server_lr`` 0.01: 79.3 %, 0.03: 89.1 %, 0.1: 91.3 %; "sequential" with 0.01: 16 %, with 0.001:
+            88.6 %; one client per round, as in the paper, in 600 rounds: 92.1 %.
         embedding: e; None takes int(1 + K / 4) (released code).
         hidden: width of the hypernetwork.
         depth: its layers after the first, heads not counted.
@@ -127,10 +127,10 @@ def pfedhn(
         tuning: who tunes in ``personalise`` by [3]: clients that never trained, all, or nobody (released code).
 
     Source: the paper's algorithm; rates, sizes and the bound from the released code (AvivSham/pFedHN).
-    Differs from source: paper and released code draw one client per step; what several participants do together, and
-    that it is "mean", is decided here. Delta has the sign of the released code, with which the step descends. The
-    released code draws every local batch from a fresh shuffle, here batches walk through epochs; it tunes nobody; it
-    reports the step that is best on held-out rows.
+    Differs from source: paper and released code draw one client per step; how several participants are combined, and
+    the default "mean", are choices made here. Delta has the sign of the released code, with which the step descends.
+    The released code draws every local batch from a fresh shuffle; here batches go through epochs. It tunes no client,
+    and it reports the step that is best on held-out samples.
     """
     network = task.network
     inner, outer = SGD(lr, momentum, weight_decay, clip), SGD(server_lr, server_momentum, server_decay, clip)

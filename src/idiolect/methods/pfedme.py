@@ -49,32 +49,33 @@ def pfedme(
         theta_i <- theta_i - inner_lr (grad CE(theta_i; B) + pull (theta_i - w_i) + decay theta_i)   K times  [1]
         w_i <- w_i - lr pull (w_i - theta_i)                                                                  [2]
     Server, over the participants i of a round:
-        w <- w + beta sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i rows                          [3]
+        w <- w + beta sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i samples                       [3]
     Personal: theta_i after the last mini-batch                                                               [4]
 
-    Up: the increment w_i - w, weighted by n_i rows. Down: w. At the client: theta_i; who is absent keeps it. A new
-    client does one round's local work and keeps theta_i.
+    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: theta_i; an absent client keeps it. A
+    new client does one round's local work and keeps theta_i.
 
     Args:
-        task: the problem; of its rule the learning rate and the bound on the gradient hold, momentum and decay do not.
+        task: the problem; of its optimiser the learning rate and the bound on the gradient are used, momentum and decay
+            are not.
         pull: lambda (FedPAC: 10; pFedFDA: 5; the authors' runs: 15 to 30). lr times pull must be below 1.
         inner_steps: K, steps of theta_i on each mini-batch (FedPAC: 5; released code: 5).
         inner_lr: the rate of these steps (the authors' for MNIST: 0.09 and 0.1); times pull + decay below 2.
         decay: of theta_i, towards 0 (released code: 0.001, fixed).
-        warm_start: theta_i goes on from mini-batch to mini-batch (released code); False: each time it starts at w_i.
+        warm_start: theta_i continues from mini-batch to mini-batch (released code); False: it starts at w_i each time.
         steps: R, mini-batches per round (the authors' runs: 20); None: the task's local epochs.
         beta: the server's step; 1 takes the mean, above 1 goes past it (the authors' runs: 1 and 2).
-        weighting: of the mean, all alike or by rows (released code).
-        personal: whose theta_i is measured: that of the client's last round, or, with "fresh", that of a round's work
-            from the current w, whenever it is wanted (the released code has every client train in every round and
-            averages those who were drawn).
+        weighting: of the mean: uniform, or by samples (released code).
+        personal: which theta_i is measured: that of the client's last round ("kept"), or that of one round's new work
+            from the current w ("fresh"). In the released code every client trains in every round, and those that were
+            drawn are averaged.
 
     Raises:
         InputError: the rates make a step of w_i or theta_i overshoot, or the task's optimiser is not SGD.
 
     Source: the paper's algorithm; released code (CharlieDinh/pFedMe).
-    Differs from source: the released code means to test theta_i and tests w_i, which it copies into the same tensors
-    after the last step. It continues a client's batches from round to round; here each round begins anew.
+    Differs from source: the released code is meant to test theta_i but tests w_i, which it copies into the same tensors
+    after the last step. It continues a client's batches from round to round; here each round starts with new ones.
     """
     rule = require_sgd(task, "pfedme", "both of its steps are plain gradient steps with their own rates")
     if not rule.lr * pull < 1:

@@ -1,4 +1,4 @@
-"""What a method reveals, keeps and needs, found by running it on synthetic rows: nothing here is typed in by hand."""
+"""What a method reveals, keeps and needs, found by running it on synthetic samples; nothing is written by hand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Message(NamedTuple):
     """Tensors that travel or stay: what is where, and its size for the network asked about."""
 
     parts: dict[str, str]
-    """By name: "body", "head" or "model" for what is laid out as that, "M x body" for several, or a shape such as
-    "(C, d)"; "?" is a dimension that depends on the sizes in some other way."""
+    """By name: "body", "head" or "model" for a tree of that structure, "M x body" for several, or a shape such as
+    "(C, d)"; "?" is a dimension that depends on the sizes in another way."""
     bytes: int
 
 
@@ -64,11 +64,11 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
     """The anatomy of a method with these options; shapes are symbolic, bytes are for this network.
 
     The method runs for a round or two of three clients: with small networks of two sizes, which tell the dimensions
-    apart, and with the network given. Symbols: C classes, d features, K clients, N rows of the client.
+    apart, and with the network given. Symbols: C classes, d features, K clients, N samples of the client.
 
     Args:
         name: of the method.
-        options: settled or not.
+        options: complete or not.
         network: to count bytes for, float32.
         classes: of the data.
         clients: in the federation, for what the server keeps of each.
@@ -78,7 +78,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         RunError: the method raised.
     """
     build = partial(methods.build, name, methods.settle(name, options))
-    with blame(f"method {name}, on synthetic rows"):
+    with blame(f"method {name}, on synthetic samples"):
         with _precision(torch.float64):
             small = [_round(build, s.network(), s.classes, s.clients, s.rows) for s in _SIZES]
             sums, joins = _are_sums(small[0]), _joins(small[0])
@@ -97,7 +97,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
 
 
 class _Sizes(NamedTuple):
-    """Of a synthetic task; no option has such values by default, so that each stands for what it measures."""
+    """The sizes of a synthetic task. No option has such a default, so that each number shows what it measures."""
 
     classes: int
     width: int
@@ -116,7 +116,7 @@ def _perceptron(classes: int, width: int, clients: int, rows: int, inputs: int) 
     return nn.Sequential(nn.Linear(inputs, width), nn.LeakyReLU()), nn.Linear(width, classes)
 
 
-_NUDGES = (0.01, 1.0, 100.0, 1e5)  # in sizes of what is nudged
+_NUDGES = (0.01, 1.0, 100.0, 1e5)  # times the size of what is nudged
 
 
 class _Round(NamedTuple):
@@ -137,7 +137,7 @@ class _Round(NamedTuple):
 
 @contextmanager
 def _precision(dtype: torch.dtype) -> Iterator[None]:
-    """On one thread: on small tensors several of them wait for each other, on a busy machine for minutes."""
+    """Also on one thread: with small tensors, several threads wait for each other, on a busy machine for minutes."""
     before, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
@@ -173,7 +173,7 @@ Shape = tuple[str, tuple[int, ...]]  # "body" and how many of it, or "" and a te
 
 
 def _parts(node: Tree, model: Model, path: str = "") -> Iterator[tuple[str, Shape]]:
-    """Names and shapes, where what is laid out as the network or a part of it goes by that name."""
+    """Names and shapes; a tree with the structure of the network, or of a part of it, has that name."""
     for what, part in (("model", model), ("body", model.body), ("head", model.head)):
         if (several := _times(node, part)) is not None:
             yield path or what, (what, several)
@@ -209,7 +209,7 @@ def _times(node: Tree, part: Tree) -> tuple[int, ...] | None:
 
 
 def _shown(one: Shape, other: Shape) -> str:
-    """A shape from what it is at both sizes: a dimension goes by its number, its symbol, or "?"."""
+    """A shape, from the shapes at both sizes: each dimension is a number, a symbol or "?"."""
 
     def symbols(z: _Sizes) -> dict[int, str]:
         named = {z.classes: "C", z.width: "d", z.clients: "K", z.rows: "N", z.inputs: "inputs"}
@@ -226,7 +226,7 @@ def _shown(one: Shape, other: Shape) -> str:
 def _are_sums(r: _Round) -> bool:
     """Whether other uploads with the same weighted sums give the same server, in the first round and in the second.
 
-    Uploads are nudged by noise that sums to nothing, of sizes far apart, so that a threshold or a sign shows.
+    Uploads are nudged by noise that sums to zero, in very different sizes, so that a threshold or a sign shows.
     """
     if not tree.leaves(r.ups.value):
         return True
@@ -239,7 +239,7 @@ def _keeps(method: Method, server: Tree, up: Up) -> bool:
     weights, build_weight = tree.flatten(up.weight)
     if not all(a.is_floating_point() for a in [*values, *weights]):
         return False
-    # unlike weights, so that one cannot pass for another or for none
+    # different weights, so that one cannot pass for another or for none
     weights = [w * _over(1 + 0.3 * keys.normal(keys.key(3, k), (3,)).tanh(), w) for k, w in enumerate(weights)]
     values = [v + v.abs().mean() * keys.normal(keys.key(4, k), tuple(v.shape)) for k, v in enumerate(values)]
 
@@ -284,7 +284,7 @@ def _nudged(values: Sequence[Tensor], at: int, weight: Tensor, size: float) -> l
 
 
 def _balanced(a: Tensor, seed: int, size: float) -> Tensor:
-    """Noise of the tensor's size, times ``size``, that sums to nothing over the clients."""
+    """Noise of the tensor's size, times ``size``, that sums to zero over the clients."""
     noise = keys.normal(keys.key(2, seed), tuple(a.shape)) * a.abs().mean() * size
     return noise - noise.mean(0)
 
@@ -304,7 +304,7 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         InputError: unknown method or option.
         RunError: the method raised.
     """
-    with blame(f"method {name}, on synthetic rows"), _precision(torch.float64):
+    with blame(f"method {name}, on synthetic samples"), _precision(torch.float64):
         s = _SIZES[0]
         r = _round(
             partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
@@ -314,12 +314,12 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def _joins(r: _Round) -> str:
-    """A new client personalises after the round."""
+    """How a new client gets its model after the round."""
     return _personalises(r, r.method.init_client(keys.key(0, "enrol")))
 
 
 def _personalises(r: _Round, client: Tree) -> str:
-    """How a client gets its model after the round: whatever prepares a backward pass is noticed."""
+    """How a client gets its model after the round: anything that prepares a backward pass is noticed."""
     server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
     down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]
 
@@ -331,7 +331,7 @@ def _personalises(r: _Round, client: Tree) -> str:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda a: a):
             personalised = r.method.personalise(down, client, r.data, keys.key(0, "adapt"))
     except RuntimeError as error:
-        if "saved tensor hooks" not in str(error):  # torch.func's gradients do not suffer them
+        if "saved tensor hooks" not in str(error):  # torch.func's gradients do not allow them
             raise
         return "training"
     if saved[0]:

@@ -2,7 +2,7 @@
 
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
 with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, ``VARIANTS``, the options of
-systems that the literature gives a name of their own, and ``REPORTS``, the metrics that a run's page draws. To add a
+variants that have a name of their own in the literature, and ``REPORTS``, the metrics that a run's page draws. To add a
 method, copy ``_skeleton.py``; a package of your own names its functions under the entry point group
 ``idiolect.methods``.
 """
@@ -33,7 +33,7 @@ _NO_METHODS = {"registry", "profile"}  # of the folder's modules
 
 
 class Entry(NamedTuple):
-    """What a method's file says of it."""
+    """What a method's file says about it."""
 
     name: str
     title: str
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
     @property
     def forms(self) -> dict[str, dict[str, Any]]:
-        """The method and its variants by title, each once: what differs from the defaults."""
+        """The method and its variants by title, each once: the options that differ from the defaults."""
         others = {t: o for t, o in self.variants.items() if self.options | o != self.options}
         return {self.title: {}, **others}
 
@@ -60,7 +60,7 @@ def ours() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _found(folder: str, changed: int) -> frozenset[str]:
-    """The modules in a folder that changed at this time. Names are asked for often."""
+    """The modules in a folder that changed at this time. Cached, because names are needed often."""
     return frozenset(m.name for m in pkgutil.iter_modules([folder]) if not m.name.startswith("_")) - _NO_METHODS
 
 
@@ -70,17 +70,17 @@ def _installed() -> dict[str, importlib.metadata.EntryPoint]:
 
 @lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPoint]:
-    """By name. Reading the metadata of all on the path takes milliseconds, and names are asked for often."""
+    """By name. Cached: reading the metadata of all packages takes milliseconds, and names are needed often."""
     return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
 
 
 def names() -> list[str]:
-    """The methods of this folder, and those that installed packages bring; ours outdo another of the same name."""
+    """The methods of this folder and of installed packages; of two with the same name, ours is used."""
     return sorted(ours() | set(_installed()))
 
 
 def working() -> tuple[dict[str, Entry], list[str]]:
-    """All methods by name, but for those of installed packages that cannot be had; of these, a sentence each."""
+    """All methods that can be loaded, by name, and one sentence for each installed one that cannot."""
     entries, broken = {}, []
     for name in names():
         try:
@@ -103,7 +103,7 @@ def get(name: str) -> Entry:
     if name in ours():
         build = getattr(importlib.import_module(f"{__package__}.{name}"), name, None)
         if build is None:
-            raise InputError(f"methods/{name}.py holds no function {name}: give its function the name of the file")
+            raise InputError(f"methods/{name}.py has no function {name}: give its function the name of the file")
         return _entry(name, build)
     return _loaded(name, _installed()[name])
 
@@ -117,12 +117,12 @@ def _entry(name: str, build: Callable[..., Method]) -> Entry:
 
 
 def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
-    """The entry of an installed package, checked: what is wrong with it is the package's and is said so."""
+    """The entry of an installed package, checked: an error names the package."""
     package = point.dist.name if point.dist else "an installed package"
     try:
         build = point.load()
         if not inspect.isfunction(build):
-            raise TypeError("it is no function (task, *, options) -> Method")
+            raise TypeError("it is not a function (task, *, options) -> Method")
         entry = _entry(name, build)
         option_spec.check(build, entry.options, "a default")
         json.dumps(entry.options)
@@ -137,7 +137,7 @@ def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
 
 
 def _hint(name: str) -> str:
-    """How a title, such as FedEM-FT (M=5), is written; else the nearest name."""
+    """How to write a title such as FedEM-FT (M=5); else the nearest name."""
 
     def folded(text: str) -> str:
         return re.sub(r"[\W_]", "", text.casefold())
@@ -179,9 +179,9 @@ def build(
 
     Args:
         name: of the method.
-        options: settled or not.
+        options: complete or not (see ``settle``).
         task: the problem.
-        personal: False has ``personalise`` leave clients as they are.
+        personal: with False, ``personalise`` leaves clients as they are.
         server: the optimiser of the server's step.
 
     Raises:

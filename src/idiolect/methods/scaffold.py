@@ -38,16 +38,16 @@ def scaffold(
         x <- x + server_lr sum_i (y_i - x) / m                                                                [3]
         c <- c + sum_i (c_i+ - c_i) / K                                                                       [4]
 
-    All controls start at 0. k counts the mini-batches of all epochs. Who is absent keeps c_i.
+    All controls start at 0. k counts the mini-batches of all epochs. An absent client keeps c_i.
 
     Up: increments of the model, weighted 1, and of c_i, a plain sum. Down: x, c. At the client: c_i. A new client takes
     the global model x as it is; its c_i starts at 0.
 
     Args:
-        task: the problem; its momentum does not hold here.
+        task: the problem; its momentum is not used.
         server_lr: the server's step along the mean increment; 1 takes the mean.
-        momentum: of the local steps. [2] reads the mean gradient off the way travelled, which it is for plain SGD;
-            with momentum m and a constant gradient the way is (k - m (1 - m^k) / (1 - m)) / (1 - m) steps long in
+        momentum: of the local steps. [2] computes the mean gradient from the distance covered, which is exact for plain
+            SGD. With momentum m and a constant gradient the distance is (k - m (1 - m^k) / (1 - m)) / (1 - m) steps in
             place of k, and [2] divides by that.
         steps: k, mini-batches of a round; None: those of the task's local epochs.
 
@@ -72,7 +72,7 @@ def scaffold(
         return Down(shared=server)
 
     def way(plan: Sequence[Batch]) -> Tensor:
-        """How many plain steps along a constant gradient lead as far as these."""
+        """The number of plain steps along a constant gradient that lead as far as these."""
         k = torch.stack([batch.used_B.sum() > 0 for batch in plan]).sum()
         return (k - momentum * (1 - momentum**k) / (1 - momentum)) / (1 - momentum)  # [2]
 

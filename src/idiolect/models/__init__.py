@@ -35,7 +35,7 @@ def names() -> list[str]:
 
 
 def choose(model: Spec | str, shape: Shape) -> str:
-    """The network that a name stands for, with its options as they are written; an import path is one.
+    """The network that a name means, with its options as they are written; an import path means itself.
 
     Raises:
         InputError: unknown name.
@@ -49,13 +49,12 @@ def build(model: Spec | str, shape: Shape, classes: int) -> Network:
     Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains.
 
     Args:
-        model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path, of which ``idiolect.models.own`` says
-            what it may lead to.
-        shape: of a row.
+        model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path (see ``idiolect.models.own``).
+        shape: of a sample.
         classes: of the data.
 
     Raises:
-        InputError: unknown name or option, or a network that does not take rows of this shape.
+        InputError: unknown name or option, or a network that does not take samples of this shape.
     """
     chosen = _chosen(model, shape)
     name, what = chosen.name, f"model {chosen.name}"
@@ -82,7 +81,7 @@ def _chosen(model: Spec | str, shape: Shape) -> Spec:
         return wanted.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
     if "." not in name and name not in NETWORKS:
         known = nearest(name, ["auto", *NETWORKS])
-        raise InputError(f"unknown model {name!r}; {known}; one of your own goes by its import path, my_package.my_net")
+        raise InputError(f"unknown model {name!r}; {known}; name one of your own by its import path, my_package.my_net")
     return wanted
 
 

@@ -1,7 +1,7 @@
 """The papers' convolutional networks, and a small one for small images.
 
-Max-pooling stands before the activation wherever the papers put it after: for a monotone activation the function is
-the same and a quarter of the elements pass through it.
+Max-pooling comes before the activation where the papers put it after. For a monotone activation the result is the same,
+and only a quarter of the elements pass through the activation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from idiolect.models.parts import Parts, Shape, dense, image, needs
 def fmnist_cnn(shape: Shape, classes: int) -> Parts:
     """Two convolutions (16, 32) and one layer of d = 128 for 28x28 grey images; backbone 115,776 parameters.
 
-    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA takes it over (section 5.1;
+    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA uses it too (section 5.1;
     EMNIST) and counts its parameters in Table 8.
     """
     needs("fmnist_cnn", shape, (1, 28, 28))
@@ -28,8 +28,8 @@ def fmnist_cnn(shape: Shape, classes: int) -> Parts:
 def cifar_cnn(shape: Shape, classes: int) -> Parts:
     """Three convolutions (16, 32, 64) and one layer of d = 128 for 32x32 colour images; backbone 106,400 parameters.
 
-    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA takes it over (section 5.1)
-    and counts its parameters in Table 8.
+    Source: FedPAC, appendix B.1, with kernels and padding from its released code; pFedFDA uses it too (section 5.1) and
+    counts its parameters in Table 8.
     """
     needs("cifar_cnn", shape, (3, 32, 32))
     body = nn.Sequential(
@@ -42,8 +42,8 @@ def cifar_cnn(shape: Shape, classes: int) -> Parts:
 def fedcr_fmnist_cnn(shape: Shape, classes: int) -> Parts:
     """Convolutions of 4 and 12 channels, then two layers of 1,024; body 1,248,548 parameters.
 
-    Source: FedCR's released code; the paper's Table 5 (appendix A.1.2) gives 64 channels, whose sizes cannot hold at
-    28x28.
+    Source: FedCR's released code; the paper's Table 5 (appendix A.1.2) gives 64 channels, with sizes that are
+    impossible at 28x28.
     """
     needs("fedcr_fmnist_cnn", shape, (1, 28, 28))
     convs = (*_conv(1, 4, 5, slope=0.0), *_conv(4, 12, 5, slope=0.0))

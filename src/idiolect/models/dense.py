@@ -20,10 +20,10 @@ def fedcr_mlp(shape: Shape, classes: int) -> Parts:
 
 
 def mlp(shape: Shape, classes: int, *, hidden: PositiveInt = 64, layers: PositiveInt = 1) -> Parts:
-    """Hidden layers of equal width d, one of d = 64 by default, for rows of any shape.
+    """Hidden layers of equal width d, one of d = 64 by default, for samples of any shape.
 
     Args:
-        shape: of a row.
+        shape: of a sample.
         classes: of the data.
         hidden: d, the units of each layer.
         layers: how many.

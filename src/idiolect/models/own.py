@@ -1,7 +1,7 @@
-"""A network of the user's own, by import path.
+"""A network of your own, by import path.
 
-The path leads to a function (shape, classes, options) -> (body, head), or to a pair of modules (body, head), whose
-weights are then where all training starts, whatever the seed.
+The path names a function (shape, classes, options) -> (body, head), or a pair of modules (body, head). With a pair, all
+training starts from its weights, for every seed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from idiolect.models.parts import Parts, Shape
 
 
 def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int) -> Network:
-    """The network that an import path leads to, built once and tried on synthetic rows.
+    """The network at an import path, built once and tried on synthetic samples.
 
     Args:
         path: such as ``my_package.nets.hospital``; found from the current folder, or installed.
         options: of the function, checked where it annotates them.
         buffers: the policy.
-        shape: of a row.
+        shape: of a sample.
         classes: of the data.
 
     Raises:
-        InputError: the path leads nowhere, or to what is no network for these data.
+        InputError: there is nothing at the path, or not a network that fits these data.
     """
     what = f"model {path}"
     with seeded(0):
@@ -62,7 +62,7 @@ def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shap
 
 
 def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Parts:
-    """Body and head, anew in every process that needs them."""
+    """Body and head, built again in every process that needs them."""
     target = by_path(path, "model")
     try:
         with warnings.catch_warnings():
@@ -79,7 +79,7 @@ def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) ->
 
 
 def _checked(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The options converted and checked: what the function takes after shape and classes, whatever its kind."""
+    """The options, converted and checked: what the function takes after shape and classes, by position or by name."""
     try:
         every = list(inspect.signature(make, eval_str=True).parameters.values())
     except NameError:  # annotations that only a type checker can resolve
@@ -103,12 +103,12 @@ def _are_modules(found: object) -> bool:
 
 
 def _sound(parts: Parts, what: str) -> None:
-    """Raise unless training moves all that the modules hold, by draws that come from keys alone."""
+    """Raise if a parameter would not train, or if a random draw would not come from a key."""
     owner: dict[int, str] = {}
     for part, module in zip(("body", "head"), parts, strict=True):
         for name, m in module.named_modules():
             if isinstance(m, _DropoutNd) and m.p > 0:
-                raise InputError(f"{what}: {part}.{name} is dropout, whose draws no seed decides here: set its p to 0")
+                raise InputError(f"{what}: {part}.{name} is dropout, whose draws have no seed here: set its p to 0")
         for name, held in [*module.named_parameters(), *module.named_buffers()]:
             if is_lazy(held):
                 raise InputError(f"{what}: the size of {part}.{name} is not known yet: give lazy layers their sizes")
@@ -121,20 +121,20 @@ def _sound(parts: Parts, what: str) -> None:
 
 
 def _same(parts: Parts, again: Parts, what: str) -> None:
-    """Raise unless two modules that were built after the same seed hold the same."""
+    """Raise unless two builds after the same seed hold the same numbers."""
     for part, module, other in zip(("body", "head"), parts, again, strict=True):
         held, others = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
         for name in sorted(held.keys() | others.keys()):
             one, two = held.get(name), others.get(name)
             if one is None or two is None or not torch.equal(one.nan_to_num(), two.nan_to_num()):
                 raise InputError(
-                    f"{what}: {part}.{name} differs each time it is built, whatever the seed: draw with torch, whose "
-                    "seed is set, and not with numpy or random"
+                    f"{what}: {part}.{name} differs each time it is built, with the same seed too: draw with torch, "
+                    "whose seed is set, and not with numpy or random"
                 )
 
 
 def _try(network: Network, what: str, classes: int) -> None:
-    """Raise unless synthetic rows pass through body and head, twice alike, and a row alone as among others."""
+    """Raise unless synthetic samples pass through body and head, twice alike, and a sample alone as among others."""
     model = network.init(keys.key(0))
     x_B = keys.normal(keys.key(0, "rows"), (3, *network.shape))
 
@@ -148,36 +148,37 @@ def _try(network: Network, what: str, classes: int) -> None:
             raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): fix it") from error
 
     def predict(x_B: Tensor) -> tuple[Tensor, Tensor]:
-        rows = f"{len(x_B)} row{'s' * (len(x_B) > 1)}"
-        z_Bd = run("body", lambda: network.features(model.body, x_B), f"{rows} of shape {network.shape}")
+        samples = f"{len(x_B)} sample{'s' * (len(x_B) > 1)}"
+        z_Bd = run("body", lambda: network.features(model.body, x_B), f"{samples} of shape {network.shape}")
         if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != len(x_B) or not z_Bd.shape[1]:
             raise InputError(
-                f"{what}: of {rows} its body makes {_kind(z_Bd)}: make it ({len(x_B)}, d) with d of at least 1, as "
-                "nn.Flatten() does"
+                f"{what}: from {samples} its body makes {_kind(z_Bd)}: make it ({len(x_B)}, d) with d of at least 1, "
+                "as nn.Flatten() does"
             )
         logit_BC = run("head", lambda: network.logits(model.head, z_Bd), f"features of shape {tuple(z_Bd.shape)}")
         if not isinstance(logit_BC, Tensor) or logit_BC.shape != (len(x_B), classes):
             raise InputError(
-                f"{what}: of {rows} its head makes {_kind(logit_BC)}: make it ({len(x_B)}, {classes}), as the classes"
+                f"{what}: from {samples} its head makes {_kind(logit_BC)}: make it ({len(x_B)}, {classes}), one number "
+                "per class"
             )
         for part, made in (("body", z_Bd), ("head", logit_BC)):
             if not made.isfinite().all():
-                raise InputError(f"{what}: its {part} makes numbers that are not finite of {rows}: fix it")
+                raise InputError(f"{what}: its {part} makes numbers that are not finite from {samples}: fix it")
         return z_Bd, logit_BC
 
     made = predict(x_B)
     if not all(map(torch.equal, made, predict(x_B))):
-        raise InputError(f"{what} makes something else of the same rows each time: leave out what it draws or counts")
+        raise InputError(f"{what} gives another result for the same samples each time: remove what it draws or counts")
     alone = predict(x_B[:1])
     if network.buffers in (None, "frozen") and not all(map(_close, made, alone)):
         raise InputError(
-            f"{what} makes something else of a row alone than of the same row among others: let every row be predicted "
-            "by itself"
+            f"{what} gives another result for a sample alone than for the same sample among others: predict every "
+            "sample by itself"
         )
 
 
 def _close(made_B: Tensor, alone_B: Tensor) -> bool:
-    """Whether the first row is that one, up to rounding."""
+    """Whether the first sample's result is that one, up to rounding."""
     return torch.allclose(made_B[:1], alone_B, rtol=0, atol=1e-3 * float(made_B.abs().max()))
 
 

@@ -1,4 +1,4 @@
-"""What the networks share: the shape of a row, normalisation, and how convolutions start."""
+"""What the networks share: the shape of a sample, normalisation, and how convolutions start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def image(name: str, shape: Shape, least: int) -> Shape:
-    """Channels, height and width of a row.
+    """Channels, height and width of a sample.
 
     Raises:
-        InputError: it is no image, or one smaller than ``least`` pixels a side.
+        InputError: it is not an image, or one smaller than ``least`` pixels a side.
     """
     if len(shape) != 3:
-        raise InputError(f"model {name} needs images, these rows have shape {shape}: choose model mlp")
+        raise InputError(f"model {name} needs images, and these samples have shape {shape}: choose model mlp")
     if min(shape[1:]) < least:
         size = f"{shape[1]}x{shape[2]}"
         raise InputError(f"model {name} needs images of at least {least}x{least}, these are {size}: choose model auto")
@@ -31,9 +31,9 @@ def image(name: str, shape: Shape, least: int) -> Shape:
 
 
 def needs(name: str, shape: Shape, wanted: Shape) -> None:
-    """Raise InputError unless a row has the one shape that a network takes."""
+    """Raise InputError unless a sample has the one shape that a network takes."""
     if shape != wanted:
-        raise InputError(f"model {name} takes rows of shape {wanted}, these have {shape}: choose model auto")
+        raise InputError(f"model {name} takes samples of shape {wanted}, and these have {shape}: choose model auto")
 
 
 def dense(inputs: int, outputs: int) -> Parts:
@@ -42,7 +42,7 @@ def dense(inputs: int, outputs: int) -> Parts:
 
 
 def groups(channels: int) -> int:
-    """Into how many groups of 32 channels, or of somewhat more where 32 does not divide them."""
+    """The number of groups of 32 channels, or of somewhat more where 32 does not divide them."""
     return next(g for g in range(max(1, channels // 32), 0, -1) if channels % g == 0)
 
 

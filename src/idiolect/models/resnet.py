@@ -15,10 +15,10 @@ Normalise = Callable[[int], nn.Module]
 
 
 def resnet18(shape: Shape, classes: int, *, norm: Norm = "group", shared_affine: bool = False) -> Parts:
-    """ResNet-18 for images of 64x64 and about, d = 512; body 11,176,512 parameters for three channels.
+    """ResNet-18 for images of about 64x64, d = 512; body 11,176,512 parameters for three channels.
 
     A 7x7 convolution of stride 2 and max-pooling, four stages of two basic blocks with 64, 128, 256 and 512 channels,
-    and the mean over places.
+    and the mean over positions.
 
     Args:
         shape: (channels, height, width), at least 32 a side.
@@ -28,7 +28,7 @@ def resnet18(shape: Shape, classes: int, *, norm: Norm = "group", shared_affine:
             counts and its released code has them.
 
     Source: He et al., Deep residual learning (2016); pFedFDA, section 5.1 (Tiny-ImageNet).
-    Differs from source: the released code means the 32 as the number of groups.
+    Differs from source: the released code uses the 32 as the number of groups.
     """
     channels, _, _ = image("resnet18", shape, least=32)
     new = _normaliser("resnet18", norm, shared_affine)
@@ -39,7 +39,7 @@ def resnet18(shape: Shape, classes: int, *, norm: Norm = "group", shared_affine:
 def resnet18_cifar(shape: Shape, classes: int, *, norm: Norm = "group", shared_affine: bool = False) -> Parts:
     """ResNet-18 for images of 28x28 or 32x32, d = 512; body 11,168,832 parameters for three channels.
 
-    ``resnet18`` but for its start: a 3x3 convolution of stride 1 and no pooling.
+    As ``resnet18``, but it starts with a 3x3 convolution of stride 1 and no pooling.
 
     Args:
         shape: (channels, height, width), at least 8 a side.
@@ -58,7 +58,8 @@ def resnet18_cifar(shape: Shape, classes: int, *, norm: Norm = "group", shared_a
 def wrn16_2(shape: Shape, classes: int, *, norm: Norm = "group") -> Parts:
     """WideResNet-16-2 for images of 28x28 or 32x32, d = 128; body 690,384 parameters for three channels.
 
-    A 3x3 convolution, three stages of two pre-activated blocks with 32, 64 and 128 channels, and the mean over places.
+    A 3x3 convolution, three stages of two pre-activated blocks with 32, 64 and 128 channels, and the mean over
+    positions.
 
     Args:
         shape: (channels, height, width), at least 8 a side.

@@ -1,4 +1,4 @@
-"""Named repairs of covariance matrices, one per numerical danger, and their form on the wire."""
+"""Named repairs of covariance matrices, one per numerical danger, and their form in messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from idiolect.core.errors import InputError
 
 
 def shrink(cov_dd: Tensor, weight: float) -> Tensor:
-    """Mends a condition number without bound: few rows leave directions with next to no variance.
+    """Fixes an unbounded condition number: with few samples, some directions have almost no variance.
 
         (1 - weight) S + weight (tr S / d) I
 
-    The trace stays, and the repair scales with S; so it is no floor under features that shrink as they train.
+    The trace stays, and the repair scales with S. So it sets no lower bound for features that shrink in training.
 
     Args:
         cov_dd: S.
@@ -32,28 +32,28 @@ def shrink(cov_dd: Tensor, weight: float) -> Tensor:
 
 
 def ridge(cov_dd: Tensor, amount: float, *, everywhere: float = 0.0) -> Tensor:
-    """Mends a covariance without an absolute floor: weights Σ⁻¹μ that explode when the features' scale drifts to 0.
+    """Fixes a covariance without a lower bound: weights Σ⁻¹μ explode when the scale of the features drifts to 0.
 
         S + amount I + everywhere 1 1ᵀ
 
     Args:
         cov_dd: S.
-        amount: the floor under the variance in every direction, in squared feature units, at least 0.
+        amount: the least variance in every direction, in squared feature units, at least 0.
         everywhere: added to each entry, at least 0; only there to reproduce code that does so.
 
     Raises:
         InputError: ``amount`` or ``everywhere`` is negative.
 
-    Source: pFedFDA, section 4.3 (ε I, with a small ε that is given no value). Its released code adds amount=1.0 and
+    Source: pFedFDA, section 4.3 (ε I, with a small ε of unstated value). Its released code adds amount=1.0 and
     everywhere=1e-4.
     """
     if min(amount, everywhere) < 0:
-        raise InputError(f"ridge={amount}, everywhere={everywhere} would take variance away: use 0 or more")
+        raise InputError(f"ridge={amount}, everywhere={everywhere} would reduce the variance: use 0 or more")
     return cov_dd + amount * _eye(cov_dd) + everywhere
 
 
 def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
-    """Mends negative eigenvalues, which rounding leaves in the covariance of few rows, and keeps every variance.
+    """Fixes negative eigenvalues, which rounding leaves in the covariance of few samples, and keeps every variance.
 
     Eigenvalues of the correlation matrix below ``floor`` are raised to it, its diagonal is scaled back to 1, and the
     variances are put back. A matrix with nothing to clip is returned as it is. A feature without variance counts as
@@ -80,7 +80,7 @@ def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
 
 
 def pack(cov_dd: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,), all that the wire has to carry."""
+    """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,). This is all that has to be sent."""
     row, column, _ = _places(cov_dd.shape[-1], cov_dd.device)
     return cov_dd[row, column]
 

@@ -1,4 +1,4 @@
-"""Products of diagonal Gaussians in natural parameters: a product is a sum, so order and grouping cannot matter."""
+"""Products of diagonal Gaussians in natural parameters: a product is a sum, so order and grouping do not matter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Experts(NamedTuple):
     """Per class, the product of diagonal Gaussians N(μ, s²) without a prior; products add. float64."""
 
     precision_CV: Tensor
-    """Σ 1 / s²; 0 for a class without rows."""
+    """Σ 1 / s²; 0 for a class without samples."""
     weighted_CV: Tensor
     """Σ μ / s²."""
 
 
 def class_products(mean_NV: Tensor, std_NV: Tensor, y_N: Tensor, weight_N: Tensor, classes: int) -> Experts:
-    """The product of the rows' Gaussians, class by class.
+    """The product of the samples' Gaussians, class by class.
 
         precision_c = Σ w [y = c] / s²,   weighted_c = Σ w [y = c] μ / s²
 
@@ -29,7 +29,7 @@ def class_products(mean_NV: Tensor, std_NV: Tensor, y_N: Tensor, weight_N: Tenso
         mean_NV: μ.
         std_NV: s, standard deviations, above 0.
         y_N: labels from 0 to ``classes`` - 1.
-        weight_N: at least 0; a row of weight 0 is absent, whatever it holds.
+        weight_N: at least 0; a sample of weight 0 is ignored, whatever it holds.
         classes: C.
 
     Source: FedCR (Zhang et al., ICML 2023), Eq. 8 and Algorithm 2, lines 17 and 18.
@@ -49,7 +49,7 @@ def posterior(e: Experts, prior_precision: float = 1.0) -> tuple[Tensor, Tensor]
 
     Args:
         e: the sum of all products.
-        prior_precision: at least 0. With 0, a class without rows is NaN, for it has no distribution.
+        prior_precision: at least 0. With 0, a class without samples is NaN, because it has no distribution.
 
     Raises:
         InputError: ``prior_precision`` is negative.
@@ -57,7 +57,7 @@ def posterior(e: Experts, prior_precision: float = 1.0) -> tuple[Tensor, Tensor]
     Source: FedCR, Algorithm 2, lines 29 and 30; Eq. 9 with τ = 1, read with one prior for the whole product.
     """
     if prior_precision < 0:
-        raise InputError(f"prior_precision={prior_precision} is no precision: use 0 or more")
+        raise InputError(f"prior_precision={prior_precision} is not a precision: use 0 or more")
     precision_CV = e.precision_CV + prior_precision
     return e.weighted_CV / precision_CV, precision_CV**-0.5
 
@@ -74,7 +74,7 @@ def kl_diagonal(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
         std_q: s_q, above 0.
 
     Returns:
-        In the type of its arguments, and differentiable: it stands in a loss.
+        In the type of its arguments, and differentiable, for use in a loss.
 
     Source: FedCR, Eq. 21 (appendix A.4) for diagonal covariances; in Eq. 7, p is the global distribution and q the
     local one.

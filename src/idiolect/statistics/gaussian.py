@@ -32,13 +32,13 @@ def estimate(m: Moments, fallback_Cd: Tensor, *, min_count: int = 1) -> Gaussian
         mean_c = s_c / n_c where n_c >= min_count, else fallback_c
         cov = Σ w (z - mean_y)(z - mean_y)ᵀ / max(n - 1, 1),   n = Σ_c n_c
 
-    All rows are scattered, those of the classes below ``min_count`` about the fallback. Nothing is added to the
-    covariance: with fewer rows than features it is singular (see ``covariance``). float64.
+    All samples count in the scatter, those of the classes below ``min_count`` about the fallback. Nothing is added to
+    the covariance: with fewer samples than features it is singular (see ``covariance``). float64.
 
     Args:
         m: moments of one client, or the sum over several.
-        fallback_Cd: means for the classes that have too few rows, for example the global ones.
-        min_count: rows from which a class has its own mean, at least 1.
+        fallback_Cd: means for the classes that have too few samples, for example the global ones.
+        min_count: samples that a class needs to have its own mean, at least 1.
 
     Raises:
         InputError: ``min_count`` is below 1.
@@ -46,7 +46,7 @@ def estimate(m: Moments, fallback_Cd: Tensor, *, min_count: int = 1) -> Gaussian
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), Eqs. 6 to 8.
     """
     if min_count < 1:
-        raise InputError(f"min_count={min_count} asks for the mean of no rows: use 1 or more")
+        raise InputError(f"min_count={min_count} asks for the mean of no samples: use 1 or more")
     n_C1 = m.n_C[:, None]
     own_C1 = n_C1 >= min_count
     mean_Cd = torch.where(own_C1, m.sum_Cd / torch.where(own_C1, n_C1, 1.0), fallback_Cd.double())
@@ -56,11 +56,11 @@ def estimate(m: Moments, fallback_Cd: Tensor, *, min_count: int = 1) -> Gaussian
 
 
 def log_prior(n_C: Tensor, smoothing: float = 1e-4) -> Tensor:
-    """Log class frequencies (C,), smoothed so that an absent class is unlikely (about e^-9.2) and not impossible.
+    """Log class frequencies (C,), smoothed so that an absent class is unlikely (about e^-9.2) but not impossible.
 
         log π_c,   π_c = (n_c / n + smoothing) / (1 + C smoothing)
 
-    Without any rows it is uniform. float64.
+    Without any samples it is uniform. float64.
 
     Source: pFedFDA's released code; its paper has smoothing = 0 (section 4.1).
     """
@@ -99,7 +99,7 @@ def interpolate(
 
     Args:
         local: the client's own estimate.
-        other: the estimate it is drawn to, for example the global one.
+        other: the estimate to mix it with, for example the global one.
         weight: of the LOCAL estimate, 0 to 1: one number (or scalar tensor) for both parts, or a pair (or tensor of
             shape (2,)) for the means and for the covariance. 0 gives ``other`` and 1 gives ``local``, to the bit.
 

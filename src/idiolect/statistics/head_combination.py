@@ -35,7 +35,7 @@ def simplex_qp(P_mm: Array) -> Array:
     value_m, vector_mm = np.linalg.eigh((P_mm + P_mm.T) / 2)
     root_mm = np.sqrt(value_m.clip(min=0))[:, None] * vector_mm.T
     m = len(root_mm)
-    scale = np.sqrt(_scale((root_mm**2).sum(0)))  # puts ‖R u‖ and Σu on one footing
+    scale = np.sqrt(_scale((root_mm**2).sum(0)))  # brings ‖R u‖ and Σu to one scale
     u_m, _ = nnls(np.vstack([root_mm / scale, np.ones(m)]), np.append(np.zeros(m), 1.0), maxiter=30 * m)
     alpha_m: Array = u_m / u_m.sum()
     return alpha_m
@@ -47,7 +47,7 @@ def kkt_residual(P_mm: Array, alpha_m: Array) -> float:
         max( (aᵀPa - min_j (Pa)_j) / min_j P_jj,   |Σa - 1|,   -min a )
 
     For feasible weights and a convex form, twice the first term bounds aᵀPa - minimum, as a share of the best that a
-    single participant reaches. (Where that best is 0 the largest P_jj stands in its place.)
+    single participant reaches. (Where that best is 0, the largest P_jj is used instead.)
     """
     gradient_m = P_mm @ alpha_m
     gap = (alpha_m @ gradient_m - gradient_m.min()) / _scale(np.diag(P_mm))
@@ -62,21 +62,22 @@ def combination_weights(h_mCd: Array, variance_m: Array, *, threshold: float = 1
     On the simplex that is aᵀ Q a - 2 g_iᵀ a + a constant, with Q = diag(variance) + G, G the Gram matrix of h and g_i
     its row i: m programs that share one matrix, solved together by an active set method. Each round minimises over
     every program's support under Σ a = 1 alone, drops the weights below 0 and adds the participants of the most
-    negative gradient (block principal pivoting). Programs that this has not settled after 20 rounds go on from their
-    nearest participants, stepping to the first weight that reaches 0 as in non-negative least squares: the objective
-    falls, so nothing recurs. A program that ends away from its optimum (``kkt_residual`` above 1e-6) goes to
-    ``simplex_qp``; a participant for whom that fails too keeps its own head.
+    negative gradient (block principal pivoting). Programs that this has not solved after 20 rounds restart from their
+    nearest participants and step to the first weight that reaches 0, as in non-negative least squares. The objective
+    falls, so no support recurs. A program that misses its optimum (``kkt_residual`` above 1e-6) goes to ``simplex_qp``;
+    if that fails too, the participant keeps its own head.
 
     Args:
         h_mCd: class shares times class mean features.
-        variance_m: V_j / n_j, with V = E‖z‖² - ‖h‖² over client j's n_j rows; below 0 it is rounding and counts as 0.
+        variance_m: V_j / n_j, with V = E‖z‖² - ‖h‖² over client j's n_j samples; below 0 it is rounding and counts as
+            0.
         threshold: weights below it are set to 0 (never the largest of a row), and the rest is NOT scaled back to sum
             to 1.
 
     Returns:
-        Weights (m, m), row i for participant i, and the residuals (m,) of the solutions before the threshold; the
-        cost on one core is about 20 ms for 100 participants, 0.1 s for 300 and 1.5 s for 1,000, where 4 s is the most
-        of what ``benchmarks/server.py`` tries (10 numbers per participant, almost no variance).
+        Weights (m, m), row i for participant i, and the residuals (m,) of the solutions before the threshold. The cost
+        on one core is about 20 ms for 100 participants, 0.1 s for 300 and 1.5 s for 1,000; the slowest case of
+        ``benchmarks/server.py`` takes 4 s (10 numbers per participant, almost no variance).
 
     Raises:
         InputError: a participant's numbers are not finite.
@@ -161,7 +162,7 @@ def _programs(gram_mm: Array, variance_m: Array) -> Array:
         missing = ~on & (gradient < -3 * exact[:, None])
         finished = solved & ~below.any(1) & ~missing.any(1)
         if fast:
-            # many weights below 0 say that too many were added
+            # many weights below 0 mean that too many were added
             room = np.maximum(4, size - 3 * below.sum(1))
             alpha_mm[todo] = new.clip(min=0)
         else:
@@ -186,8 +187,8 @@ def _programs(gram_mm: Array, variance_m: Array) -> Array:
 def _fill(cost_km: Array, variance_m: Array) -> Array:
     """Minimisers on the simplex of Σ_j a_j² variance_j + a_j cost_j, a_j = (level - cost_j)₊ / (2 variance_j).
 
-    With half the distances as cost this guesses supports well: ‖h_i - Σ_j a_j h_j‖² = Σ_j a_j ‖h_i - h_j‖² less
-    ½ Σ_jk a_j a_k ‖h_j - h_k‖², about half of it where distances are alike.
+    With half the distances as cost this guesses supports well: ‖h_i - Σ_j a_j h_j‖² = Σ_j a_j ‖h_i - h_j‖² minus ½ Σ_jk
+    a_j a_k ‖h_j - h_k‖², about half of it where distances are similar.
     """
     under_km, count = np.ones(cost_km.shape, bool), 0
     while (count_now := int(under_km.sum())) != count:  # Newton's method, from above: the level only falls
@@ -199,7 +200,7 @@ def _fill(cost_km: Array, variance_m: Array) -> Array:
 
 
 def _factorise(Q_mm: Array, g_km: Array, on_km: Mask) -> tuple[Array, Array]:
-    """The minimisers of aᵀ Q a / 2 - gᵀ a, Σ a = 1, over given supports, and the gradients less their value there.
+    """The minimisers of aᵀ Q a / 2 - gᵀ a, Σ a = 1, over given supports, and the gradients minus their value there.
 
     Supports of about one size are solved together, filled up to the largest with rows of the unit matrix.
     """
@@ -235,8 +236,8 @@ def _conjugate_gradients(
 ) -> tuple[Array, Array, Mask]:
     """The same minimisers for large supports, all at once, preconditioned by the variances; and which are exact.
 
-    Large supports come with variances that rule over G, so that few steps do. They end at a hundredth of the first
-    gradient: the next round goes on from there.
+    With large supports the variances dominate G, so that few steps are enough. They stop at a hundredth of the first
+    gradient: the next round continues from there.
     """
     new_km = np.where(on_km, start_km, 0) + 1e-9 * on_km / on_km.sum(1, keepdims=True)
     new_km /= new_km.sum(1, keepdims=True)

@@ -16,8 +16,8 @@ from idiolect.statistics.moments import Moments, moments, weights_by_class
 
 _GRID = 10  # intervals of the search, and of the bracket about the best in each zoom
 _ZOOMS = 2  # to points that lie 0.004 apart, where a parabola finds the minimum to about 1e-5
-_STEP = 1e-4  # about there, for the last parabola, which is good to about 1e-9
-_TIE = 1e-12  # relative; below it two risks differ by rounding
+_STEP = 1e-4  # around it, for the last parabola, which is exact to about 1e-9
+_TIE = 1e-12  # relative; below it two risks differ only by rounding
 _SWEEPS = 6  # over (mean weight, covariance weight)
 _LAST = torch.iinfo(torch.int64).max
 
@@ -25,16 +25,16 @@ _LAST = torch.iinfo(torch.int64).max
 def stratified_folds(
     y_N: Tensor, weight_N: Tensor, key: Tensor, *, folds: int = 2, sample_N: Tensor | None = None
 ) -> Tensor:
-    """Random folds (N,), 0 to ``folds`` - 1, that share out every class, and all rows, evenly (to within one).
+    """Random folds (N,), 0 to ``folds`` - 1, that divide every class, and all samples, evenly (to within one).
 
     Samples are put in a random order, sorted by class, and dealt out in turn.
 
     Args:
         y_N: labels.
-        weight_N: a row of weight 0 is absent: it moves no other row, and its own fold means nothing.
+        weight_N: an entry of weight 0 is ignored: it changes no other fold, and its own fold means nothing.
         key: of the draw.
         folds: at least 2.
-        sample_N: which sample a row shows, int64; the copies of one sample land in one fold. Default: each its own.
+        sample_N: which sample each entry is a copy of, int64; copies of one sample are in one fold. Default: no copies.
 
     Raises:
         InputError: fewer than 2 folds.
@@ -68,12 +68,12 @@ def search(
     separate: bool = False,
     folds: int = 2,
 ) -> Tensor:
-    """The weight of the local Gaussian, in [0, 1], that predicts held-out rows best.
+    """The weight of the local Gaussian, in [0, 1], that predicts held-out samples best.
 
-        argmin_w Σ_k mean_{rows of fold k} -log p(y | z; lda_head(interpolate(local_k, other, w), logprior, shrink))
+        argmin_w Σ_k mean_{samples of fold k} -log p(y | z; lda_head(interpolate(local_k, other, w), logprior, shrink))
 
     where local_k is the repaired estimate from all folds but k, with ``other``'s means for the classes it lacks.
-    Classes with fewer than 2 rows are left out of training and held-out rows; if no row is left, the weight is 0.
+    Classes with fewer than 2 samples are left out of training and held-out samples; if none is left, the weight is 0.
 
     In the basis in which other's covariance is I and local_k's is diagonal, Σ(w) is diagonal for every w, so one
     eigendecomposition per fold serves all w. A grid of 11 points, two finer ones about the best and two parabolas find
@@ -82,14 +82,14 @@ def search(
     Args:
         z_Nd: features.
         y_N: labels.
-        weight_N: at least 0; a row of weight 0 is absent.
+        weight_N: at least 0; a sample of weight 0 is ignored.
         fold_N: 0 to ``folds`` - 1.
-        other: the estimate that the local one is drawn to, its covariance positive definite.
+        other: the estimate to mix the local one with; its covariance must be positive definite.
         logprior_C: log class frequencies, the same for every fold.
         repair: applied to each fold's covariance, for example ``lambda s: ridge(s, 1.0)``.
         shrink: as for ``lda_head``.
-        separate: two weights, by the one-dimensional search over each in turn from the best single one, 6 times over;
-            in a narrow oblique valley that leaves up to about 1e-3 nats.
+        separate: two weights: from the best single one, the one-dimensional search over each in turn, 6 times. In a
+            narrow oblique valley this misses the minimum by up to about 1e-3 nats.
         folds: at least 2.
 
     Returns:
@@ -99,8 +99,8 @@ def search(
     Raises:
         InputError: fewer than 2 folds.
 
-    Source: pFedFDA, Eq. 9, summed over folds of the mean over a fold, as in its released code (printed: 1 / k of the
-    sum of sums). The two weights of ``separate``: section 5.3.
+    Source: pFedFDA, Eq. 9, summed over folds of the mean over a fold, as in its released code (the paper prints 1 / k
+    of the sum of sums). The two weights of ``separate``: section 5.3.
     """
     _check(folds)
     C = len(logprior_C)
@@ -110,7 +110,7 @@ def search(
     z_Nd = torch.where(weight_N[:, None] > 0, z_Nd, 0).double()
     hot_kN = (fold_N == torch.arange(folds, device=fold_N.device)[:, None]) * weight_N
     y_N = y_N.clamp(0, C - 1)
-    # A single client's folds are cut out; mapped over clients, each is all rows, and those of the others weigh 0.
+    # For a single client each fold is cut out; mapped over clients, it has all samples, the others' with weight 0.
     at_k = [slice(None)] * folds if tree.mapped(hot_kN) else [hot_N.nonzero()[:, 0] for hot_N in hot_kN]
     held = [(z_Nd[at], y_N[at], hot_N[at]) for hot_N, at in zip(hot_kN, at_k, strict=True)]
 
@@ -166,7 +166,8 @@ def _minimise(f: Callable[[Tensor], Tensor]) -> Tensor:
 
     Values that differ by rounding are equal: which one is the smallest would depend on the engine.
 
-    A value that is not a number counts as infinite; NaN if no value on the grid is finite. The ends are met exactly.
+    A value that is not a number counts as infinite; NaN if no value on the grid is finite. A minimum at 0 or 1 is
+    exact.
 
     Args:
         f: from arguments (G,) to values (G,), several at once because that is much cheaper.

@@ -1,4 +1,4 @@
-"""Class sums and the raw second moment: what a Gaussian classifier needs to know of the data. They add over clients."""
+"""Class sums and the raw second moment: what a Gaussian classifier needs from the data. They add over clients."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class Moments(NamedTuple):
     """Sufficient statistics of class means and a tied covariance; those of a union are the sum. float64."""
 
     n_C: Tensor
-    """Rows per class (the sum of their weights)."""
+    """Samples per class (the sum of their weights)."""
     sum_Cd: Tensor
     """The sum of z per class."""
     outer_dd: Tensor
-    """The sum of z zᵀ over all rows, not centred."""
+    """The sum of z zᵀ over all samples, not centred."""
 
 
 def moments(z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, classes: int) -> Moments:
-    """Moments of weighted rows.
+    """Moments of weighted samples.
 
         n_c = Σ w [y = c],   s_c = Σ w [y = c] z,   S = Σ w z zᵀ
 
     Args:
         z_Nd: features, any float type.
         y_N: labels from 0 to ``classes`` - 1.
-        weight_N: at least 0; a row of weight 0 is absent, whatever it holds (even NaN).
+        weight_N: at least 0; a sample of weight 0 is ignored, whatever it holds (even NaN).
         classes: C.
     """
     z_Nd = torch.where(weight_N[:, None] > 0, z_Nd, 0).double()
@@ -37,5 +37,5 @@ def moments(z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, classes: int) -> Moment
 
 
 def weights_by_class(y_N: Tensor, weight_N: Tensor, classes: int) -> Tensor:
-    """The weight of each row in the column of its class, 0 elsewhere: (N, C), float64."""
+    """The weight of each sample in the column of its class, 0 elsewhere: (N, C), float64."""
     return torch.where(y_N[:, None] == torch.arange(classes, device=y_N.device), weight_N.double()[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""Bricks that two or more methods share: batches, local SGD, forward passes, weight averaging."""
+"""Building blocks that methods share: batches, local training, forward passes, averaging of weights."""
 
 from idiolect.training.averaging import add_mean, combine_mean
 from idiolect.training.batches import Batch, batches, rows

@@ -12,10 +12,10 @@ _PAD = 4  # pixels
 
 
 def crop_flip(x_B: Tensor, key: Tensor) -> Tensor:
-    """8-bit images (B, C, H, W), moved by up to 4 pixels along each axis, black flowing in, half of them mirrored.
+    """8-bit images (B, C, H, W), moved by up to 4 pixels along each axis on a black ground; half of them mirrored.
 
-    As torchvision's RandomCrop with a padding of 4, and then its RandomHorizontalFlip. The draws of an image are a
-    function of the key and of its place among the B.
+    The same as torchvision's RandomCrop with a padding of 4, followed by its RandomHorizontalFlip. The draws of an
+    image are a function of the key and of its place in the batch.
     """
     height, width = x_B.shape[2:]
     draw_B = keys.bits(key, len(x_B))

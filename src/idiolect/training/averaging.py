@@ -10,7 +10,7 @@ from idiolect.core.tree import Tree
 
 
 def combine_mean(up: Up) -> Up:
-    """The ``combine`` that goes with ``add_mean``: the mean of some uploads, with the weight of all of them."""
+    """The ``combine`` that goes with ``add_mean``: the mean of some uploads, with the sum of their weights."""
     return Up(tree.mean(up.value, up.weight), up.weight.sum())
 
 

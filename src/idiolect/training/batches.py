@@ -1,4 +1,4 @@
-"""Which rows a client sees in which step: a function of its key alone."""
+"""Which samples a client sees in which step: a function of its key alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from idiolect.core import keys, tree
 from idiolect.core.method import Data, Task, Training
 from idiolect.training.augment import crop_flip
 
-_EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding renumbers none
+_EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding changes no number
 
 
 class Batch(NamedTuple):
-    """One step's samples. ``step`` names it: a draw that a step needs comes from ``keys.fold(key, batch.step)``."""
+    """One step's samples. ``step`` is its number: random draws of a step come from ``keys.fold(key, batch.step)``."""
 
     at_B: Tensor
     """Positions among the client's samples."""
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """1 for a sample, 0 for padding."""
     step: int | Tensor
     key: Tensor = torch.zeros((), dtype=torch.int64)
-    """Of all steps; by it and ``step`` images are augmented."""
+    """One for all steps; by it and ``step`` images are augmented."""
 
 
 def batches(
@@ -35,11 +35,11 @@ def batches(
     steps: int | None = None,
     drop_last: bool = False,
 ) -> list[Batch]:
-    """The batches of all epochs, reshuffled in each; with ``steps`` that many, over as many epochs as it takes.
+    """The batches of all epochs, reshuffled in each; with ``steps``, that many batches over as many epochs as needed.
 
-    ``drop_last``, or the same of ``training``, leaves out an incomplete last batch. A client smaller than one batch
-    trains on the one batch it has all the same. For a single client the last batch is as short as it is; mapped over
-    clients, all batches are full and masked.
+    ``drop_last``, here or in ``training``, leaves out an incomplete last batch. A client smaller than one batch still
+    trains on the one batch it has. For a single client the last batch may be short; mapped over clients, all batches
+    are full and masked.
     """
     drop_last = drop_last or training.drop_last
     many = tree.mapped(data.row_N)
@@ -66,7 +66,7 @@ def batches(
 
 
 def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool) -> list[Batch]:
-    """Each client walks through its own epochs, which are shorter or longer than another's."""
+    """Each client goes through its own epochs, whose lengths differ between clients."""
     n, size = real_N.shape[0], training.batch_size
     total = real_N.sum().long()
     per_epoch = (total // size if drop_last else (total + size - 1) // size).clamp(min=1)
@@ -85,7 +85,7 @@ def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, d
 
 
 def rows(task: Task, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Raw inputs and labels of a step, for training: images augmented where the task says so, in each step anew."""
+    """Samples as stored and labels of a step, for training. Where the task says so, each step augments its images."""
     row_B = data.row_N[batch.at_B]
     x_B, y_B = data.x_R[row_B], data.y_R[row_B]
     if task.training.augment == "crop_flip":

@@ -1,4 +1,4 @@
-"""The statistics by which a network with batch normalisation predicts: measured after training, never running ones."""
+"""The statistics that batch normalisation uses in predictions: measured after training, never running averages."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from idiolect.core.method import Data, Down, Info, Method, Task, Up
 from idiolect.core.network import Moments, Network, Statistics
 from idiolect.core.tree import Tree
 
-_CHUNK = 256  # rows per pass, at most
+_CHUNK = 256  # samples per pass, at most
 
 
 class Measured(NamedTuple):
-    """A method's tree, and the statistics beside it."""
+    """A method's tree together with the statistics."""
 
     method: Tree
     statistics: Statistics
 
 
 class Weight(NamedTuple):
-    """What weighs an upload."""
+    """The weights of an upload."""
 
     method: Tree
     rows: Tensor
 
 
 def with_statistics(method: Method, task: Task) -> Method:
-    """The method with the statistics that the policy of the network's buffers asks for.
+    """The method with the statistics that the network's policy for buffers needs.
 
-    Wherever the method trains, a batch normalisation normalises by the batch. Mean and mean square of what it takes
-    in, over one pass of ``predict`` through a client's training rows (in chunks, each normalised by itself), are the
-    client's statistics.
+    Wherever the method trains, a batch normalisation normalises by the batch. A client's statistics are the mean and
+    the mean square of each batch normalisation's input. They are measured in one pass of ``predict`` over the client's
+    training samples, in chunks that are normalised separately.
 
-    "local": a client measures after ``personalise`` and predicts by its own; nothing of it travels. Passes without
-    gradients in ``local`` and ``personalise`` normalise by their rows.
+    "local": a client measures after ``personalise`` and predicts by its own statistics, which are not sent. Passes
+    without gradients in ``local`` and ``personalise`` normalise by their own samples.
 
-    "aggregate": a client measures after ``local``, with the model that ``personalise`` then makes of the message it
-    has, and sends the statistics. Everybody predicts by their mean, weighted by rows, before the first round by mean 0
-    and variance 1. So a model that predicts with weights as received does so by statistics of the weights of one round
-    before. Passes without gradients in ``local`` and ``personalise`` normalise by the received statistics too, but
-    where ``predict`` passes a layer several times (a mixture of networks), by their rows.
+    "aggregate": a client measures after ``local``, with the model that ``personalise`` then makes from the message it
+    has, and sends the statistics. All clients predict by the mean of these, weighted by samples; before the first round
+    by mean 0 and variance 1. So a model that predicts with the received weights uses statistics of the weights of one
+    round before. Passes without gradients in ``local`` and ``personalise`` normalise by the received statistics too.
+    Where ``predict`` passes a layer several times (a mixture of networks), they normalise by their own samples instead.
 
-    "frozen", or no buffers: the method as it is.
+    "frozen", or no buffers: the method is unchanged.
 
     Raises:
-        InputError: from "local" and "aggregate", when they are mapped over clients.
+        InputError: "local" or "aggregate" is mapped over clients.
 
     Source: Wu and Johnson, Rethinking "Batch" in BatchNorm (2021), section 3, where the pass is called precise
     BatchNorm.
@@ -64,9 +64,9 @@ def with_statistics(method: Method, task: Task) -> Method:
 
 
 def measure(method: Method, network: Network, down: Down, client: Tree, data: Data) -> Statistics:
-    """The statistics of ``predict`` over a client's rows, in float64."""
+    """The statistics of ``predict`` over a client's samples, in float64."""
     row_N = data.row_N[data.real_N > 0]
-    chunks = torch.tensor_split(row_N, -(-len(row_N) // _CHUNK))  # of like sizes, so that none is a single row
+    chunks = torch.tensor_split(row_N, -(-len(row_N) // _CHUNK))  # of similar sizes, so that none is a single sample
     seen = []
     for row_B in chunks:
         with torch.no_grad(), network.recording() as statistics:
@@ -157,7 +157,7 @@ def _aggregate(method: Method, task: Task) -> Method:
 
 
 def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
-    """Mean 0 and variance 1, laid out as a prediction uses them, which one on synthetic rows tells."""
+    """Mean 0 and variance 1, in the layout that a prediction on synthetic samples shows."""
     key = keys.key(0, "statistics")
     x_R = keys.normal(key, (2, *task.network.shape))
     data = Data(x_R, torch.arange(2) % task.classes, torch.arange(2), torch.ones(2))

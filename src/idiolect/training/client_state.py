@@ -1,4 +1,4 @@
-"""What stays at a client, and how a client that has none yet gets it."""
+"""The state that stays at a client, and how a client without one gets it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class Personal(NamedTuple):
 
     @property
     def switch(self) -> str:
-        """The flag by which engines put clients together."""
+        """The flag by which engines group clients."""
         return "trained"
 
 
 def untrained(value: Tree) -> Personal:
-    """Where a client starts."""
+    """A client's state before its first round."""
     return Personal(value, torch.zeros(()))
 
 
 def trained(value: Tree) -> Personal:
-    """After a round."""
+    """A client's state after a round."""
     return Personal(value, torch.ones(()))
 
 
 def own_or(client: Personal, common: Tree) -> Tree:
-    """What a client that has trained keeps, and for another what all may start from: like trees."""
+    """The client's own value if it has trained, else the common one: two trees of one structure."""
     return tree.when(client.trained, lambda: client.value, lambda: common)
 
 
 def joins_by_training(local: Local[Personal]) -> Personalise[Personal]:
     """The ``personalise`` of methods whose clients keep weights of their own.
 
-    Who has trained stays as it is; who has not, a new client or one never drawn, does the local work of one round
-    with the message at hand and sends nothing.
+    A client that has trained stays as it is. A client that has not (a new one, or one that was never drawn) does the
+    local work of one round with the message it has, and sends nothing.
     """
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:

@@ -27,7 +27,7 @@ class AdamState(NamedTuple):
     square: Tree
     """v, the running mean of their squares: the same."""
     steps: Tensor
-    """How many steps were taken, float32 as torch's fused step wants it."""
+    """How many steps were taken, float32 as torch's fused step needs it."""
 
 
 def optimiser_state(rule: Optimiser, weights: Tree) -> Tree:
@@ -41,7 +41,7 @@ def require_sgd(task: Task, method: str, because: str) -> SGD:
     """The task's optimiser, for a method that is defined for SGD alone.
 
     Raises:
-        InputError: it is another.
+        InputError: it is another optimiser.
     """
     rule = task.training.optimiser
     if not isinstance(rule, SGD):
@@ -55,10 +55,10 @@ def in_place(
 ) -> tuple[Callable[[Sequence[Tensor]], None], Callable[[], Tree]]:
     """For one client: a function that moves the weights by their gradients, and one that returns the state.
 
-    Gradients lie in memory as their weights do, for torch's fused steps walk memory.
+    Gradients must have the memory layout of their weights, because torch's fused steps go through memory in order.
 
     Args:
-        rule: the rates.
+        rule: the optimiser.
         flat: the weights, which change.
         state: where the optimiser starts, never changed in place.
         build: makes a tree like the weights.
@@ -81,7 +81,7 @@ def in_place(
         return sgd_step, lambda: build(buffers) if rule.momentum else state
 
     mean, square = copied(state.mean), copied(state.square)
-    steps = [state.steps.clone() for _ in flat]  # torch counts those of each weight
+    steps = [state.steps.clone() for _ in flat]  # torch counts the steps of each weight
     fixed |= {"beta1": rule.betas[0], "beta2": rule.betas[1], "eps": rule.eps, "amsgrad": False}
     parts = [(d, at, [_picked(part, at) for part in (flat, mean, square, steps)]) for d, at in groups]
 
@@ -93,7 +93,7 @@ def in_place(
 
 
 def mapped(rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor) -> tuple[P, Tree]:
-    """For clients that are mapped: the weights and the state after a step, and before it where ``live`` is false."""
+    """For clients that are mapped: the weights and the state after a step; unchanged where ``live`` is false."""
     decayed = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
     if isinstance(rule, SGD):
         new: Tree = tree.map(lambda m, g: torch.add(g, m, alpha=rule.momentum), state, decayed)
@@ -126,5 +126,5 @@ def _decay(w: Tensor, rule: Optimiser) -> float:
 
 
 def laid_as(a: Tensor, w: Tensor) -> Tensor:
-    """The same values, lying in memory as w does."""
+    """The same values in the memory layout of w."""
     return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)

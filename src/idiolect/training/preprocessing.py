@@ -1,4 +1,4 @@
-"""Samples as they are stored, made into what a network takes."""
+"""Turns samples as stored into what a network takes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Preprocessing:
         if x_B.dtype != torch.uint8:
             return self._numbers(x_B.to(torch.get_default_dtype()))
         if x_B.ndim == 4 and not tree.mapped(x_B):
-            # of one channel the bytes lie alike, but convolutions go by the strides; of more, floats move faster
+            # with one channel only the strides change, which convolutions look at; with more, floats are faster to move
             x_B = x_B.clone(memory_format=torch.channels_last) if x_B.shape[1] == 1 else x_B
             x_B = x_B.to(torch.get_default_dtype()).contiguous(memory_format=torch.channels_last)
             scale, shift = _whole(self.mean, self.std, x_B.shape[1:], x_B.dtype, x_B.device)
@@ -52,7 +52,7 @@ class Preprocessing:
 def _scaling(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Per channel what 8-bit values are multiplied by, and what is added then."""
+    """Per channel, what 8-bit values are multiplied by, and what is then added."""
     scale_C = tree.constant(tuple(1 / (255 * s) for s in std), dtype, device)
     return scale_C, tree.constant(tuple(-m / s for m, s in zip(mean, std, strict=True)), dtype, device)
 
@@ -61,7 +61,7 @@ def _scaling(
 def _whole(
     mean: tuple[float, ...], std: tuple[float, ...], shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The same for every pixel, lying as images do: to broadcast a channel's number over pixels takes twice as long."""
+    """The same for every pixel, in the layout of images: broadcasting a channel's number takes twice as long."""
     parts = _scaling(mean, std, dtype, device)
     with tree.unmapped():
         scale, shift = (a.view(1, -1, 1, 1).expand(1, *shape).clone(memory_format=torch.channels_last) for a in parts)

@@ -22,7 +22,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAverage:
-    """x <- x + Delta: the server as the method has it."""
+    """x <- x + Delta: the method's own step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class ServerMomentum:
 class ServerAdam:
     """m <- beta1 m + (1 - beta1) Delta,  v <- beta2 v + (1 - beta2) Delta^2,  x <- x + lr m / (sqrt(v) + tau).
 
-    m starts at 0 and v at tau^2, and neither is corrected for its start.
+    m starts at 0 and v at tau^2, without bias correction.
 
-    Source: FedAdam (Reddi et al., ICLR 2021), Algorithm 2, which asks for a v of tau^2 or more at the start.
+    Source: FedAdam (Reddi et al., ICLR 2021), Algorithm 2, which requires v to start at tau^2 or more.
     """
 
     lr: PositiveFloat = 0.01
@@ -82,7 +82,7 @@ def complete_server_optimiser(spec: Spec) -> Spec:
 
 
 class Optimised(NamedTuple):
-    """A method's server, and what the optimiser keeps."""
+    """A method's server and the optimiser's state."""
 
     method: Tree
     """x."""
@@ -93,9 +93,9 @@ class Optimised(NamedTuple):
 
 
 def with_server_optimiser(method: Method, name: str, rule: ServerOptimiser) -> Method:
-    """The method of this name with another server's step, for a server x that adds Delta = sum_i w_i u_i / sum_i w_i.
+    """The method with this optimiser at the server, for a server x that adds Delta = sum_i w_i u_i / sum_i w_i.
 
-    A server that keeps nothing has no step, so that such a method stays as it is.
+    A server without state takes no step, so such a method stays as it is.
 
     Raises:
         InputError: the method's server does more than add Delta.

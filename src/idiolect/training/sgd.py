@@ -30,7 +30,7 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) ->
     Args:
         loss: (weights, batch) -> (scalar, anything). The second part is returned per step, as it was before the step.
         weights: a tree; never changed in place.
-        batches: one per step. A step whose rows are all padding changes nothing, nor does it count.
+        batches: one per step. A step with nothing but padding changes nothing and is not counted.
         rule: the optimiser.
 
     Returns:
@@ -43,12 +43,12 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) ->
 def sgd_from(
     loss: Loss[P], weights: P, state: Tree, batches: Sequence[Batch], rule: Optimiser
 ) -> tuple[P, Tree, list[Tree]]:
-    """``sgd`` with an optimiser that goes on.
+    """``sgd`` with an optimiser that continues from a state.
 
     Args:
         loss: as for ``sgd``, and so are ``weights``, ``batches`` and ``rule``.
-        state: of the optimiser, as ``optimiser_state`` or the call before gave it. SGD's is the momentum, a tree like
-            the weights; with a momentum of 0 it comes back as it is.
+        state: of the optimiser, as ``optimiser_state`` or the call before returned it. SGD's is the momentum, a tree
+            like the weights; with a momentum of 0 it is returned unchanged.
 
     Returns:
         The trained weights, the state, and what the loss saw in each step.
@@ -90,7 +90,7 @@ def _mapped(
 def laid_out(w: Tensor) -> Tensor:
     """A copy of a weight without a graph, channels-last: a convolution of one input channel takes a third of the time.
 
-    For a single client; torch.func.vmap knows no layouts.
+    For a single client; torch.func.vmap has no memory layouts.
     """
     return w.detach().clone(memory_format=torch.channels_last if w.ndim == 4 else torch.contiguous_format)
 
@@ -101,10 +101,10 @@ def _shrink(grads: Sequence[Tensor], norm: float) -> Tensor:
 
 
 def mean(per_B: Tensor, used_B: Tensor) -> Tensor:
-    """The mean over the rows of a batch that are not padding."""
+    """The mean over the samples of a batch that are not padding."""
     return per_B @ (used_B / used_B.sum().clamp(min=1))
 
 
 def cross_entropy_mean(logit_BC: Tensor, y_B: Tensor, used_B: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over the rows that are not padding."""
+    """Mean cross-entropy in nats over the samples that are not padding."""
     return mean(cross_entropy(logit_BC, y_B, reduction="none"), used_B)

@@ -1,4 +1,4 @@
-"""Training a whole network, and passes of all of a client's samples through its body."""
+"""Trains a whole network, and passes all of a client's samples through its body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
 
 Part = Literal["model", "body", "head"]
-_CHUNK = 50  # rows per forward pass, as in a training step: larger ones leave the processor's cache
+_CHUNK = 50  # samples per forward pass, as in a training step: more do not fit into the processor's cache
 
 
 def train_model(
@@ -39,15 +39,15 @@ def train_model(
     features that are computed once, or anew in each step where images are augmented.
 
     Args:
-        task: the problem; its training rule holds where none is given.
+        task: the problem; its optimiser is used where ``rule`` is None.
         model: where to start.
         data: the client's samples.
         key: of the order of the samples.
-        part: what moves.
+        part: which weights train.
         epochs: of training; None takes the local epochs.
         steps: a number of batches in place of epochs.
-        rule: the rates.
-        pull: (mu, anchor) adds mu / 2 |w - anchor|^2 over the weights that move.
+        rule: the optimiser.
+        pull: (mu, anchor) adds mu / 2 |w - anchor|^2 over the weights that train.
     """
     plan = batches(data, task.training, key, epochs=epochs, steps=steps)
     if not plan:
@@ -84,7 +84,7 @@ def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Features z (N, d) of all of a client's samples and their labels, without a graph.
 
-    With ``augmented``, a key, images are augmented by its draws where the task says so; else they are as they stand.
+    With ``augmented``, a key, images are augmented by its draws where the task says so; else they stay as they are.
     """
     x_N, y_N = data.x_R[data.row_N], data.y_R[data.row_N]
     if augmented is not None and task.training.augment == "crop_flip":
@@ -104,10 +104,10 @@ def batch_features(
     then: Callable[[Tensor], Tree] = lambda z_Nd: z_Nd,
     known: tuple[Tensor, Tensor] | None = None,
 ) -> Callable[[Batch], tuple[Tree, Tensor]]:
-    """A function that gives a batch's labels and what ``then`` makes of its z, while the body stays.
+    """A function from a batch to what ``then`` makes of its features z, and its labels, for a frozen body.
 
-    From one pass through all samples, or ``known``, what ``features`` gave; if the task augments images, from a pass
-    in each step.
+    The features come from one pass over all samples, or from ``known``, the result of ``features``. If the task
+    augments images, they come from a pass in each step.
     """
     if task.training.augment == "none":
         z_Nd, y_N = known or features(task, body, data)
