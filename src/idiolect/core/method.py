@@ -238,6 +238,8 @@ def as_floats(x_B: Tensor) -> Tensor:
 class Task:
     """What a method is told about the problem.
 
+    ``clients`` is K, the number of clients that train; new clients, who come after training, are not counted.
+
     ``inputs`` turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``.
     """
 

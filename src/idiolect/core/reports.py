@@ -28,8 +28,8 @@ class ClientValue:
     """What can be read off the figure, for its heading, such as ``how far each client trusts its own statistics``."""
     ends: str
     """What the lowest and the highest number mean, as a sentence without its full stop."""
-    limits: tuple[pydantic.FiniteFloat, pydantic.FiniteFloat] = (0.0, 1.0)
-    """The lowest and the highest number."""
+    limits: tuple[pydantic.FiniteFloat, pydantic.FiniteFloat] | None = None
+    """The lowest and the highest number that there can be, for the axis; None takes those that there are."""
     kind: Literal["client"] = "client"
 
 

@@ -96,7 +96,7 @@ def zeros(tree: T) -> T:
 
 
 def dot(a: T, b: T) -> Tensor:
-    """<a, b> over all leaves, a scalar."""
+    """The inner product over all leaves, a scalar."""
     parts = [(u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum() if parts else torch.zeros(())
 

@@ -27,6 +27,7 @@ REPORTS = {
         meaning="weight of the local estimate",
         shows="how far each client trusts its own statistics",
         ends="At 1 a client uses its own estimate alone, at 0 the global one",
+        limits=(0.0, 1.0),
     )
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, InputError, blame
+from idiolect.core.errors import Diverged, InputError, RunError, blame
 from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
@@ -157,7 +157,11 @@ class Site:
         where = self.where(round, id, "local")
         with blame(where):
             rows = self._data(self.job.data.train[id])
-            client, up, info = self.method.local(down, client, rows, self._key(round, id, "local"))
+            returned = self.method.local(down, client, rows, self._key(round, id, "local"))
+            if not (type(returned) is tuple and len(returned) == 3 and isinstance(returned[1], Up)):
+                what = "local does not return (client, Up, info)"
+                raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
+            client, up, info = returned
             trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
         return self.leaving(round, id, trained)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, blame
+from idiolect.core.errors import Diverged, RunError, blame
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.tree import Tree
@@ -298,7 +298,14 @@ class _Run:
     def aggregate(self, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
         where = f"{self.job.name}: server, round {number}, aggregate"
         with blame(where):
-            server, info = self.method.aggregate(server, up, torch.tensor(ids))
+            returned = self.method.aggregate(server, up, torch.tensor(ids))
+        if not (type(returned) is tuple and len(returned) == 2 and isinstance(returned[1], dict)):
+            what = "does not return a pair (server, info)"
+            raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
+        server, info = returned
+        if info and self.method.combine is not None:
+            what = f"reports {next(iter(info))}, and the server of a method with combine sees no single participant"
+            raise RunError(f"{where}: {what}: return {{}} as its info, or leave combine out")
         if (path := tree.not_finite(server)) is not None:
             raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
         return tree.copy(server), info

@@ -29,16 +29,15 @@ def _told(view: View) -> Iterator[tuple[str, str, ClientValue, pd.DataFrame]]:
                 yield label, metric, report, records[(records["method"] == label) & (records["metric"] == metric)]
 
 
-def _axis(report: ClientValue) -> Json:
-    """The x channel of a value."""
-    low, high = report.limits
-    return {
-        "field": "value",
-        "type": "quantitative",
-        "title": f"{report.symbol}, {report.meaning} ({low:g} to {high:g})",
-        "scale": {"domain": [low, high]},
-        "axis": {"tickCount": TICKS},
-    }
+def _axis(report: ClientValue, lowest: float, highest: float) -> Json:
+    """The x channel of a value: over the report's limits, or over the data where these have none or go beyond."""
+    title, scale = f"{report.symbol}, {report.meaning}", Json({"zero": False, "nice": True})
+    if report.limits is not None:
+        low, high = report.limits
+        title += f" ({low:g} to {high:g})"
+        if low <= lowest and highest <= high:
+            scale = {"domain": [low, high]}
+    return {"field": "value", "type": "quantitative", "title": title, "scale": scale, "axis": {"tickCount": TICKS}}
 
 
 def client_value(view: View) -> Iterator[Figure | str]:
@@ -50,11 +49,7 @@ def client_value(view: View) -> Iterator[Figure | str]:
             yield f"No {report.name} are on record for {title}, so their figure is left out."
             continue
         frame = (
-            last(mine, "seed", "client")
-            .groupby("client")["value"]
-            .agg(["mean", "min", "max", "count"])
-            .round(3)
-            .reset_index()
+            last(mine, "seed", "client").groupby("client")["value"].agg(["mean", "min", "max", "count"]).reset_index()
         )
         frame = frame.rename(columns={"mean": "value", "min": "low", "max": "high", "count": "seeds"})
         shifted = frame["client"].map(lambda c: bool(run.shifts[c]))
@@ -62,7 +57,7 @@ def client_value(view: View) -> Iterator[Figure | str]:
         frame["id"], frame["jitter"] = frame["client"], frame["client"].map(view.jitter)
         frame["kind"] = frame["client"].map(view.kind_of)
         frame["client"] = frame["client"].map(view.clients)
-        x = _axis(report)
+        x = _axis(report, frame["low"].min(), frame["high"].max())
         known = bool(shifted.any()) and not bool(shifted.all())
         name = view.name_of(metric, label)
         heading = (
@@ -136,7 +131,8 @@ def by_shift(view: View) -> Iterator[Figure | str]:
             "value": SHIFTED,
         }
         tip = tooltip("client", "kind", f"value={symbol}")
-        dots = {"mark": DOT, "encoding": {"x": _axis(report), "y": y, "color": colour, "tooltip": tip}}
+        x = _axis(report, frame["value"].min(), frame["value"].max())
+        dots = {"mark": DOT, "encoding": {"x": x, "y": y, "color": colour, "tooltip": tip}}
         spec, sampled = boxed(view, frame, dots, 16, ["client", "value", "kind"])
         yield Figure(
             view.name_of(f"{metric}-shift", label),

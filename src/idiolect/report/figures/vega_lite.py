@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ GREY_SYMBOL = {"symbolFillColor": "currentColor", "symbolStrokeWidth": 0}
 
 
 def inline_data(frame: pd.DataFrame) -> Json:
-    """The rows of a table as the data of a figure, to four decimals."""
-    return {"values": frame.round(4).to_dict("records")}
+    """The rows of a table as the data of a figure, to four decimals, or four digits of a column of small numbers."""
+    largest = frame.select_dtypes("number").abs().max()
+    small = largest[(largest > 0) & (largest < 0.01)]
+    decimals = {column: 3 - math.floor(math.log10(value)) for column, value in small.items()}
+    return {"values": frame.round({column: 4 for column in largest.index} | decimals).to_dict("records")}
 
 
 def per_cent(name: str, title: str, **more: Any) -> Json:
