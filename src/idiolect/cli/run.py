@@ -35,7 +35,7 @@ def run_command(
     settings: dict[str, Any],
     study: StudyFile = None,
     engine: Annotated[
-        str, option("Where clients run: idiolect list engines.", USUAL_ENGINE, metavar="NAME", panel=COMMON)
+        str, option("Where clients run (see idiolect list engines).", USUAL_ENGINE, metavar="NAME", panel=COMMON)
     ] = USUAL_ENGINE,
     out: Annotated[Path | None, option("Folder of the run.", "runs/NAME", panel=COMMON)] = None,
     set_: Annotated[
@@ -99,7 +99,7 @@ def _at(engine: str, ray_address: str | None) -> str:
     if ray_address is None:
         return engine
     if asked.name not in ("auto", "ray"):
-        raise InputError(f"--ray-address goes with --engine ray, not {asked.name}: leave one of the two out")
+        raise InputError(f"--ray-address is for --engine ray, not {asked.name}: leave one of the two out")
     return str(Spec(name="ray", options=asked.options | {"address": ray_address}))
 
 
