@@ -139,7 +139,7 @@ def test_no_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
             PermissionError(13, "Permission denied", "/x/y"),
             "cannot use /x/y (Permission denied): allow access, or give",
         ),
-        (OSError(28, "No space left on device"), "cannot read or write (No space left on device): make room"),
+        (OSError(28, "No space left on device"), "cannot read or write (No space left on device): free some space"),
         (MemoryError("Unable to allocate 2 GiB"), "there is not enough memory (Unable to allocate 2 GiB): take"),
         (
             RuntimeError("[enforce fail at a.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried"),

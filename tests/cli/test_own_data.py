@@ -57,7 +57,7 @@ def test_own_data_take_the_place_of_a_set_by_name(called: Command) -> None:
         (f"run {OWN} --shift invert", ["shift invert", "these samples are numbers"]),
         (f"run {OWN} --new-shift invert", ["give new_clients too"]),
         (f"run {OWN} --keep 1000", ["keep=1000", "is the most that every client has"]),
-        (f"run {OWN} --sizes 1000", ["sizes: client", "ask for at most"]),
+        (f"run {OWN} --sizes 1000", ["sizes: client", "take at most"]),
         (f"run {OWN} --keep 300%", ["keep='300%'", "25%"]),
         (f"run {OWN} --normalise symmetric", ["normalise=symmetric is for images"]),
         (f"describe {OWN} --show 7", ["--show: there is no client 7", "0 to 1"]),

@@ -254,7 +254,7 @@ def test_the_package_is_missing(tmp_path, monkeypatch, folder):
         monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=f"the saved data set .*saved {NEEDED}"):
         open_data(tmp_path / "saved")
-    with pytest.raises(InputError, match=f"fetching owner/name from the .* hub {NEEDED}"):
+    with pytest.raises(InputError, match=f"downloading owner/name from the .* hub {NEEDED}"):
         open_data("hf:owner/name")
 
 

@@ -130,12 +130,10 @@ def test_pipes_are_not_read(tmp_path, soon, caplog):
 def test_a_mistyped_path_does_not_ask_the_hub(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked"))
-    said = (
-        f"there is no folder {where.partition('/')[0]}: give the path of a file or a folder; a data set of the Hugging "
-    )
+    said = f"there is no folder {where.partition('/')[0]}: give the path of a file or a folder; for a data set of the "
     with pytest.raises(InputError) as refused:
         open_data(where)
-    assert str(refused.value) == f"{said}Face hub write hf:{where}"
+    assert str(refused.value) == f"{said}Hugging Face hub write hf:{where}"
     with pytest.raises(InputError, match=r"hf:patients is not a name on the .* hub: write hf:owner/name, or"):
         open_data("hf:patients")
 

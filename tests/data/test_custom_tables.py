@@ -286,7 +286,7 @@ def test_fifty_texts_are_not_too_many():
         ("\n\n", {}, "is not a table"),
         ("a,y\n", {}, "has no rows: add some, under one line of column names"),
         ("a,y\n1,0\n2,1,5\n", {}, r"is not a table \(.*line 3.*\): give every line one cell for each name"),
-        ("a,a,y\n1,2,0\n", {}, r"has 1 column names more than once \(a\): rename them"),
+        ("a,a,y\n1,2,0\n", {}, r"uses 1 column names more than once \(a\): rename them"),
         (
             "63,1,145,0\n67,1,160,1\n",
             {},

@@ -196,7 +196,7 @@ def test_listings_hold_the_public_functions_of_their_modules():
         ("dominant:share=101", None, 5, "share=101 is not valid: .*less than or equal to 100"),
         ("dominant:test_size=0", None, 5, "test_size=0 is not valid: .*greater than or equal to 1"),
         ("dominant:test_size=2.5", None, 5, "test_size=2.5 is not valid: .*integer"),
-        ("iid", None, 0, "clients=0 is not possible: ask for at least 1"),
+        ("iid", None, 0, "clients=0 is not possible: give at least 1"),
         ("iid", None, 201, "400 samples are enough for at most 200 clients"),
         ("iid", "rotate:degree=3", 5, r"no option 'degree'; did you mean 'degrees'\? Known: degrees, groups, clients"),
         ("iid", "rotate:degrees=.inf", 5, "shift rotate: degrees=inf is not valid: .*finite"),

@@ -273,12 +273,12 @@ NOISE = np.random.default_rng(0).integers(0, 256, (1, 28, 28)).astype(np.uint8)
 
 def test_missing_folder_and_missing_file(tmp_path):
     with pytest.raises(
-        InputError, match=r"no folder .*mnist; fetch mnist/train-00000-of-00001\.parquet .* put them at"
+        InputError, match=r"no folder .*mnist; download mnist/train-00000-of-00001\.parquet .* put them at"
     ):
         data.load("mnist", tmp_path)
     make(tmp_path, "mnist")
     (tmp_path / "mnist/test.parquet").unlink()
-    with pytest.raises(InputError, match=r"has no test\.parquet; fetch .* and put them at .*mnist/test\.parquet"):
+    with pytest.raises(InputError, match=r"has no test\.parquet; download .* and put them at .*mnist/test\.parquet"):
         data.load("mnist", tmp_path)
 
 
@@ -699,7 +699,7 @@ def test_a_broken_matlab_file(tmp_path, hub, content):
         write_mat(path, *rows_of(9, (3, 32, 32)))
         cut(path)
     with pytest.raises(
-        InputError, match=r"synth_train_32x32\.mat cannot be read as a MATLAB file of X and y .*: fetch"
+        InputError, match=r"synth_train_32x32\.mat cannot be read as a MATLAB file of X and y .*: download"
     ):
         data.load("digit5", tmp_path)
 
@@ -727,7 +727,9 @@ def test_a_domain_without_a_test_split(tmp_path):
     make(tmp_path, "digits3/usps", shape=(1, 16, 16))
     (tmp_path / "digits3/usps/test.parquet").unlink()
     make(tmp_path, "digits3/mnist")
-    with pytest.raises(InputError, match=r"digits3/usps: .*/digits3/usps has no test\.parquet; fetch .*/flwrlabs/usps"):
+    with pytest.raises(
+        InputError, match=r"digits3/usps: .*/digits3/usps has no test\.parquet; download .*/flwrlabs/usps"
+    ):
         data.load("digits3", tmp_path)
     write(tmp_path / "digits3/train.parquet", [encode(GREY)], [0], domain=pa.array(["usps"]))
     with pytest.raises(

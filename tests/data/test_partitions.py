@@ -337,7 +337,7 @@ def test_dirichlet_with_a_class_without_rows():
 
 
 def test_dirichlet_floor_above_the_mean():
-    match = "min_rows=61 is more than 10 clients can have of toy's 600 rows; min_rows=60 is the most"
+    match = "min_rows=61 is more than 10 clients can have of toy's 600 samples; min_rows=60 is the most"
     with pytest.raises(InputError, match=match):
         dirichlet(toy(600), 10, rng(), min_rows=61)
 
@@ -679,7 +679,9 @@ def test_dominant_with_a_hundred_classes():
 def test_dominant_runs_out_and_says_what_fits():
     source = toy(60000, 10000)
     need = 100 * 18 + 40 * 240  # of class 0: everybody's share, and two of five groups' dominant rows
-    match = rf"class 'c0' of toy has 7000 rows and 100 clients with .* need {need}; clients=\d+ or training sizes of at"
+    match = (
+        rf"class 'c0' of toy has 7000 samples and 100 clients with .* need {need}; clients=\d+ or training sizes of at"
+    )
     with pytest.raises(InputError, match=match) as error:
         dominant(source, 100, rng())
     clients, train, test = map(int, re.findall(r"\d+", str(error.value))[-3:])
@@ -863,9 +865,9 @@ def test_pathological_clustered_groups_differ_wherever_they_can():
 def test_pathological_runs_out_and_says_what_fits():
     source = toy(10000)
     match = (
-        r"class 'c\d' of toy has 1000 rows and 40 clients with 600 training rows .*; clients=(\d+) or training sizes "
+        r"class 'c\d' of toy has 1000 samples and 40 clients with 600 training samples .*; clients=(\d+) or training "
     )
-    with pytest.raises(InputError, match=match + r"of at most (\d+) with test_size=(\d+) would fit") as error:
+    with pytest.raises(InputError, match=match + r"sizes of at most (\d+) with test_size=(\d+) would fit") as error:
         pathological(source, 40, rng())
     clients, train, test = map(int, re.findall(r"(\d+)", str(error.value))[-3:])
     assert sizes(pathological(source, clients, rng())).tolist() == [[600, 300]] * clients
@@ -1086,5 +1088,7 @@ def test_domains_says_what_fits():
         domains(source, 5, rng(), inside="dirichlet(alph=1)")
     with pytest.raises(InputError, match=r"inside dirichlet: alpha=-1 is not valid"):
         domains(source, 5, rng(), inside="dirichlet(alpha=-1)")
-    with pytest.raises(InputError, match=r"min_rows=60 is more than 4 clients can have of digit5 \(mnist\)'s 200 rows"):
+    with pytest.raises(
+        InputError, match=r"min_rows=60 is more than 4 clients can have of digit5 \(mnist\)'s 200 samples"
+    ):
         domains(source, 20, rng(), inside="dirichlet(alpha=1.0,min_rows=60)")

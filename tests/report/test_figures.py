@@ -363,7 +363,7 @@ def test_what_is_missing_is_said_once(make, tmp_path):
     found, notes = drawn(made, tmp_path / "run")
     assert list(found) == ["rounds", "spread", "labels"]
     assert len(notes) == 5
-    for word in ("traffic", "FedAvg", "training alone", "combination", "beta"):
+    for word in ("bytes", "FedAvg", "training alone", "combination", "beta"):
         assert sum(word in note for note in notes) == 1
 
 

@@ -562,7 +562,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     diverges(part)
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
     assert will_not.seconds == 0.0
-    assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
+    assert will_not.note == f"fedper diverged with seed 0 and is not tried again until {part.folder} is deleted"
     other = parts.parts(cells[2], tmp_path)[0].folder
     other.mkdir()
     (other / "study.yaml").write_text(part.study.to_yaml())
@@ -622,7 +622,7 @@ def test_a_speed_is_measured_once_and_only_while_there_is_patience(
     assert known[0].seconds is not None
     partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)
     assert [p.seconds for p in partly] == [known[0].seconds, None]
-    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, by 1 of them"
+    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, estimated from 1 of them"
     assert forecast.sentence(partly).startswith(said)
     forecast.forecast(cells, tmp_path / "r", workers=2)
     forecast.forecast(cells, tmp_path / "r", workers=2)

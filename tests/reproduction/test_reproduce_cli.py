@@ -129,7 +129,7 @@ def test_every_recipe_has_a_dry_run(
         ("reproduce fedpac/table1 --rounds 0", "rounds=0 is not valid: input should be greater than 0"),
         ("reproduce fedpac/table1 --seeds -1", "seeds.0=-1 is not valid: input should be greater than or equal to 0"),
         ("reproduce fedpac/table1 --engine vectorized", "unknown engine 'vectorized'; did you mean 'vectorised'"),
-        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: ask for at least 1"),
+        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: give at least 1"),
         ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],

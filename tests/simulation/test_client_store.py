@@ -171,7 +171,9 @@ def _fails_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = OnDisk(_own(7), 4, tmp_path / "c")
     _fails_after(monkeypatch, 0)
-    with pytest.raises(RunError, match=r"cannot keep the clients' states in .*No space left on device.*make room"):
+    with pytest.raises(
+        RunError, match=r"cannot keep the clients' states in .*No space left on device.*free some space"
+    ):
         clients.put([0], [_own(1)])
     assert int(clients[0].rounds) == 7
 

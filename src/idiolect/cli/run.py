@@ -35,7 +35,7 @@ def run_command(
     settings: dict[str, Any],
     study: StudyFile = None,
     engine: Annotated[
-        str, option("Where clients run (see idiolect list engines).", USUAL_ENGINE, metavar="NAME", panel=COMMON)
+        str, option("Where clients run: idiolect list engines.", USUAL_ENGINE, metavar="NAME", panel=COMMON)
     ] = USUAL_ENGINE,
     out: Annotated[Path | None, option("Folder of the run.", "runs/NAME", panel=COMMON)] = None,
     set_: Annotated[

@@ -140,7 +140,7 @@ def build(
         InputError: unknown partition, shift or option, a client number out of range, or too few samples.
     """
     if clients is not None and clients < 1:
-        raise InputError(f"clients={clients} is not possible: ask for at least 1")
+        raise InputError(f"clients={clients} is not possible: give at least 1")
     whole = divide(source, partition, clients, seed, sizes)
     split = whole if keep is None else scarce(whole, keep, keys.generator(seed, "keep"))
     order, new = new_last(whole, new_clients)

@@ -203,7 +203,7 @@ class _Batch:
 
 
 def _environment() -> dict[str, str]:
-    """A worker's environment: the caller's packages, and settings of glibc that keep memory unless the caller differs."""
+    """A worker's environment: the caller's packages, and settings of glibc that keep memory, if it has none."""
     packages = os.pathsep.join(p or os.getcwd() for p in sys.path)
     tunables = ":".join(filter(None, (_MALLOC, os.environ.get("GLIBC_TUNABLES"))))
     return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
