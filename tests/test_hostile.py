@@ -91,8 +91,8 @@ def test_code_that_a_study_names_is_not_run(idiolect: Command, setting: str, com
     name, path = setting.replace(":share=0.2", "").split(": ")
     assert (code, out) == (2, "")
     assert err == (
-        f"idiolect: s.yaml: {name} {path} is code, and reading it would run the module theirs: look at that first, "
-        "then give --allow-import\n"
+        f"idiolect: s.yaml: {name} {path} is code, and reading it would run the module theirs: check that module "
+        "first, then give --allow-import\n"
     )
     assert not Path("executed").exists()
     with pytest.raises(InputError, match=rf"s\.yaml: {name} {path} is code, .* then give allow_import=True$"):
@@ -120,7 +120,7 @@ def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_pa
     assert "a/study.yaml: model theirs.net is code" in err
     refused = idiolect(f"run --resume --out b --data {a_run.parent / 'p.csv'} --target diagnosis --model mlp")
     assert refused.code == 2
-    with pytest.raises(InputError, match="holds another study"):
+    with pytest.raises(InputError, match="has another study"):
         idl.run(Study(**yaml.safe_load((a_run / "study.yaml").read_text())), "a", resume=True)
     assert idiolect("report a").code == 0
     assert not Path("executed").exists()

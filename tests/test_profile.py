@@ -223,7 +223,7 @@ def test_bytes_are_for_the_json_of_methods(arguments: list[str], capsys: pytest.
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
-    assert "go with idiolect list methods --json" in " ".join(capsys.readouterr().err.split())
+    assert "are for idiolect list methods --json" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("option", "value"), [("--model", "mpl"), ("--dataset", "cifar1")])

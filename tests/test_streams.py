@@ -100,7 +100,7 @@ def test_a_full_output(ended: Ended, options: list[str]) -> None:
     err = narrow("utf-8")
     with open("/dev/full", "w", encoding="utf-8") as full:
         assert ended(["list", "engines", *options], full, err) == 2
-    said = "idiolect: cannot read or write (No space left on device): make room, or send the output elsewhere\n"
+    said = "idiolect: cannot read or write (No space left on device): free some space, or send the output elsewhere\n"
     assert text(err) == said
 
 
@@ -135,8 +135,11 @@ def test_no_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError(13, "Permission denied", "/x/y"), "cannot use /x/y (Permission denied): allow it, or give"),
-        (OSError(28, "No space left on device"), "cannot read or write (No space left on device): make room"),
+        (
+            PermissionError(13, "Permission denied", "/x/y"),
+            "cannot use /x/y (Permission denied): allow access, or give",
+        ),
+        (OSError(28, "No space left on device"), "cannot read or write (No space left on device): free some space"),
         (MemoryError("Unable to allocate 2 GiB"), "there is not enough memory (Unable to allocate 2 GiB): take"),
         (
             RuntimeError("[enforce fail at a.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried"),

@@ -42,9 +42,9 @@ def _broken(case: str, train: Path) -> None:
     ("case", "words"),
     [
         ("missing", ["no train.parquet", "put them at"]),
-        ("truncated", ["cannot be read as parquet", "fetch the file again"]),
-        ("empty", ["cannot be read as parquet", "fetch the file again"]),
-        ("no rows", ["has no rows", "fetch the file again"]),
+        ("truncated", ["cannot be read as parquet", "download the file again"]),
+        ("empty", ["cannot be read as parquet", "download the file again"]),
+        ("no rows", ["has no rows", "download the file again"]),
         ("schema", ["picture", "it needs image"]),
         ("labels", ["row 3", "label 10", "0 to 9"]),
         ("no picture", ["row 0", "no readable image"]),

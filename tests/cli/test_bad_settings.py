@@ -130,5 +130,5 @@ def test_client_without_rows(idiolect: Command, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setitem(data.PARTITIONS, "lopsided", lopsided)
     kind = "training" if missing == "train" else "test"
-    refused(idiolect(f"{SMALL} --partition lopsided"), f"client 2 has no {kind} rows", "fewer clients")
+    refused(idiolect(f"{SMALL} --partition lopsided"), f"client 2 has no {kind} samples", "fewer clients")
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def test_what_diverges_ends_alone(
     assert "fedavg, seed 0: diverged in round 3 (fedavg: server, round 3, aggregate: training diverged (" in caplog.text
     assert ("fedper", 4) in seen
     assert ("fedavg", 4) not in seen
-    assert "FedAvg, seed 0: diverged in round 3, so that the method has no final results (" in Path(
+    assert "FedAvg, seed 0: diverged in round 3, so the method has no final results (" in Path(
         "r/report.html"
     ).read_text(encoding="utf-8")
     refused(idiolect("report r --compare fedper,fedavg"), "fedavg diverged in round 3 with seed 0")

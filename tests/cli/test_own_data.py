@@ -49,15 +49,15 @@ def test_own_data_take_the_place_of_a_set_by_name(called: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("run --target outcome", ["target goes with data of your own"]),
+        ("run --target outcome", ["target is for your own data"]),
         ("run --data nowhere.csv", ["nowhere.csv"]),
         ("run --data p.csv --target nothing", ["p.csv", "'nothing'"]),
         (f"run {OWN} --new-clients East", ["there is no client 'East'", "Mercy, North"]),
-        (f"run {OWN} --new-clients 2", ["new_clients=2 leaves no client to train", "of 2, 1 to 1 fit"]),
-        (f"run {OWN} --shift invert", ["shift invert", "these rows are numbers"]),
+        (f"run {OWN} --new-clients 2", ["new_clients=2 leaves no clients that train", "of 2, 1 to 1 can be new"]),
+        (f"run {OWN} --shift invert", ["shift invert", "these samples are numbers"]),
         (f"run {OWN} --new-shift invert", ["give new_clients too"]),
         (f"run {OWN} --keep 1000", ["keep=1000", "is the most that every client has"]),
-        (f"run {OWN} --sizes 1000", ["sizes: client", "ask for at most"]),
+        (f"run {OWN} --sizes 1000", ["sizes: client", "take at most"]),
         (f"run {OWN} --keep 300%", ["keep='300%'", "25%"]),
         (f"run {OWN} --normalise symmetric", ["normalise=symmetric is for images"]),
         (f"describe {OWN} --show 7", ["--show: there is no client 7", "0 to 1"]),
@@ -90,8 +90,8 @@ def test_describe(called: Command) -> None:
 def test_describe_own_data_and_a_study(called: Command) -> None:
     said = called(f"describe {OWN} --new-clients Mercy")
     assert said.code == 0, said.err
-    assert "Mercy (joins)" in said.out
-    assert "1 that train, 1 that join afterwards" in said.out
+    assert "Mercy (new)" in said.out
+    assert "1 that train, 1 new" in said.out
     Path("s.yaml").write_text("data: p.csv\ntarget: outcome\nclient_column: hospital\nrounds: 3\n")
     told = json.loads(called("describe s.yaml --json").out)
     assert [c["name"] for c in told["clients"]] == ["Mercy", "North"]
@@ -102,5 +102,9 @@ def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
     source = data.from_arrays(np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2, name="mine")
     idl.run(Study(data=source, partition="iid", clients=3, rounds=1, model="mlp"), out="r", engine="sequential")
     for line in ("run r/study.yaml", "run --resume --out r", "describe r/study.yaml"):
-        refused(called(line), "data given: mine, ", "they stood in a Python program: run the study from there")
+        refused(
+            called(line),
+            "data given: mine, ",
+            "they were an object of a Python program: run the study from that program",
+        )
     assert called("report r").code == 0

@@ -64,10 +64,10 @@ def test_how_busy_the_workers_were(idiolect: Command) -> None:
         ("vectorised:chunck=3", ["no option 'chunck'", "did you mean 'chunk'"]),
         ("vectorised:chunk=0", ["chunk=0 is not valid", "greater than or equal to 1"]),
         ("vectorised:device=tpu", ["device=tpu", "choose cpu"]),
-        ("auto:chunk=1", ["engine auto has no options", "name the engine"]),
+        ("auto:chunk=1", ["engine auto has no options", "give the name of the engine"]),
         ("processes:chunk=1", ["engine processes has no option 'chunk'"]),
         ("vektorised", ["did you mean 'vectorised'"]),
-        ("processes --ray-address auto", ["--ray-address goes with --engine ray, not processes"]),
+        ("processes --ray-address auto", ["--ray-address is for --engine ray, not processes"]),
         ("vectorised --workers 3", ["workers=3"]),
     ],
 )
@@ -150,7 +150,7 @@ def test_titles_follow_what_is_set(idiolect: Command) -> None:
     about = json.loads(Path("runs/study/manifest.json").read_text())["methods"]
     assert [m["title"] for m in about.values()] == ["FedEM-FT (M=5)", "FedPer, preset=fedrep", "FedAvg"]
     said = idiolect(f"{SMALL} --methods fedem,fedem:models=5 --set fedem.models=5 --rounds 1 --quiet --out again")
-    assert (said.code, "stands twice" in said.err) == (2, True)
+    assert (said.code, "is given twice" in said.err) == (2, True)
 
 
 def test_resume_of_a_finished_run(idiolect: Command) -> None:

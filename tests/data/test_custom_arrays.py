@@ -62,7 +62,7 @@ def test_numbers_that_float32_would_merge_keep_their_distances(split, caplog):
     found = source.x_R.numpy()
     assert (found[:, 0] - found[0, 0]).tolist() == [0, 1, 2, 7]
     assert found[:, 1].tolist() == [5, 6, 7, 8]
-    assert "less their median, to keep their numbers apart in 32 bits: 0" in caplog.text
+    assert "whose median was subtracted, because 32 bits cannot tell their numbers apart: 0" in caplog.text
 
 
 def test_columns_of_one_number_and_of_gaps_stay():
@@ -138,7 +138,7 @@ def with_nan(x):
             {"clients": ["a", None, "b", None, "a", "a"]},
             "clients is missing in 2 of 6 rows .the first is row 1",
         ),
-        (GREY, [1] * 6, {}, r"y has one class only \(1\)"),
+        (GREY, [1] * 6, {}, r"y has only one class \(1\)"),
         (with_nan(GREY), Y, {}, r"x holds a number that is not finite \(row 2"),
         (np.full((6, 2), np.inf), Y, {}, r"x holds an infinite number \(row 0"),
         (GREY.astype(np.int64), Y, {}, "x holds int64 of shape .*: give images as uint8"),
@@ -156,13 +156,13 @@ def with_nan(x):
             [[1, 2], [3]],
             [0, 1],
             {},
-            r"x cannot be read as an array \(.*\): give a NumPy array.* rows are all of one length",
+            r"x cannot be read as an array \(.*\): give a NumPy array.* rows all have the same length",
         ),
         ([[1], [3]], [[0], [1, 2]], {}, "y cannot be read as an array"),
         (torch.eye(2).to_sparse(), [0, 1], {}, "x cannot be read as an array .*a dense tensor"),
         (GREY, Y, {"test": (GREY, Y), "clients": Y}, r"test has 2 parts: give \(x, y\), and its clients"),
-        (GREY, Y, {"test": (COLOUR, Y)}, "x and x of test differ in kind .uint8 .*: give both in one shape"),
-        (np.zeros((1001, 2)), np.arange(1001), {}, "y has 1001 classes, more than 1000: is this an identifier"),
+        (GREY, Y, {"test": (COLOUR, Y)}, "x and x of test differ .uint8 .*: give both the same type"),
+        (np.zeros((1001, 2)), np.arange(1001), {}, "y has 1001 classes, more than 1000: is it an identifier"),
         (np.zeros((30, 2)), np.arange(30) / 7, {}, "looks like regression: idiolect classifies"),
     ],
 )

@@ -23,15 +23,15 @@ GOOD = '{"a": 1, "label": "x"}\n{"a": 2, "label": "y"}\n{"a": 3, "label": "x"}\n
     [
         ("[" * 50_000, "line 4 is nested more than 64 levels deep"),
         ('{"a": ' * 50_000 + "1" + "}" * 50_000, "line 4 is nested more than 64 levels deep"),
-        ("[\n" * 50_000, "line 4 is not whole"),
-        ('{"a": 1, "label": "x"', "line 4 is not whole"),
-        ('{"a": "\\', "line 4 is not whole"),
+        ("[\n" * 50_000, "line 4 is not a whole object"),
+        ('{"a": 1, "label": "x"', "line 4 is not a whole object"),
+        ('{"a": "\\', "line 4 is not a whole object"),
     ],
     ids=["lists", "objects", "lines", "cut", "quote"],
 )
 def test_nested_lines(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "t.jsonl").write_text(GOOD + line)
-    with pytest.raises(InputError, match=rf"t.jsonl is no table \({said}\): write one JSON object per line"):
+    with pytest.raises(InputError, match=rf"t.jsonl is not a table \({said}\): write one JSON object per line"):
         open_data(tmp_path / "t.jsonl")
 
 

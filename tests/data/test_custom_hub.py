@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(InputError, match="drop: dataset has no column 'age'; known: label, site"):
         from_dataset(images(), drop=["age"])
     with pytest.raises(
-        InputError, match="image_column: column 'site' of dataset holds no encoded images: name another"
+        InputError, match="image_column: column 'site' of dataset contains no encoded images: give another"
     ):
         from_dataset(images(), image_column="site")
     with pytest.raises(InputError, match="image_column: dataset has no column 'img'"):
@@ -160,7 +160,7 @@ def test_numbers_beyond_the_names_of_classes_are_said():
     wrong = datasets.Dataset(beyond.data.table, info=datasets.DatasetInfo(features=kind))
     with pytest.raises(
         InputError,
-        match="column 'label' of dataset holds a larger number than its 3 class names, which are for 0 to 2: c",
+        match="column 'label' of dataset contains a number that is too large: its 3 class names are for 0 to 2; c",
     ):
         from_dataset(wrong)
     kept = wrong.add_column("y", Y)
@@ -203,7 +203,7 @@ def test_a_hub_out_of_reach(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(InputError, match=r"owner/name cannot be fetched .*\(out of reach\): check the name"):
+    with pytest.raises(InputError, match=r"owner/name cannot be downloaded .*\(out of reach\): check the name"):
         open_data("hf:owner/name")
 
 
@@ -254,7 +254,7 @@ def test_the_package_is_missing(tmp_path, monkeypatch, folder):
         monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=f"the saved data set .*saved {NEEDED}"):
         open_data(tmp_path / "saved")
-    with pytest.raises(InputError, match=f"fetching owner/name from the .* hub {NEEDED}"):
+    with pytest.raises(InputError, match=f"downloading owner/name from the .* hub {NEEDED}"):
         open_data("hf:owner/name")
 
 

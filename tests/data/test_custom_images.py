@@ -195,7 +195,7 @@ def test_of_several_frames_the_first_is_taken_and_said(caplog):
     x = [grey(), grey()]
     content = encode(Image.fromarray(x[0]), "TIFF", save_all=True, append_images=[Image.fromarray(x[1])])
     assert (decode(content)[0, 0] == x[0]).all()
-    assert "1 images have several frames, of which the first is taken" in caplog.text
+    assert "1 images have several frames, and only the first is used" in caplog.text
 
 
 def test_many_images_are_decoded_once(tmp_path, own_cache, monkeypatch):
@@ -266,8 +266,8 @@ def test_folders_of_classes(tmp_path, caplog):
     assert source.class_names == ("benign", "malign")
     assert (source.name, source.train_rows, source.client_column) == (tmp_path.name, 3, None)
     assert (source.feature_names, source.scaled, source.mean) == ((), (), None)
-    assert "files that are no images are left out (1 .db, 1 .txt)" in caplog.text
-    assert "1 folders hold no image and are left out" in caplog.text
+    assert "files that are not images are left out (1 .db, 1 .txt)" in caplog.text
+    assert "1 folders contain no images and are left out" in caplog.text
 
 
 @pytest.mark.parametrize("column", [None, "hospital"])
@@ -305,7 +305,7 @@ def test_links_to_folders_are_followed_and_end(tmp_path):
         (tmp_path / f"only/{c}").mkdir(parents=True)
         (tmp_path / f"elsewhere/{c}.png").rename(tmp_path / f"only/{c}/1.png")
         (tmp_path / "data" / c).symlink_to(tmp_path / "only" / c)
-    with pytest.raises(InputError, match=r"data/a leads out of .*data: copy such files into it, or, .*outside=True\)$"):
+    with pytest.raises(InputError, match=r"data/a leads out of .*data: copy the file into it, or, .*outside=True\)$"):
         open_data(tmp_path / "data")
     assert (open_data(tmp_path / "data", outside=True).x_R[:, 0].numpy() == wanted).all()
     (tmp_path / "data/again").symlink_to(tmp_path / "data")
@@ -325,10 +325,10 @@ def test_a_class_called_train_is_no_split(tmp_path):
         (["a.png", "b.png"], {}, "has images 0 folders deep .*: give images as <folder>/<class>/<image> or"),
         (["a/b/c/d.png"], {}, "has images 3 folders deep"),
         (["a/1.png", "b/c/2.png"], {}, r"images at different depths \(.*1.png and .*2.png\): give images as"),
-        (["a/1.png", "b/1.png"], {"client_column": "site"}, "client_column: .* folders of classes and none of clients"),
+        (["a/1.png", "b/1.png"], {"client_column": "site"}, "client_column: .* classes but none for clients"),
         (["n/a/1.png", "n/b/1.png"], {"client_column": "class"}, "target and client_column are both 'class'"),
         (["a/1.png", "b/1.png"], {"drop": ["id"]}, "drop: .* has no column 'id'"),
-        (["a/1.png"], {}, r"has one class only \(a\)"),
+        (["a/1.png"], {}, r"has only one class \(a\)"),
         (["train/a/1.png", "test/n/b/1.png"], {}, "training and test split differ in the columns client"),
     ],
 )  # fmt: skip
@@ -390,7 +390,7 @@ def test_images_beside_a_table(tmp_path, name, caplog):
     assert set(source.columns) == {"site"}
     assert "1 images are not in metadata" in caplog.text or "1 images are not in labels.csv" in caplog.text
     assert open_data(tmp_path / name, target="sick").y_R.tolist() == [1, 0, 1]
-    with pytest.raises(InputError, match="no target is named"):
+    with pytest.raises(InputError, match="no target is given"):
         open_data(tmp_path)
 
 
@@ -413,10 +413,10 @@ def test_what_a_table_of_images_lacks_is_said(tmp_path):
     save(tmp_path / "a.png")
     table = tmp_path / "metadata.csv"
     table.write_text("file_name,label\na.png,1\nb.png,0\n,1\n")
-    with pytest.raises(InputError, match=r"names 2 images that are not there \(the first is b.png\): write file_name"):
+    with pytest.raises(InputError, match=r"names 2 images that do not exist \(the first is b.png\): write file_name"):
         open_data(tmp_path)
     table.write_text("file,label\na.png,1\nb.png,0\n")
-    with pytest.raises(InputError, match=r"has no column file_name \(file, label\): call the column"):
+    with pytest.raises(InputError, match=r"has no column file_name \(file, label\): give this name to the column"):
         open_data(tmp_path)
 
 

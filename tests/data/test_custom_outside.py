@@ -114,9 +114,11 @@ def test_pipes_are_not_read(tmp_path, soon, caplog):
     soon(tmp_path / "k/a/2.png")
     assert len(open_data(tmp_path / "k").y_R) == 2
     assert "left out (1 pipe, socket or device)" in caplog.text
-    with pytest.raises(InputError, match=r"2.png is neither a file nor a folder, but a pipe or a device: write a file"):
+    with pytest.raises(
+        InputError, match=r"2.png is a pipe or a device, not a file or a folder: save the data in a file"
+    ):
         open_data(tmp_path / "k/a/2.png")
-    with pytest.raises(InputError, match="here is no file, but a folder, a pipe or a device: remove it"):
+    with pytest.raises(InputError, match="here is a folder, a pipe or a device, not a file: remove it"):
         read([Encoded("here", tmp_path / "k/a/2.png")], None, "all")
     os.mkfifo(tmp_path / "train.parquet")
     soon(tmp_path / "train.parquet")
@@ -128,13 +130,11 @@ def test_pipes_are_not_read(tmp_path, soon, caplog):
 def test_a_mistyped_path_does_not_ask_the_hub(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked"))
-    said = (
-        f"there is no folder {where.partition('/')[0]}: give the path of a file or a folder; a data set of the Hugging "
-    )
+    said = f"there is no folder {where.partition('/')[0]}: give the path of a file or a folder; for a data set of the "
     with pytest.raises(InputError) as refused:
         open_data(where)
-    assert str(refused.value) == f"{said}Face hub is named hf:{where}"
-    with pytest.raises(InputError, match=r"hf:patients is no name on the .* hub: write hf:owner/name, or"):
+    assert str(refused.value) == f"{said}Hugging Face hub write hf:{where}"
+    with pytest.raises(InputError, match=r"hf:patients is not a name on the .* hub: write hf:owner/name, or"):
         open_data("hf:patients")
 
 
@@ -143,7 +143,7 @@ def test_a_mistyped_path_does_not_ask_the_hub(tmp_path, monkeypatch, where):
 
 def test_an_image_of_many_pixels_is_refused_before_it_is_decoded(tmp_path):
     for width, height, said in ((13_300, 13_300, "13300x13300"), (30_000, 30_000, "900000000")):
-        with pytest.raises(InputError, match=f"row 0 has {said} pixels, more than the 67,108,864 of an image"):
+        with pytest.raises(InputError, match=f"row 0 has {said} pixels, and an image may have 67,108,864"):
             read([Encoded("row 0", bomb(width, height))], (8, 8), "here")
     (tmp_path / "a.png").write_bytes(bomb(13_300, 13_300))
     with pytest.raises(InputError, match=r"a.png has 13300x13300 pixels"):
@@ -173,7 +173,7 @@ def test_all_bytes_are_counted_before_the_first_is_decoded(tmp_path, monkeypatch
     with pytest.raises(InputError, match=r"the table .*t.parquet would take 0.0 GB, .*: read a part of it, or set"):
         open_data(tmp_path / "t.parquet")
     monkeypatch.setenv("IDIOLECT_MEMORY", "much")
-    with pytest.raises(InputError, match="IDIOLECT_MEMORY=much is no number of bytes: write one, as 16e9"):
+    with pytest.raises(InputError, match="IDIOLECT_MEMORY=much is not a number of bytes: write one, for example 16e9"):
         shared_memory.most()
 
 

@@ -42,7 +42,7 @@ def programs(tmp_path, monkeypatch):
     [
         ("my_program.ends", r"data my_program.ends fails \(SystemExit: no data today\): fix the function"),
         ("my_script.data", r"importing my_script fails \(SystemExit: 3\)"),
-        ("my_program.lists", r"data my_program.lists gives a dict: let it give arrays \(x, y\)"),
+        ("my_program.lists", r"data my_program.lists returns a dict: let it return arrays \(x, y\)"),
         ("my_program.streams", "my_program.streams is a IterableDataset, .*without streaming=True"),
     ],
 )

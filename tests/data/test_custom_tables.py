@@ -159,9 +159,11 @@ def test_targets_that_are_numbers_are_sorted_as_numbers(tmp_path):
 def test_a_target_needs_no_name_where_it_is_plain():
     frame = pd.DataFrame({"a": [1, 2, 3], "Diagnosis": ["u", "v", "u"]})
     assert from_frame(frame).y_R.tolist() == [0, 1, 0]
-    with pytest.raises(InputError, match=r"no target is named for table: give target as one of its columns \(a, b\)"):
+    with pytest.raises(InputError, match=r"no target is given for table: give target as one of its columns \(a, b\)"):
         from_frame(frame.rename(columns={"Diagnosis": "b"}))
-    with pytest.raises(InputError, match="any of y, Diagnosis may be the target of table: give target as one of"):
+    with pytest.raises(
+        InputError, match=r"several columns may be the target of table \(y, Diagnosis\): give target as one of"
+    ):
         from_frame(frame.rename(columns={"a": "y"}))
 
 
@@ -198,7 +200,7 @@ def test_columns_of_every_kind(values, expected, scaled):
 def test_columns_of_one_value_are_left_out_and_said(caplog):
     frame = pd.DataFrame({"a": [1, 2], "b": [3, 3], "c": ["u", "u"], "d": [None, None], 5: [0, 0], "y": [0, 1]})
     assert from_frame(frame, target="y").feature_names == ("a",)
-    assert "columns of one value only are left out: b, c, d, 5" in caplog.text
+    assert "columns with only one value are left out: b, c, d, 5" in caplog.text
 
 
 def test_numbers_that_look_like_identifiers_are_said(caplog):
@@ -207,7 +209,7 @@ def test_numbers_that_look_like_identifiers_are_said(caplog):
     )
     from_frame(frame)
     assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-        "column 'patient' has another whole number in every row: drop it if it is an identifier"
+        "column 'patient' has a different whole number in every row: drop it if it is an identifier"
     ]
     caplog.clear()
     assert from_frame(frame, drop=["patient"]).feature_names == ("age", "w")
@@ -218,7 +220,8 @@ def test_numbers_that_look_like_identifiers_are_said(caplog):
 def test_numbers_with_a_stray_text_are_said(tmp_path, caplog):
     assert open_data(save(tmp_path, "a,y\n1,u\n2,v\n-,v\n")).feature_names == ("a=-", "a=1", "a=2")
     assert (
-        "column 'a' is read as texts, though most are numbers (1 of them no number, the first in row 2," in caplog.text
+        "column 'a' is read as text, although most values are numbers (1 of them are not numbers, the first in row 2,"
+        in caplog.text
     )
     caplog.clear()
     from_frame(pd.DataFrame({"a": ["3a", "3b", "4"], "y": [0, 1, 1]}))
@@ -241,28 +244,28 @@ def frame(**columns):
         (frame(y=[0, 1, None]), {}, r"target 'y' of table is missing in 1 of 3 rows \(the first is row 2"),
         (frame(y=["u", " ", "v"]), {}, r"is missing in 1 of 3 rows \(the first is row 1"),
         (frame(y=[[1], [2]]), {}, "target 'y' of table holds lists or the like: give one number or one text"),
-        (frame(y=[3, 3]), {}, r"has one class only \(3\): name a column with two classes"),
+        (frame(y=[3, 3]), {}, r"has only one class \(3\): give a column with two classes"),
         (frame(y=np.arange(30) / 7), {}, "has 30 different numbers with fractions, which looks like regression"),
-        (frame(y=np.arange(1001)), {}, "has 1001 classes, more than 1000: is this an identifier"),
+        (frame(y=np.arange(1001)), {}, "has 1001 classes, more than 1000: is it an identifier"),
         (frame(y=[f"p{i}" for i in range(1001)]), {}, "has 1001 classes"),
         (frame(c=["u", None]), {"client_column": "c"}, r"client_column 'c' of table is missing in 1 of 2 rows"),
-        (frame(t=pd.to_datetime(["2020-01-01"] * 2)), {}, "column 't' holds dates or times: drop it, or convert it"),
-        (frame(t=["2020-01-01", "2020-02-01"]), {}, "column 't' holds dates or times"),
-        (frame(t=["3.1.2020 10:30", None]), {}, "column 't' holds dates or times"),
+        (frame(t=pd.to_datetime(["2020-01-01"] * 2)), {}, "column 't' has dates or times: drop it, or convert it"),
+        (frame(t=["2020-01-01", "2020-02-01"]), {}, "column 't' has dates or times"),
+        (frame(t=["3.1.2020 10:30", None]), {}, "column 't' has dates or times"),
         (frame(i=[f"p{i}" for i in range(51)]), {}, r"'i' has 51 different texts, more than 50 \(51 .* in row 0, c"),
         (frame(i=[*map(str, range(60)), "?"]), {}, r"'i' has 61 different texts.*\(1 of .* row 60,.*correct it"),
         (frame(i=[*map(str, range(60))]), {}, r"'i' has 60 different texts, more than 50: drop it"),
-        (frame(m=[1, "u"]), {}, "'m' holds values of mixed or unknown kind .*make it numbers or texts, or drop it"),
-        (frame(m=[[1], [2]]), {}, "column 'm' holds values of mixed or unknown kind"),
-        (frame(m=[1.0, np.inf]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
-        (frame(m=[1e300, 1]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 0"),
-        (frame(m=[1, 10**400]), {}, r"column 'm' holds an infinite or .* in 1 rows \(the first is row 1"),
-        (frame(a=[1, 1]), {}, "table has no feature beside target and client"),
+        (frame(m=[1, "u"]), {}, "'m' has values of mixed or unknown type .*make them numbers or texts, or drop it"),
+        (frame(m=[[1], [2]]), {}, "column 'm' has values of mixed or unknown type"),
+        (frame(m=[1.0, np.inf]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 1"),
+        (frame(m=[1e300, 1]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 0"),
+        (frame(m=[1, 10**400]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 1"),
+        (frame(a=[1, 1]), {}, "table has no feature besides target and client"),
         (frame(a=[]), {}, "table has no rows"),
         (pd.DataFrame([[1, 2, 0]], columns=["a", "a", "y"]), {}, r"more than once \(a\): rename them"),
         (pd.DataFrame([[1, 2, 0]], columns=["1", 1, "y"]), {}, r"more than once \(1\): rename them"),
         (frame(), {"test": frame(b=[1, 2])}, "training and test split differ in the columns b: give both the same"),
-        (frame(), {"test": frame(a=["u", "v"])}, "column 'a' holds numbers in one split and texts in the other"),
+        (frame(), {"test": frame(a=["u", "v"])}, "column 'a' has numbers in one split and texts in the other"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said(table, options, message):
@@ -279,11 +282,11 @@ def test_fifty_texts_are_not_too_many():
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "is no table .*: give every line one cell per name"),
-        ("\n\n", {}, "is no table"),
+        ("", {}, "is not a table .*: give every line one cell for each name"),
+        ("\n\n", {}, "is not a table"),
         ("a,y\n", {}, "has no rows: add some, under one line of column names"),
-        ("a,y\n1,0\n2,1,5\n", {}, r"is no table \(.*line 3.*\): give every line one cell per name"),
-        ("a,a,y\n1,2,0\n", {}, r"has 1 column names more than once \(a\): rename them"),
+        ("a,y\n1,0\n2,1,5\n", {}, r"is not a table \(.*line 3.*\): give every line one cell for each name"),
+        ("a,a,y\n1,2,0\n", {}, r"uses 1 column names more than once \(a\): rename them"),
         (
             "63,1,145,0\n67,1,160,1\n",
             {},
@@ -298,13 +301,13 @@ def test_fifty_texts_are_not_too_many():
         (
             "a,y\n1,0\n" + "9" * 400 + ",1\n",
             {},
-            r"'a' holds an infinite or .* in 1 rows \(the first is row 1",
+            r"'a' has an infinite or .* in 1 rows \(the first is row 1",
         ),
-        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' holds an infinite or too large number in 1 rows"),
-        ("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n", {}, r"'a' holds an infinite .*row 60"),
-        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' holds an infinite or too large number in 1 rows .*row 2"),
+        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' has an infinite or too large number in 1 rows"),
+        ("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n", {}, r"'a' has an infinite .*row 60"),
+        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' has an infinite or too large number in 1 rows .*row 2"),
         (b"PK\x03\x04\0\0", {}, "is not a text file: save it as CSV"),
-        ("a,y\n1,0\n2,1\n", {"resize": 32}, "resize: patients is a table, and resize is for images: leave it out"),
+        ("a,y\n1,0\n2,1\n", {"resize": 32}, "resize: patients is a table, and resize is only for images: leave it out"),
     ],
 )
 def test_what_a_file_lacks_is_said(tmp_path, content, options, message):
@@ -330,7 +333,7 @@ def test_numbers_that_float32_would_merge_keep_their_distances(values, caplog):
     found = source.x_R[:, source.feature_names.index("a")].numpy()
     np.testing.assert_array_equal(found - found[0], exact - exact[0])
     assert source.x_R[:, source.feature_names.index("b")].tolist() == [1000, 1001, 1003]
-    assert "column 'a' is less its median" in caplog.text
+    assert "the median of column 'a' was subtracted" in caplog.text
     assert "'b'" not in caplog.text
 
 
@@ -350,9 +353,9 @@ def test_names_that_are_numbers_are_no_data_where_the_target_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.xlsx", b"PK", r"a.xlsx is no table that idiolect reads: give one of .csv, .tsv, .parquet, .jsonl"),
+        ("a.xlsx", b"PK", r"a.xlsx is not a table that idiolect reads: give one of .csv, .tsv, .parquet, .jsonl"),
         ("a.parquet", b"no", "a.parquet cannot be read as parquet .*: write the file again"),
-        ("a.jsonl", b"{no", "a.jsonl is no table .*: write one JSON object per line"),
+        ("a.jsonl", b"{no", "a.jsonl is not a table .*: write one JSON object per line"),
     ],
 )
 def test_files_of_another_kind(tmp_path, name, content, message):
@@ -363,7 +366,7 @@ def test_files_of_another_kind(tmp_path, name, content, message):
 def test_several_tables_are_not_guessed_between(tmp_path):
     for name in ("north.csv", "south.csv"):
         save(tmp_path, PATIENTS, name)
-    with pytest.raises(InputError, match="name one of its tables, or call them train and test"):
+    with pytest.raises(InputError, match="give one of its tables, or call them train and test"):
         open_data(tmp_path)
 
 
@@ -396,7 +399,7 @@ def test_what_may_not_be_read_is_said(tmp_path, monkeypatch, name, where, what):
     with monkeypatch.context() as m:
         m.setattr(where, what, refuse)
         with pytest.raises(
-            InputError, match=r"cannot read there/it \(Permission denied\): allow it, or give another path"
+            InputError, match=r"cannot read there/it \(Permission denied\): allow reading it, or give another path"
         ):
             open_data(place)
 

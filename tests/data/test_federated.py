@@ -196,8 +196,8 @@ def test_listings_hold_the_public_functions_of_their_modules():
         ("dominant:share=101", None, 5, "share=101 is not valid: .*less than or equal to 100"),
         ("dominant:test_size=0", None, 5, "test_size=0 is not valid: .*greater than or equal to 1"),
         ("dominant:test_size=2.5", None, 5, "test_size=2.5 is not valid: .*integer"),
-        ("iid", None, 0, "clients=0 is not possible: ask for at least 1"),
-        ("iid", None, 201, "400 rows serve at most 200 clients"),
+        ("iid", None, 0, "clients=0 is not possible: give at least 1"),
+        ("iid", None, 201, "400 samples are enough for at most 200 clients"),
         ("iid", "rotate:degree=3", 5, r"no option 'degree'; did you mean 'degrees'\? Known: degrees, groups, clients"),
         ("iid", "rotate:degrees=.inf", 5, "shift rotate: degrees=inf is not valid: .*finite"),
         ("iid", "noise:std=1.1", 5, "shift noise: std=1.1 is not valid: .*less than or equal to 1"),
@@ -232,11 +232,11 @@ def test_wrong_lists_of_clients(members, match):
 @pytest.mark.parametrize(
     ("train", "test", "match"),
     [
-        ([[0], [1]], [[2], [2]], "gives a row twice or one that does not exist: draw without replacement"),
-        ([[0], [1]], [[2], [400]], "gives a row twice or one that does not exist"),
-        ([[0], [1]], [[2], [-1]], "gives a row twice or one that does not exist"),
-        ([[0], [1]], [[2], []], "client 1 has no test rows; ask for fewer clients"),
-        ([[], [1]], [[2], [3]], "client 0 has no training rows; ask for fewer clients"),
+        ([[0], [1]], [[2], [2]], "uses a sample twice or one that does not exist: draw without replacement"),
+        ([[0], [1]], [[2], [400]], "uses a sample twice or one that does not exist"),
+        ([[0], [1]], [[2], [-1]], "uses a sample twice or one that does not exist"),
+        ([[0], [1]], [[2], []], "client 1 has no test samples; take fewer clients"),
+        ([[], [1]], [[2], [3]], "client 0 has no training samples; take fewer clients"),
         ([[0]], [[2]], "made 1 clients of 2: return one entry per client"),
     ],
 )
@@ -271,7 +271,9 @@ def test_other_partitions_are_cut_to_size():
 
 def test_sizes_that_a_client_lacks_are_said_with_what_fits():
     sizes = [len(rows) for rows in build("dirichlet:min_rows=5").train]
-    with pytest.raises(InputError, match=f"has {min(sizes)} training rows, not 500; the smallest client has") as caught:
+    with pytest.raises(
+        InputError, match=f"has {min(sizes)} training samples, not 500; the smallest client has"
+    ) as caught:
         build("dirichlet:min_rows=5", sizes=[500])
     assert f"client {np.argmin(sizes)} of partition dirichlet" in str(caught.value)
     build("dirichlet:min_rows=5", sizes=[min(sizes)])
@@ -305,7 +307,9 @@ def test_scarce_training_rows_are_nested_and_test_rows_stay(keep, count):
 def test_rows_are_kept_of_those_that_sizes_leave():
     d = build("iid", sizes=[40], keep=0.5)
     assert [len(rows) for rows in d.train] == [20] * 5
-    with pytest.raises(InputError, match=r"keep=65 is more than the 64 training rows of client 0; keep=64 is the most"):
+    with pytest.raises(
+        InputError, match=r"keep=65 is more than the 64 training samples of client 0; keep=64 is the most"
+    ):
         build("iid", keep=65)
 
 
@@ -349,7 +353,7 @@ def test_a_partition_by_import_path(tmp_path, monkeypatch):
         "my_partition.halves:stp=2": "partition my_partition.halves has no option 'stp'; did you mean 'step'",
         "my_partition.halves:step=0": "partition my_partition.halves: step=0 is not valid",
         "my_partition.halvs": "my_partition has no 'halvs'; did you mean 'halves'",
-        "my_partition.number": "this is no partition; name a function",
+        "my_partition.number": "this is not a partition; give a function",
         "my_partitions.halves": "there is no module 'my_partitions'",
     }.items():
         with pytest.raises(InputError, match=match):
@@ -396,7 +400,7 @@ def test_a_partitioner_of_flower_as_object_and_as_path(theirs):
         assert (len(d.train[k]), len(d.test[k])) == (80, 20)
         assert (len(by_path.train[k]), len(by_path.test[k])) == (25, 25)
     assert data.build(numbered(), Spec.parse("theirs.ByModulo"), [], None, 0).clients == 20
-    with pytest.raises(InputError, match="ByModulo makes 4 partitions and clients=5: take clients=4"):
+    with pytest.raises(InputError, match="ByModulo makes 4 partitions, but clients=5: take clients=4"):
         data.build(numbered(), given, [], 5, 0)
     with pytest.raises(InputError, match=r"theirs.ByModulo has no option 'evry'; did you mean 'every'"):
         build("theirs.ByModulo:evry=2")
@@ -422,7 +426,7 @@ def test_rows_may_stand_twice_only_where_the_split_says_so(monkeypatch):
     d = build("mine:shared=true", clients=3)
     assert [number(d.x_R[rows(d, k)]) for k in range(3)] == [list(range(10))] * 3
     assert len(d.x_R) == 30
-    with pytest.raises(InputError, match="partition mine gives a row twice"):
+    with pytest.raises(InputError, match="partition mine uses a sample twice"):
         build("mine", clients=3)
 
 
@@ -492,7 +496,7 @@ def test_images_are_normalised_in_three_ways():
         x_R = plain.x_R[torch.cat(plain.train)].numpy() / 255
         np.testing.assert_allclose(d.mean, x_R.mean((0, 2, 3)), rtol=1e-9)
         np.testing.assert_allclose(d.std, x_R.std((0, 2, 3)), rtol=1e-9)
-    with pytest.raises(InputError, match="symmetric is for images, and these rows are numbers: take training"):
+    with pytest.raises(InputError, match="symmetric is for images, and these samples are numbers: take training"):
         build("iid", source=table(), normalise="symmetric")
 
 
@@ -522,7 +526,9 @@ def test_groups_of_permuted_labels_agree_and_differ():
 
 @pytest.mark.parametrize("shift", ["invert", "rotate:clients=1", "noise", "corrupt:kind=fog"])
 def test_a_shift_of_images_is_refused_for_numbers(shift):
-    with pytest.raises(InputError, match=f"shift {shift.split(':')[0]}.* changes images, and these rows are numbers"):
+    with pytest.raises(
+        InputError, match=f"shift {shift.split(':')[0]}.* changes images, and these samples are numbers"
+    ):
         build("iid", shift, source=table())
 
 
@@ -554,7 +560,8 @@ def test_a_class_in_nobodys_training_rows_is_said(monkeypatch, caplog):
 
     monkeypatch.setitem(data.PARTITIONS, "mine", mine)
     assert said(caplog, partition="mine", clients=2, source=source) == [
-        "no model can learn 'd': in test rows, and in nobody's training rows; take more clients or rows"
+        "no model can learn 'd', which is in test samples but in no client's training samples; take more clients or "
+        "samples"
     ]
     assert said(caplog, partition="mine:last=false", clients=2, source=source) == []
     assert said(caplog, partition="iid", source=source) == []
@@ -570,7 +577,7 @@ def one_sided():
 @pytest.mark.parametrize("more", [{}, {"new_clients": 1}, {"new_clients": 1, "new_shifts": [Spec(name="invert")]}])
 def test_clients_of_one_class_are_said_once(caplog, more):
     (line,) = said(caplog, partition="natural", clients=None, source=one_sided(), **more)
-    assert line.startswith("1 of 4 clients train on one class only (the first: South)")
+    assert line.startswith("1 of 4 clients train on only one class (the first: South)")
     assert said(caplog, partition="natural", clients=None, source=hospitals(), **more) == []
     assert said(caplog, partition="iid", source=one_sided()) == []
 
@@ -584,14 +591,14 @@ def test_rows_at_two_hospitals_are_said(caplog, more):
     assert said(caplog, partition="natural", clients=None, source=source, **more) == [], "twice at one client"
     source.x_R[here] = source.x_R[there]
     (line,) = said(caplog, partition="natural", clients=None, source=source, **more)
-    assert line.startswith("2 rows stand at more than one client (for one, at City and South)")
+    assert line.startswith("2 samples belong to more than one client (the first to City and South)")
 
 
 @pytest.mark.parametrize(
     ("split", "match"),
     [
         (([[0], [1]], [[2]]), "partition mine made"),
-        (([[0], [1]], [[2], [3]], ("a",)), "partition mine gives 1 names to 2 clients"),
+        (([[0], [1]], [[2], [3]], ("a",)), "partition mine returns 1 names for 2 clients"),
         (([], []), "partition mine made 0 clients"),
     ],
 )
@@ -632,11 +639,11 @@ def test_images_do_not_change_with_how_many_are_kept(keep):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        ("raise KeyError('beds')", r"partition wayward.divide fails \(KeyError: 'beds'\): let it return Split"),
+        ("raise KeyError('beds')", r"partition wayward.divide fails \(KeyError: 'beds'\): it must return Split"),
         ("import sys; sys.exit(3)", r"fails \(SystemExit: 3\)"),
-        ("return 7", "fails .*let it return Split"),
-        ("return [[0.5], [1.5]], [[2], [3]]", "row numbers are whole numbers"),
-        ("return [[0], [1]], [[2], [3]]", "made 2 clients of 3: .* or ask for clients=2"),
+        ("return 7", "fails .*it must return Split"),
+        ("return [[0.5], [1.5]], [[2], [3]]", "sample numbers are whole numbers"),
+        ("return [[0], [1]], [[2], [3]]", "made 2 clients of 3: .* or take clients=2"),
     ],
 )
 def test_a_partition_of_ones_own_that_misbehaves(tmp_path, monkeypatch, body, match):
@@ -662,13 +669,13 @@ def test_rows_at_two_hospitals_are_said_though_one_is_shifted(caplog):
     caplog.clear()
     with caplog.at_level("WARNING"):
         build("natural", "invert:clients=1", source=source, clients=None)
-    assert [r.getMessage()[:45] for r in caplog.records] == ["6 rows stand at more than one client (for one"]
+    assert [r.getMessage()[:45] for r in caplog.records] == ["6 samples belong to more than one client (the"]
 
 
 def test_a_number_that_is_a_name_too_is_said(caplog):
     source = hospitals(names=("1", "2", "3", "4"))
     with caplog.at_level("WARNING"):
         last = build("natural", source=source, clients=None, new_clients="2")
-    assert "the one named 2 is written 2+" in caplog.text
+    assert "for the client with the name 2 write 2+" in caplog.text
     assert last.names[-2:] == ("3", "4")
     assert build("natural", source=source, clients=None, new_clients="2+").names == ("1", "3", "4", "2")

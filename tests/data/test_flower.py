@@ -89,17 +89,17 @@ def test_rows_stand_in_random_order_and_can_be_stratified():
 @pytest.mark.parametrize(
     ("divide", "partitions", "clients", "match"),
     [
-        (by_writer, 3, 4, r"StandIn makes 3 partitions and clients=4: take clients=3"),
+        (by_writer, 3, 4, r"StandIn makes 3 partitions, but clients=4: take clients=3"),
         (
             lambda d, k: range(10 * k, 10 * k + 11),
             3,
             None,
-            r"StandIn gives a row of toy twice; take a partitioner whose",
+            r"StandIn uses a sample of toy twice; take a partitioner whose",
         ),
-        (lambda d, k: range(k), 4, None, r"partition 0 has 0 rows of toy; ask for fewer partitions"),
-        (lambda d, k: range(k, 3 + k - k), 4, None, r"partition 2 has 1 rows of toy; ask for fewer partitions"),
-        (lambda d, k: [999], 2, None, r"StandIn cannot divide toy \(.*\): give a new one that fits these data"),
-        (lambda d, k: [{}["hospital"]], 2, None, r"StandIn cannot divide toy \('hospital'\): give a new one"),
+        (lambda d, k: range(k), 4, None, r"partition 0 has 0 samples of toy; take fewer partitions"),
+        (lambda d, k: range(k, 3 + k - k), 4, None, r"partition 2 has 1 samples of toy; take fewer partitions"),
+        (lambda d, k: [999], 2, None, r"StandIn cannot divide toy \(.*\): give a new partitioner that fits these data"),
+        (lambda d, k: [{}["hospital"]], 2, None, r"StandIn cannot divide toy \('hospital'\): give a new partitioner"),
     ],
 )
 def test_what_a_partitioner_may_not_do(divide, partitions, clients, match):
@@ -111,7 +111,7 @@ def test_a_partitioner_that_has_data_already():
     used = StandIn(by_writer, 3)
     used.dataset = datasets.Dataset.from_dict({"label": [0]})
     with pytest.raises(
-        InputError, match=r"StandIn cannot divide toy \(only once\): give a new one that fits these data"
+        InputError, match=r"StandIn cannot divide toy \(only once\): give a new partitioner that fits these data"
     ):
         from_flower(used, source(), None, rng())
 

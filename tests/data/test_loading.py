@@ -273,12 +273,12 @@ NOISE = np.random.default_rng(0).integers(0, 256, (1, 28, 28)).astype(np.uint8)
 
 def test_missing_folder_and_missing_file(tmp_path):
     with pytest.raises(
-        InputError, match=r"no folder .*mnist; fetch mnist/train-00000-of-00001\.parquet .* put them at"
+        InputError, match=r"no folder .*mnist; download mnist/train-00000-of-00001\.parquet .* put them at"
     ):
         data.load("mnist", tmp_path)
     make(tmp_path, "mnist")
     (tmp_path / "mnist/test.parquet").unlink()
-    with pytest.raises(InputError, match=r"has no test\.parquet; fetch .* and put them at .*mnist/test\.parquet"):
+    with pytest.raises(InputError, match=r"has no test\.parquet; download .* and put them at .*mnist/test\.parquet"):
         data.load("mnist", tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_a_broken_file(tmp_path, spoil):
     make(tmp_path, "mnist", rows=(40, 3))
     path = tmp_path / "mnist/train.parquet"
     path.write_bytes(spoil(path.read_bytes()))
-    match = r"train\.parquet (cannot be read as parquet|holds no readable image).*: fetch the file again"
+    match = r"train\.parquet (cannot be read as parquet|has no readable image).*: download the file again"
     with pytest.raises(InputError, match=match):
         data.load("mnist", tmp_path)
 
@@ -349,14 +349,14 @@ IDS = ["none", "empty", "rubbish", "header only", "half"]
 def test_unreadable_image(tmp_path, image):
     make(tmp_path, "mnist")
     write(tmp_path / "mnist/train.parquet", [encode(GREY), image], [0, 1])
-    with pytest.raises(InputError, match=r"row 1 of .*train\.parquet holds no readable image: fetch the file again"):
+    with pytest.raises(InputError, match=r"row 1 of .*train\.parquet has no readable image: download the file again"):
         data.load("mnist", tmp_path)
 
 
 def test_no_rows(tmp_path):
     make(tmp_path, "mnist")
     write(tmp_path / "mnist/test.parquet", [], [])
-    with pytest.raises(InputError, match=r"test\.parquet has no rows: fetch the file again"):
+    with pytest.raises(InputError, match=r"test\.parquet has no rows: download the file again"):
         data.load("mnist", tmp_path)
 
 
@@ -387,8 +387,8 @@ def test_the_hub_out_of_reach(hub):
     with pytest.raises(InputError) as found:
         data.load("cifar10")
     assert str(found.value) == (
-        "data set cifar10 cannot be fetched from the Hugging Face hub (Couldn't reach it); elsewhere, fetch "
-        "plain_text/train-00000-of-00001.parquet and plain_text/test-00000-of-00001.parquet from "
+        "data set cifar10 cannot be downloaded from the Hugging Face hub (Couldn't reach it); elsewhere, "
+        "download plain_text/train-00000-of-00001.parquet and plain_text/test-00000-of-00001.parquet from "
         "https://huggingface.co/datasets/uoft-cs/cifar10 and put them at <data_dir>/cifar10/train.parquet and "
         "<data_dir>/cifar10/test.parquet, with the columns img (a struct with the encoded bytes) and label "
         "(integers), and give that data_dir or set IDIOLECT_DATA to it"
@@ -404,10 +404,10 @@ def test_the_hub_out_of_reach(hub):
                           r"put them at .*/train\.parquet and <data_dir>/tiny_imagenet/test\.parquet"),
         ("emnist", r"emnist-byclass-train-images-idx3-ubyte\.gz and .* from .*/Royc30ne/emnist-byclass and put them "
                    r"into <data_dir>/emnist, or write <data_dir>/emnist/train\.parquet and"),
-        ("digit5", r"its domain synth_digits cannot be fetched by name; fetch synth_train_32x32\.mat and "
+        ("digit5", r"its domain synth_digits cannot be downloaded by name; download synth_train_32x32\.mat and "
                    r"synth_test_32x32\.mat from http://yaroslav\.ganin\.net .* and put them into "
                    r"<data_dir>/digit5/synth_digits, or write .* and label \(integers\), and give that data_dir"),
-        ("digits3", r"data set digits3/mnist cannot be fetched .* <data_dir>/digits3/mnist/train\.parquet"),
+        ("digits3", r"data set digits3/mnist cannot be downloaded .* <data_dir>/digits3/mnist/train\.parquet"),
     ],
 )  # fmt: skip
 def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(hub, name, match):
@@ -438,7 +438,7 @@ def test_another_number_of_rows_than_published_is_logged(tmp_path, caplog):
     make(tmp_path, "mnist")
     data.load("mnist", tmp_path)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "mnist: the files hold 7 training and 3 test rows where 60,000 and 10,000 are published" in caplog.text
+    assert "mnist: the files hold 7 training and 3 test samples where 60,000 and 10,000 are published" in caplog.text
     caplog.clear()
     data.load("digits")
     assert not caplog.records
@@ -498,7 +498,9 @@ def cut(path):
 def test_broken_idx_files(tmp_path, spoil):
     make_emnist(tmp_path / "emnist")
     spoil(tmp_path / "emnist/emnist-byclass-train-images-idx3-ubyte.gz")
-    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz cannot be read as IDX .*: fetch the file again"):
+    with pytest.raises(
+        InputError, match=r"train-images-idx3-ubyte\.gz cannot be read as IDX .*: download the file again"
+    ):
         data.load("emnist", tmp_path)
 
 
@@ -697,7 +699,7 @@ def test_a_broken_matlab_file(tmp_path, hub, content):
         write_mat(path, *rows_of(9, (3, 32, 32)))
         cut(path)
     with pytest.raises(
-        InputError, match=r"synth_train_32x32\.mat cannot be read as a MATLAB file of X and y .*: fetch"
+        InputError, match=r"synth_train_32x32\.mat cannot be read as a MATLAB file of X and y .*: download"
     ):
         data.load("digit5", tmp_path)
 
@@ -707,10 +709,10 @@ def test_a_broken_matlab_file(tmp_path, hub, content):
     [
         (
             ["mnist", "usps", "mnist_m", "emoji"],
-            r"have the domains emoji, mnist, mnist_m, usps; it needs rows of mnist, mnist_m, usps",
+            r"have the domains emoji, mnist, mnist_m, usps; it needs samples of mnist, mnist_m, usps",
         ),
-        (["mnist", "usps"], r"have only the domains mnist, usps; it needs rows of mnist, mnist_m, usps: rename"),
-        ([0, 1, 2], r"have the domains 0, 1, 2; it needs rows of mnist, mnist_m, usps: rename the domains, or put"),
+        (["mnist", "usps"], r"have only the domains mnist, usps; it needs samples of mnist, mnist_m, usps: rename"),
+        ([0, 1, 2], r"have the domains 0, 1, 2; it needs samples of mnist, mnist_m, usps: rename the domains, or put"),
     ],
 )
 def test_unknown_and_missing_domains(tmp_path, domains, match):
@@ -725,7 +727,9 @@ def test_a_domain_without_a_test_split(tmp_path):
     make(tmp_path, "digits3/usps", shape=(1, 16, 16))
     (tmp_path / "digits3/usps/test.parquet").unlink()
     make(tmp_path, "digits3/mnist")
-    with pytest.raises(InputError, match=r"digits3/usps: .*/digits3/usps has no test\.parquet; fetch .*/flwrlabs/usps"):
+    with pytest.raises(
+        InputError, match=r"digits3/usps: .*/digits3/usps has no test\.parquet; download .*/flwrlabs/usps"
+    ):
         data.load("digits3", tmp_path)
     write(tmp_path / "digits3/train.parquet", [encode(GREY)], [0], domain=pa.array(["usps"]))
     with pytest.raises(

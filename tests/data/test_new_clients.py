@@ -81,17 +81,17 @@ def test_shifts_count_clients_after_the_new_ones_moved():
 @pytest.mark.parametrize(
     ("partition", "new_clients", "match"),
     [
-        ("iid", 5, "5 leaves no client to train or none to join: of 5, 1 to 4 fit"),
-        ("iid", 6, "of 5, 1 to 4 fit"),
-        ("iid", "0", "of 5, 1 to 4 fit"),
-        ("iid", "0%", "of 5, 1 to 4 fit"),
-        ("iid", "100%", "of 5, 1 to 4 fit"),
-        ("iid", "500%", "of 5, 1 to 4 fit"),
+        ("iid", 5, "5 leaves no clients that train, or no new ones: of 5, 1 to 4 can be new"),
+        ("iid", 6, "of 5, 1 to 4 can be new"),
+        ("iid", "0", "of 5, 1 to 4 can be new"),
+        ("iid", "0%", "of 5, 1 to 4 can be new"),
+        ("iid", "100%", "of 5, 1 to 4 can be new"),
+        ("iid", "500%", "of 5, 1 to 4 can be new"),
         ("iid", "Mercy", "there is no client 'Mercy'; these clients have no names: give a number or a share"),
         ("iid", "-1", "there is no client '-1'; these clients have no names"),
         ("iid", "", "there is no client ''"),
         ("natural", "Mercy+Nort", r"there is no client 'Nort'; did you mean 'North'\? Known: City, Mercy, North"),
-        ("natural", "+".join(NAMES), "leaves no client to train"),
+        ("natural", "+".join(NAMES), "leaves no clients that train"),
     ],
 )
 def test_new_clients_that_cannot_be(partition, new_clients, match):
@@ -164,8 +164,8 @@ def test_the_manifest_says_who_joins():
 @pytest.mark.parametrize(
     ("new_clients", "new_shifts", "match"),
     [
-        (None, "invert", "new_shifts is about new clients, and there are none: give new_clients too"),
-        (1, "invert:clients=4", "new_shifts invert:clients=4: every new client is measured so; leave out clients"),
+        (None, "invert", "new_shifts needs new clients, and there are none: give new_clients too"),
+        (1, "invert:clients=4", "new_shifts invert:clients=4: this is done to every new client; leave out clients"),
         (1, "invrt", r"unknown shift 'invrt'; did you mean 'invert'\?"),
         (1, "noise:std=2", "shift noise: std=2 is not valid"),
         (1, "corrupt:kind=each,severity=6", "shift corrupt: severity=6 is not valid"),

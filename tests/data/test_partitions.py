@@ -159,7 +159,9 @@ def test_rows_stand_in_random_order_and_not_by_class(name):
 
 @pytest.mark.parametrize("name", [n for n in SMALL if n != "natural"])
 def test_more_clients_than_rows_can_serve(name):
-    with pytest.raises(InputError, match=r"clients=51 is too many for toy.*: .* 100 rows serve at most 50 clients"):
+    with pytest.raises(
+        InputError, match=r"clients=51 is too many for toy.*: .* 100 samples are enough for at most 50 clients"
+    ):
         divide(name, toy(80, 20), 51, rng())
 
 
@@ -335,7 +337,7 @@ def test_dirichlet_with_a_class_without_rows():
 
 
 def test_dirichlet_floor_above_the_mean():
-    match = "min_rows=61 is more than 10 clients can have of toy's 600 rows; min_rows=60 is the most"
+    match = "min_rows=61 is more than 10 clients can have of toy's 600 samples; min_rows=60 is the most"
     with pytest.raises(InputError, match=match):
         dirichlet(toy(600), 10, rng(), min_rows=61)
 
@@ -343,7 +345,7 @@ def test_dirichlet_floor_above_the_mean():
 def test_dirichlet_gives_up_and_says_what_fits(monkeypatch):
     monkeypatch.setattr(label_skew, "_TRIES", 300)
     source = toy(600)
-    match = r"300 deals with alpha=0\.1 all left one of 10 clients with fewer than 59 rows; min_rows=(\d+) fits, or"
+    match = r"in 300 draws with alpha=0\.1, one of 10 clients always had fewer than 59 samples; min_rows=(\d+) fits, or"
     with pytest.raises(InputError, match=match) as error:
         dirichlet(source, 10, rng(), alpha=0.1, min_rows=59)
     fits = int(re.search(match, str(error.value)).group(1))
@@ -351,17 +353,17 @@ def test_dirichlet_gives_up_and_says_what_fits(monkeypatch):
 
 
 def test_dirichlet_gives_up_early_where_there_is_no_hope():
-    with pytest.raises(InputError, match=r"1,000 deals .* fewer than 5 rows; take fewer clients or a larger alpha"):
+    with pytest.raises(InputError, match=r"1,000 draws .* fewer than 5 samples; take fewer clients or a larger alpha"):
         dirichlet(toy(200, classes=2), 20, rng(), alpha=0.01)
 
 
 def test_dirichlet_gives_up_in_time_with_a_thousand_clients():
     start = time.process_time()
     with pytest.raises(
-        InputError, match=r"1,000 deals with alpha=0\.1 all left one of 1000 clients with fewer than 30"
+        InputError, match=r"in 1,000 draws with alpha=0\.1, one of 1000 clients always had fewer than 30"
     ):
         dirichlet(toy(60000), 1000, rng(), alpha=0.1)
-    with pytest.raises(InputError, match=r"150 deals with alpha=0\.1 .*; min_rows=\d+ fits"):
+    with pytest.raises(InputError, match=r"150 draws with alpha=0\.1.*; min_rows=\d+ fits"):
         dirichlet(toy(60000, classes=100), 1000, rng(), alpha=0.1)
     assert time.process_time() - start < 4
 
@@ -462,14 +464,14 @@ def test_dirichlet_fixed_alpha_is_heterogeneity():
 def test_dirichlet_fixed_needs_enough_rows_and_says_what_fits():
     source = toy(1000)
     match = (
-        r"dirichlet_fixed: 10 clients with 120 rows each need 1200 and toy has 1000; rows=100 or clients=8 would fit"
+        r"dirichlet_fixed: 10 clients with 120 samples each need 1200 and toy has 1000; rows=100 or clients=8 would fit"
     )
     with pytest.raises(InputError, match=match):
         dirichlet_fixed(source, 10, rng(), rows=120)
     assert len(every(dirichlet_fixed(source, 10, rng(), rows=100))) == 1000
     assert len(dirichlet_fixed(source, 8, rng(), rows=120).train) == 8
     with pytest.raises(
-        InputError, match=r"with 12 to 250 rows each need 1260 and .*; training sizes of (\d+)"
+        InputError, match=r"with 12 to 250 samples each need 1260 and .*; training sizes of (\d+)"
     ) as error:
         dirichlet_fixed(source, 6, rng(), np.array([200, 200, 10, 199, 199, 200]))
     mean = int(re.search(r"training sizes of (\d+)", str(error.value)).group(1))
@@ -564,7 +566,7 @@ def test_allocate_works_exactly_where_halls_condition_holds(data, clients, n_cla
 
 def test_classes_that_run_out_say_what_fits():
     source = source_of(np.repeat(np.arange(4), [700, 100, 100, 100]), 1000, 4)
-    match = r"4 clients cannot have 250 rows each of 2 classes of toy.*; rows=(\d+) or a larger per_client fits"
+    match = r"4 clients cannot have 250 samples each of 2 classes of toy.*; rows=(\d+) or a larger per_client fits"
     with pytest.raises(InputError, match=match) as error:
         classes(source, 4, rng(), per_client=2)
     fits = int(re.search(match, str(error.value)).group(1))
@@ -616,7 +618,9 @@ def test_dominant_draws_from_both_splits_where_one_is_too_small_and_says_so(capl
     source = toy(60000, 10000)
     with caplog.at_level(logging.WARNING):
         split = dominant(source, 20, rng(), test_size=600)
-    assert "official splits of toy are too small for 20 clients with 600 training rows and test_size=600" in caplog.text
+    assert (
+        "official splits of toy are too small for 20 clients with 600 training samples and test_size=600" in caplog.text
+    )
     assert min(rows.min() for rows in split.test) < 60000
     assert (counts(source, split.train) == counts(source, split.test)).all()
     assert disjoint(source, split)
@@ -675,7 +679,9 @@ def test_dominant_with_a_hundred_classes():
 def test_dominant_runs_out_and_says_what_fits():
     source = toy(60000, 10000)
     need = 100 * 18 + 40 * 240  # of class 0: everybody's share, and two of five groups' dominant rows
-    match = rf"class 'c0' of toy has 7000 rows and 100 clients with .* need {need}; clients=\d+ or training sizes of at"
+    match = (
+        rf"class 'c0' of toy has 7000 samples and 100 clients with .* need {need}; clients=\d+ or training sizes of at"
+    )
     with pytest.raises(InputError, match=match) as error:
         dominant(source, 100, rng())
     clients, train, test = map(int, re.findall(r"\d+", str(error.value))[-3:])
@@ -794,11 +800,11 @@ def test_dominant_quirks_on_characters():
 
 def test_dominant_quirks_say_what_they_need():
     with pytest.raises(
-        InputError, match=r"official_quirks takes test rows from an official test split and toy has none"
+        InputError, match=r"official_quirks takes test samples from an official test split and toy has none"
     ):
         dominant(toy(6000), 2, rng(), official_quirks=True)
     with pytest.raises(
-        InputError, match=r"needs 160 rows of class 'c0' at once, and a split of toy has 100; take small"
+        InputError, match=r"needs 160 samples of class 'c0' in one piece, and a split of toy has 100; take small"
     ):
         dominant(toy(1000, 1000), 2, rng(), official_quirks=True)
 
@@ -859,9 +865,9 @@ def test_pathological_clustered_groups_differ_wherever_they_can():
 def test_pathological_runs_out_and_says_what_fits():
     source = toy(10000)
     match = (
-        r"class 'c\d' of toy has 1000 rows and 40 clients with 600 training rows .*; clients=(\d+) or training sizes "
+        r"class 'c\d' of toy has 1000 samples and 40 clients with 600 training samples .*; clients=(\d+) or training "
     )
-    with pytest.raises(InputError, match=match + r"of at most (\d+) with test_size=(\d+) would fit") as error:
+    with pytest.raises(InputError, match=match + r"sizes of at most (\d+) with test_size=(\d+) would fit") as error:
         pathological(source, 40, rng())
     clients, train, test = map(int, re.findall(r"(\d+)", str(error.value))[-3:])
     assert sizes(pathological(source, clients, rng())).tolist() == [[600, 300]] * clients
@@ -920,7 +926,7 @@ def test_natural_with_a_client_that_has_too_few_rows(caplog):
     source = written([5, 1, 9, 3])
     with pytest.raises(
         InputError,
-        match=r"client 'b' of toy has a single row, which .*; leave such clients out with",
+        match=r"client 'b' of toy has a single sample, which .*; leave such clients out with",
     ):
         natural(source, None, rng(), column="writer")
     assert natural(source, 1, rng(), column="writer").names == ("a",)
@@ -929,12 +935,12 @@ def test_natural_with_a_client_that_has_too_few_rows(caplog):
     assert "1 of 4 clients are left out" in caplog.text
     assert natural(source, 2, rng(), column="writer", min_rows=5).names == ("a", "c")
     with pytest.raises(
-        InputError, match=r"clients=3 cannot be: toy has 2 with min_rows=5; ask for fewer clients or a sma"
+        InputError, match=r"clients=3 is not possible: toy has 2 with min_rows=5; take fewer clients or a sma"
     ):
         natural(source, 3, rng(), column="writer", min_rows=5)
     with pytest.raises(InputError, match=r"toy has 0 with min_rows=99"):
         natural(source, None, rng(), column="writer", min_rows=99)
-    with pytest.raises(InputError, match=r"clients=5 cannot be: toy has 4; ask for fewer clients$"):
+    with pytest.raises(InputError, match=r"clients=5 is not possible: toy has 4; take fewer clients$"):
         natural(source, 5, rng(), column="writer")
 
 
@@ -952,7 +958,9 @@ def test_natural_with_the_official_split():
     assert all(map(np.array_equal, every_part(usual), every_part(split))), "the default where everybody has both"
     source = written([4, 4, 4], train=6)  # a trains only, c tests only
     assert sizes(natural(source, None, rng(), column="writer")).tolist() == [[3, 1]] * 3
-    with pytest.raises(InputError, match=r"client 'a' of toy has rows in one official split only; leave such clients"):
+    with pytest.raises(
+        InputError, match=r"client 'a' of toy has samples in one official split only; leave such clients"
+    ):
         natural(source, None, rng(), column="writer", official_split=True)
     split = natural(source, None, rng(), column="writer", official_split=True, min_rows=2)
     assert (split.names, sorted(split.train[0]), sorted(split.test[0])) == (("b",), [4, 5], [6, 7])
@@ -966,9 +974,13 @@ def test_columns_are_asked_for_by_name(divide_by):
         InputError, match=r"toy has no column 'writr'; did you mean 'writer'\? Known: writer, place, whole"
     ):
         divide_by(toy(), 2, rng(), column="writr")
-    with pytest.raises(InputError, match=r"toy does not say whose rows they are; give column, known: writer, place"):
+    with pytest.raises(
+        InputError, match=r"toy does not say which client a sample belongs to; give column, known: writer, place"
+    ):
         divide_by(toy(), 2, rng())
-    with pytest.raises(InputError, match=r"toy does not say whose rows they are; give column, known: none"):
+    with pytest.raises(
+        InputError, match=r"toy does not say which client a sample belongs to; give column, known: none"
+    ):
         divide_by(source_of(np.zeros(9, np.int64), 9, 1), 2, rng())
 
 
@@ -1076,5 +1088,7 @@ def test_domains_says_what_fits():
         domains(source, 5, rng(), inside="dirichlet(alph=1)")
     with pytest.raises(InputError, match=r"inside dirichlet: alpha=-1 is not valid"):
         domains(source, 5, rng(), inside="dirichlet(alpha=-1)")
-    with pytest.raises(InputError, match=r"min_rows=60 is more than 4 clients can have of digit5 \(mnist\)'s 200 rows"):
+    with pytest.raises(
+        InputError, match=r"min_rows=60 is more than 4 clients can have of digit5 \(mnist\)'s 200 samples"
+    ):
         domains(source, 20, rng(), inside="dirichlet(alpha=1.0,min_rows=60)")

@@ -98,7 +98,9 @@ def test_a_full_disk_costs_nothing_but_sharing(module, name, monkeypatch, folder
     before = len(list(DESCRIPTORS.iterdir()))
     with monkeypatch.context() as patched:
         patched.setattr(module, name, full)
-        with pytest.raises(RunError, match=r"cannot hold 6 MB of rows in a temporary file \(No space left on device\)"):
+        with pytest.raises(
+            RunError, match=r"cannot put 6 MB of samples into a temporary file \(No space left on device\)"
+        ):
             shared_memory.shared((6_000_000,), torch.uint8)
         d = build()
     gc.collect()

@@ -75,14 +75,14 @@ def test_scarce_draws_at_random_and_keeps_a_random_order():
 
 def test_scarce_says_who_has_too_few():
     with pytest.raises(
-        InputError, match=r"keep=10 is more than the 9 training rows of client 1; keep=3 is the most that"
+        InputError, match=r"keep=10 is more than the 9 training samples of client 1; keep=3 is the most that"
     ):
         scarce(split_of(100, 9, 3), 10, rng())
-    with pytest.raises(InputError, match=r"keep=10 is more than the 9 training rows of client bob;"):
+    with pytest.raises(InputError, match=r"keep=10 is more than the 9 training samples of client bob;"):
         scarce(split_of(100, 9, names=("ann", "bob")), 10, rng())
 
 
 @pytest.mark.parametrize("keep", [0, -1, 0.0, 1.5, float("nan")])
 def test_scarce_out_of_range(keep):
-    with pytest.raises(InputError, match=r"give a fraction above 0 and up to 1\.0, or a number of rows"):
+    with pytest.raises(InputError, match=r"give a fraction above 0 and up to 1\.0, or a number of samples"):
         scarce(split_of(5), keep, rng())

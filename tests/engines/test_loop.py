@@ -245,7 +245,8 @@ def test_probabilities_that_are_none_are_said_so() -> None:
     predict = site.method.predict
     site.method = site.method._replace(predict=lambda down, client, x: predict(down, client, x).exp())
     with pytest.raises(
-        RunError, match=r"evaluate: ValueError: predict gives no log-probabilities \(a row's probabilities sum to"
+        RunError,
+        match=r"evaluate: ValueError: predict does not return log-probabilities \(a sample's probabilities sum to",
     ):
         site.run("evaluate", 1, [0], down, [state.clients[0]])
 
@@ -338,7 +339,7 @@ def test_jobs_side_by_side_are_on_the_same_data() -> None:
     with Processes(1) as workers:
         open = workers.open(_job())
         other = _job()._replace(data=toy.data())
-        with pytest.raises(InputError, match="counting is on other data than the job that is open: close that first"):
+        with pytest.raises(InputError, match="counting has other data than the job that is open: close that job first"):
             workers.open(other)
         open.close()
         workers.open(other)
@@ -367,7 +368,7 @@ def test_engine_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless workers are asked for. There is none here, so the engine for it says so."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InputError, match="engine vectorised: device=cuda is not there, for torch sees 0 GPUs"):
+    with pytest.raises(InputError, match="engine vectorised: device=cuda does not exist: torch sees 0 GPUs"):
         engine("auto")
     assert isinstance(engine("auto", 2), Processes)
 

@@ -362,7 +362,7 @@ def test_jobs_side_by_side(runs_on: Ray) -> None:
 
 def test_jobs_side_by_side_are_on_the_same_data(runs_on: Ray) -> None:
     open = runs_on.open(_job())
-    with pytest.raises(InputError, match="counting is on other data than the job that is open: close that first"):
+    with pytest.raises(InputError, match="counting has other data than the job that is open: close that job first"):
         runs_on.open(_job()._replace(data=toy.data()))
     open.close()
 

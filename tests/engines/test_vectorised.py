@@ -298,7 +298,7 @@ def test_rows_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     job = _job("fedper")
     monkeypatch.setattr(Tensor, "to", full)
-    with pytest.raises(RunError, match=r"the rows of toy \(0\.0 GB\) do not fit in the memory of cpu: choose"):
+    with pytest.raises(RunError, match=r"the samples of toy \(0\.0 GB\) do not fit in the memory of cpu: choose"):
         Vectorised(device="cpu").open(job)
 
 
@@ -425,9 +425,9 @@ def test_stops_between_chunks() -> None:
     ("options", "says"),
     [
         ({"workers": 2}, "workers=2 is not possible with the vectorised engine: leave it out"),
-        ({"device": "gpu"}, "device=gpu is none: choose cpu, cuda or cuda:0"),
+        ({"device": "gpu"}, "device=gpu is not a device: choose cpu, cuda or cuda:0"),
         ({"device": "mps"}, "device=mps cannot compute in float64: choose cpu or cuda"),
-        ({"device": "cuda:99"}, r"device=cuda:99 is not there, for torch sees \d+ GPUs: choose cpu"),
+        ({"device": "cuda:99"}, r"device=cuda:99 does not exist: torch sees \d+ GPUs; choose cpu"),
         ({"chunk": 0}, "chunk=0 is not valid: input should be greater than or equal to 1"),
         ({"chunk": True}, "chunk=True is not valid"),
         ({"precision": "half"}, "precision='half' is not valid: input should be 'float32', 'tf32' or 'bf16'"),

@@ -121,7 +121,7 @@ def test_nasty_names_are_shown_as_text(make, tmp_path, browser):
     assert opened.page.locator("h1").inner_text() == nasty
     assert opened.page.locator("img").count() == 0
     opened.page.locator("#run1-labels .mark-symbol.role-mark path").first.hover()
-    assert opened.page.locator("#vg-tooltip-element").inner_text().count("test rows") == 1
+    assert opened.page.locator("#vg-tooltip-element").inner_text().count("test samples") == 1
     assert opened.page.locator("img").count() == 0
     opened.clean(file)
 

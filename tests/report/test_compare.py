@@ -110,7 +110,7 @@ def test_equal_methods_are_one_sentence(make, tmp_path):
     found = report.compare(run, "fedpac", "fedavg")
     assert (found.difference, found.low, found.high, found.p_value, found.equal) == (0, 0, 0, None, 6)
     assert (found.harmed, found.base_harmed) == (None, None)
-    assert "not tested, for the two are equal for every client" in shown(run, "fedpac", "fedavg")
+    assert "not tested, because the two are equal for every client" in shown(run, "fedpac", "fedavg")
 
 
 def test_differences_that_are_equal_but_for_rounding_are_ties(make, tmp_path):
@@ -163,7 +163,7 @@ def test_clients_without_a_pair_are_left_out(make, tmp_path):
     ("text", "says"),
     [
         ("fedavg", "cannot compare fedavg, which names 1 methods: write two"),
-        ("fedavg,fedavg", "names one method twice: name two of local, fedavg"),
+        ("fedavg,fedavg", "with itself: give two of local, fedavg"),
         ("fedavg,fedpak", "did you mean 'fedpac'"),
     ],
 )
@@ -190,7 +190,7 @@ def test_export(make, tmp_path):
     assert (folder / "table.tex").read_text() == report.as_latex(rows, columns_of(run))
     assert report.export(folder, "csv", tmp_path / "new" / "place") == [tmp_path / "new" / "place" / "table.csv"]
     assert (tmp_path / "new" / "place" / "table.csv").read_text() == report.as_csv(rows)
-    with pytest.raises(InputError, match="is a file, and an export is written into a folder"):
+    with pytest.raises(InputError, match="is a file, but an export needs a folder"):
         report.export(folder, "png", folder / "table.tex")
 
 
@@ -210,7 +210,7 @@ def test_the_command(make, tmp_path, capsys):
     assert (code, out) == (0, f"Written: {tmp_path}/new/table.csv")
     code, out, err = said(capsys, folder, folder, "--compare", "fedpac,fedavg")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--compare is of one run: name one" in err
+    assert "--compare is for one run: give one" in err
 
 
 def test_every_figure_is_a_picture(make, tmp_path):
@@ -254,7 +254,7 @@ def test_the_smallest_p_is_that_of_clients_that_all_differ_in_one_direction():
 
 def test_with_few_clients_nothing_is_won(make, tmp_path):
     run = worth(make, tmp_path, "few", 5, lambda k: k + 1)
-    said = "With 5 clients no test can show a difference: the smallest p that this one can give is 0.0625."
+    said = "With 5 clients no test can show a difference: the smallest p that this test can give is 0.0625."
     text = " ".join(shown(run, "fedpac", "fedavg").split())
     assert said in text
     assert "Worst client 51.0 % against 50.0 %" in text

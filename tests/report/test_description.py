@@ -62,13 +62,13 @@ def test_facts():
     d = build("iid", "invert:clients=0-2", "rotate:degrees=90,clients=1")
     about = describe_clients(d)
     said = dict(drawing.facts(STUDY, d, about))
-    assert said["Data set"] == "toy: 4 classes; a row is 1x5x6 uint8"
+    assert said["Data set"] == "toy: 4 classes; a sample is 1x5x6 uint8"
     assert said["Partition"] == "iid, seed 3"
     assert said["Clients"] == "5"
-    assert said["Training rows"] == "38; 190 in all"
-    assert said["Test rows"] == "10; 50 in all"
+    assert said["Training samples"] == "38; 190 in all"
+    assert said["Test samples"] == "10; 50 in all"
     assert re.match(r"invert on 2, .*rotate.* on 1$", said["Shifts"])
-    assert said["Memory"] == "7.2 kB of rows"
+    assert said["Memory"] == "7.2 kB of samples"
     assert said["Label divergence"].startswith(f"{about.label_mean:.3f} bits")
     assert "New clients also under" not in said
 
@@ -76,12 +76,12 @@ def test_facts():
 def test_new_clients_are_counted_apart_and_once():
     d = build("natural", clients=None, new_clients="City", new_shifts=["invert", "noise:std=0.2"])
     said = dict(drawing.facts(STUDY | {"partition": None}, d, describe_clients(d)))
-    assert said["Clients"] == "2 that train, 1 that join afterwards"
+    assert said["Clients"] == "2 that train, 1 new"
     assert re.match(r"invert, noise .*0\.2", said["New clients also under"])
     assert said["Partition"] == "natural, seed 3"
     assert said["Shifts"] == "none"
     text = shown(d)
-    assert text.count("City (joins)") == 1
+    assert text.count("City (new)") == 1
     told = drawing.as_json(STUDY, d, describe_clients(d))
     assert [c["name"] for c in told["clients"]] == ["Mercy", "<North>", "City"]
     assert told["conditions"] == ["invert", "noise:std=0.2"]
@@ -139,8 +139,8 @@ def test_the_page_shows_the_clients_own_images(tmp_path):
 def test_rows_without_images_show_none(tmp_path):
     page = page_of(build("iid", source=numbers()), tmp_path)
     assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
-    assert "a row is 7 numbers" in page
-    assert "of more than 2,000 clients over 2,000 drawn at random" in page
+    assert "a sample is 7 numbers" in page
+    assert "or over 2,000 drawn at random if there are more" in page
 
 
 def test_names_are_no_markup(tmp_path):

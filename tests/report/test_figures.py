@@ -93,7 +93,7 @@ def test_equal_clients_are_counted_apart(make, tmp_path):
 def test_label_map_counts_and_shifts(make, tmp_path):
     made = make()
     found, _ = drawn(made, tmp_path / "run")
-    got = {(v["client"], v["class"]): (v["rows"], v["test rows"], v["kind"]) for v in values(found["labels"])}
+    got = {(v["client"], v["class"]): (v["rows"], v["test samples"], v["kind"]) for v in values(found["labels"])}
     want = {}
     for c in made.manifest["clients"]:
         name = f"{c['id']} · rotate 90" if c["shift"] else str(c["id"])
@@ -158,8 +158,8 @@ def test_what_fedpac_and_pfedfda_say_of_their_figures(make, tmp_path):
     assert pairs.title == f"FedPAC: a client's own head carries {share} of its combined head on average"
     assert pairs.caption == (
         "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
-        "(mean over seeds; the last evaluation round and those on record nearest to rounds 1, 20 and 50). Clients with "
-        "alike classes and shifts stand side by side."
+        "(mean over seeds; the last evaluation round and the recorded rounds nearest to 1, 20 and 50). Clients with "
+        "similar classes and shifts are next to each other."
     )
     encoding = pairs.spec["spec"]["encoding"]
     assert [encoding[k]["title"] for k in "xy"] == ["gives its head", "receives a combined head"]
@@ -192,7 +192,7 @@ def test_a_method_that_nobody_knows_says_what_is_drawn(make, tmp_path):
         },
     )
     found, notes = drawn(made, tmp_path / "run")
-    assert "No numbers of nothing are on record for toy, so their figure is left out." in notes
+    assert "No numbers of nothing are recorded for toy, so their figure is left out." in notes
     pairs, debt = found["trust-0"], found["debt-..-1-0"]
     assert pairs.title == "toy: who trusts whom"
     assert pairs.caption.startswith("Each row trusts, orange below 0 and blue above (mean over seeds;")
@@ -354,7 +354,7 @@ def test_of_many_methods_the_front_is_named(make, tmp_path):
     found, _ = drawn(made, tmp_path / "run")
     rows = values(found["cost"])
     assert [i for i, v in enumerate(rows) if "label" in v] == [4, 11]  # 4 is cheaper than all
-    assert "Named are those" in found["cost"].caption
+    assert "Names are shown" in found["cost"].caption
 
 
 def test_what_is_missing_is_said_once(make, tmp_path):
@@ -363,7 +363,7 @@ def test_what_is_missing_is_said_once(make, tmp_path):
     found, notes = drawn(made, tmp_path / "run")
     assert list(found) == ["rounds", "spread", "labels"]
     assert len(notes) == 5
-    for word in ("traffic", "FedAvg", "training alone", "combination", "beta"):
+    for word in ("bytes", "FedAvg", "training alone", "combination", "beta"):
         assert sum(word in note for note in notes) == 1
 
 

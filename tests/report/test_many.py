@@ -104,7 +104,7 @@ def test_few_enough_clients_have_a_line_each(make, tmp_path):
     found = drawn(report.read(make(["local", "fedavg"], clients=DRAWN, rounds=1).save(tmp_path / "run")))
     assert len({v["client"] for v in found["labels"].spec["data"]["values"]}) == DRAWN
     assert found["versus-local"].spec["mark"] == {"type": "rect"}
-    assert all("sample" not in f.caption for f in found.values())
+    assert all("sample of" not in f.caption for f in found.values())
 
 
 def test_pairs_are_of_fewer_clients(make, tmp_path):

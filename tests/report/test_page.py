@@ -75,7 +75,7 @@ def test_accessible(page):
 def test_says_what_was_run_and_how(page):
     for words in ("dirichlet (alpha 0.3)", "rotate (degrees 90) on 1 of 6 clients", "cifar10: 10 classes", "0, 1"):
         assert words in page
-    assert "never the best round on the test rows" in page
+    assert "never the best round on the test samples" in page
 
 
 def test_specs_are_vega_lite_with_container_width(page):
@@ -128,8 +128,8 @@ def test_early_ends_are_noted(make, tmp_path):
     made = make(["fedavg", "fedpac", "pfedfda"])
     made.drop(lambda r: r[0] == "pfedfda" or (r[0] == "fedpac" and r[1] == 1 and r[2] > 5))
     page = report.write([made.save(tmp_path / "run")], tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "FedPAC, seed 1: the last evaluation is of round 5 of 7" in page
-    assert "pFedFDA has no results on record." in page
+    assert "FedPAC, seed 1: the last evaluation is in round 5 of 7" in page
+    assert "pFedFDA has no results." in page
     assert "FedAvg, seed" not in page
 
 
@@ -196,11 +196,11 @@ def test_clients_that_joined_have_a_table(make, tmp_path):
         for k in (6, 7):
             made.add(label, 0, made.study["rounds"], k, "new", "accuracy", value - 0.1 * (k == 7))
     page = report.write([made.save(tmp_path / "run")], tmp_path / "r.html").read_text(encoding="utf-8")
-    table = page[page.index("that took no part in training, after they joined</caption>") :].partition("</table>")[0]
+    table = page[page.index("of new clients, which took no part in training</caption>") :].partition("</table>")[0]
     lines = re.findall(r'<th scope="row" data-value="[^"]*">([^<]*)</th>(.*?)</tr>', table, re.S)
     assert [who for who, _ in lines][1:] == ["new clients", "new clients, invert"]
     cells = [re.findall(r">([\d.]+)</td>", cells) for _, cells in lines]
     assert cells[1:] == [["25.00", "75.00"], ["15.00", "65.00"]]
-    assert "6 that train, 1 that join afterwards" in page
+    assert "6 that train, 1 new" in page
     plain = report.write([make().save(tmp_path / "plain")], tmp_path / "p.html").read_text(encoding="utf-8")
     assert "took no part in training" not in plain

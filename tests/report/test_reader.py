@@ -72,13 +72,16 @@ def test_no_folder(tmp_path):
         (lambda m: m.study.update(rounds="many"), "study.yaml has rounds: 'many'"),
         (lambda m: m.manifest.pop("methods"), "manifest.json: methods"),
         (lambda m: m.manifest.update(clients=[]), "manifest.json: clients"),
-        (lambda m: m.manifest["clients"][2]["test"].pop(), "manifest.json: client 2 has not one count per class"),
+        (
+            lambda m: m.manifest["clients"][2]["test"].pop(),
+            "manifest.json: client 2 does not have one count for each class",
+        ),
         (
             lambda m: m.manifest["methods"]["fedpac"]["reports"]["combination"].pop("name"),
             r"manifest.json: methods\.fedpac\.reports\.combination\.pair\.name: field required",
         ),
-        (lambda m: m.manifest["methods"].pop("fedpac"), "speaks of method fedpac"),
-        (lambda m: m.manifest["clients"].pop(), "speaks of client 5"),
+        (lambda m: m.manifest["methods"].pop("fedpac"), "has method fedpac, which"),
+        (lambda m: m.manifest["clients"].pop(), "has client 5, which"),
     ],
 )
 def test_files_that_do_not_fit(make, tmp_path, change, message):
@@ -104,7 +107,7 @@ def test_what_diverged_has_no_final_results(make, tmp_path):
     with pytest.raises(InputError, match="fedpac diverged in round 6 with seed 1"):
         report.compare(run, "fedavg", "fedpac")
     page = report.write([folder], tmp_path / "r.html").read_text(encoding="utf-8")
-    said = "FedPAC, seed 1: diverged in round 6, so that the method has no final results (client 3 has no end)."
+    said = "FedPAC, seed 1: diverged in round 6, so the method has no final results (client 3 has no end)."
     assert said in page
 
 

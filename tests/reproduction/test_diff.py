@@ -134,7 +134,7 @@ def test_the_likeliest_first() -> None:
 
 def test_nothing_differs(runs: Path) -> None:
     found = compare(of_run(runs / "a"), of_run(runs / "same"))
-    assert str(found) == "Nothing differs that decides the numbers, and they are the same."
+    assert str(found) == "Nothing that determines the numbers differs, and they are the same."
     assert found.differences == found.remains == ()
     assert [(n.method, n.points, n.first) for n in found.numbers] == [
         ("local", 0, None), ("fedavg", 0, None), ("fedpac", 0, None),
@@ -149,7 +149,7 @@ def test_two_runs(runs: Path) -> None:
     ]  # fmt: skip
     assert str(found).startswith(f"partition.alpha is 0.3 in {runs / 'a'} and 0.1 in {runs / 'b'} (a smaller one makes")
     assert str(found).endswith(". 7 more things differ.")
-    assert found.differences[1].effect == "follows from the settings of the data"
+    assert found.differences[1].effect == "a result of the other data settings"
     assert found.differences[-1][1:3] == ("fedavg", "fedper")
     assert [n.method for n in found.numbers] == ["local", "fedpac"]
     for number, labels in zip(found.numbers, [("local", "local"), ("fedpac", "fedpac:alignment=0.5")], strict=True):
@@ -176,9 +176,9 @@ def test_the_first_round_that_is_unlike(runs: Path, tmp_path: Path) -> None:
     records.to_parquet(tmp_path / "c" / "records.parquet")
     found = compare(of_run(runs / "a"), of_run(tmp_path / "c"))
     assert [n.first for n in found.numbers] == [None, 3, None]
-    assert str(found) == "Nothing differs that decides the numbers."
+    assert str(found) == "Nothing that determines the numbers differs."
     assert found.remains == (
-        "The numbers differ all the same: code has changed without its version, or a GPU did not repeat itself.",
+        "Still, the numbers differ: the code changed without a new version, or a GPU gave other numbers.",
     )
 
 
@@ -188,7 +188,7 @@ def test_the_same_settings_on_other_rows(runs: Path, tmp_path: Path) -> None:
     del manifest["seal"]
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest | {"hash": "0" * 64}))
     (one,) = compare(of_run(runs / "a"), of_run(tmp_path / "c")).differences
-    assert one == ("split", manifest["hash"][:12], "0" * 12, "the same settings gave other rows: other files?")
+    assert one == ("split", manifest["hash"][:12], "0" * 12, "the same settings gave other samples: other files?")
 
 
 def test_versions_engine_and_machine(runs: Path, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_command(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     [
         ("a nowhere", "there is no run folder nowhere and no table nowhere: idiolect list recipes has them all"),
         ("nowhere a", "there is no run folder nowhere: give the folder that a run wrote"),
-        ("a b --only clients=4", "--only goes with a table, and b is none: leave it out"),
+        ("a b --only clients=4", "--only is for tables, and b is not a table: leave it out"),
         ("a fedpac/table1 --only clients=3", "fedpac/table1 has no cell with clients=3; choose from "),
         ("broken a", "broken/engine.json cannot be read "),
     ],

@@ -212,7 +212,7 @@ def test_a_budget_stops_at_a_whole_round_and_the_rest_follows(tmp_path: Path) ->
     said: list[str] = []
     stopped = run(cells, tmp_path / "cells", budget=0.0, told=said.append)
     assert {o.status for o in stopped} <= {"not run", "under way"}
-    assert "the budget is spent" in said[-1]
+    assert "the time is used up" in said[-1]
     found = run(cells, tmp_path / "cells")
     assert [o.status for o in found] == ["measured", "measured"]
     assert found[0].value == pytest.approx(accuracy("fedper", tmp_path / "plain"), abs=1e-9)
@@ -410,7 +410,7 @@ def test_a_folder_of_another_study(tmp_path: Path) -> None:
     other = made("fedper")
     found = run([mine, other], tmp_path)
     assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
-    assert "holds another study (lr: 0.5 there, 0.01 here): move it away" in found[0].said
+    assert "has another study (lr: 0.5 there, 0.01 here): move it away" in found[0].said
 
 
 def test_a_broken_folder_costs_its_own_cell(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_seed_with_a_number_is_not_missing(tmp_path: Path, monkeypatch: pytest
         said: list[str] = []
         (found,) = run([mine], out, told=said.append)
     assert (found.status, found.said, found.to_retry, list(found.seeds or {})) == ("measured", "", False, [0])
-    assert said[1:] == ["all is measured, but cannot write report.html: no space left on device"]
+    assert said[1:] == ["everything is measured, but cannot write report.html: no space left on device"]
 
 
 def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ def test_cells_are_chosen_by_their_conditions() -> None:
     assert chosen(recipe, {"clients": "20"}, ["fedper"]) == [cells[1]]
     assert chosen(recipe, {"clients": "20+100", "method": "local"}) == [cells[0], cells[2]]
     for only, sentence in (
-        ({"client": "20"}, "fedpac/table1 has no 'client' to choose by; did you mean 'clients'"),
+        ({"client": "20"}, "fedpac/table1 has no condition 'client'; did you mean 'clients'"),
         ({"clients": "30"}, "fedpac/table1 has no cell with clients=30; choose from 20, 100"),
     ):
         with pytest.raises(InputError) as caught:
@@ -562,13 +562,13 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     diverges(part)
     will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
     assert will_not.seconds == 0.0
-    assert will_not.note == f"fedper diverged with seed 0, and is not tried again until {part.folder} is deleted"
+    assert will_not.note == f"fedper diverged with seed 0 and is not tried again until {part.folder} is deleted"
     other = parts.parts(cells[2], tmp_path)[0].folder
     other.mkdir()
     (other / "study.yaml").write_text(part.study.to_yaml())
     past = forecast.forecast(cells, tmp_path, workers=2)
     assert past[2].seconds is None
-    assert past[2].note.startswith(f"{other} holds another study (")
+    assert past[2].note.startswith(f"{other} has another study (")
     assert past[0] == after[0]
     recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
     for rows, words in ((past[2:], "Nothing can run yet."), (after[:1], "Nothing is left to run.")):
@@ -622,7 +622,7 @@ def test_a_speed_is_measured_once_and_only_while_there_is_patience(
     assert known[0].seconds is not None
     partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)
     assert [p.seconds for p in partly] == [known[0].seconds, None]
-    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, by 1 of them"
+    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, estimated from 1 of them"
     assert forecast.sentence(partly).startswith(said)
     forecast.forecast(cells, tmp_path / "r", workers=2)
     forecast.forecast(cells, tmp_path / "r", workers=2)
@@ -697,4 +697,4 @@ def test_minutes_are_no_accuracy(tmp_path: Path) -> None:
     (found,) = run([timed], tmp_path)
     assert (found.status, found.protocol) == ("measured", "")
     head = verdicts.head(Recipe("pfedfda/table6", "a table", "results", (timed,)), [found])
-    assert head.notes[1:] == ["Minutes are a machine's own: they are not judged."]
+    assert head.notes[1:] == ["Minutes depend on the machine, so they have no verdict."]

@@ -102,15 +102,15 @@ def test_every_recipe_has_a_dry_run(
         ),
         (
             "reproduce fedpac/table1 --only data=emnist",
-            "fedpac/table1 has no 'data' to choose by; did you mean 'dataset'",
+            "fedpac/table1 has no condition 'data'; did you mean 'dataset'",
         ),
         (
             "reproduce fedpac/table1 --only emnist",
-            "--only emnist: cannot read 'emnist'; write KEY=VALUE,KEY=VALUE, as ",
+            "--only emnist: cannot read 'emnist'; write KEY=VALUE,KEY=VALUE, for example ",
         ),
         (
             "reproduce fedpac/table1 --only clients=20,clients=100",
-            "--only clients=20,clients=100: a key stands twice; join its values by +, as clients=20+100",
+            "--only clients=20,clients=100: a key is given twice; write its values with +, for example clients=20+100",
         ),
         (
             "reproduce fedpac/table1 --methods fedpca",
@@ -129,7 +129,7 @@ def test_every_recipe_has_a_dry_run(
         ("reproduce fedpac/table1 --rounds 0", "rounds=0 is not valid: input should be greater than 0"),
         ("reproduce fedpac/table1 --seeds -1", "seeds.0=-1 is not valid: input should be greater than or equal to 0"),
         ("reproduce fedpac/table1 --engine vectorized", "unknown engine 'vectorized'; did you mean 'vectorised'"),
-        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: ask for at least 1"),
+        ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: give at least 1"),
         ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],
@@ -156,7 +156,7 @@ def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], sm
     assert [c["status"] for c in json.loads(again.out)["cells"]] == ["differs", "measured", "no data"]
     short = idiolect("reproduce fedpac/table1 --rounds 1 --results results --engine sequential --quiet")
     assert short.code == 0
-    assert "nothing is kept in results: --rounds is for a trial" in short.err
+    assert "nothing is written to results, because --rounds makes this a trial" in short.err
     assert sorted(p.name for p in Path("results").rglob("*.json")) == kept
     assert len(list(Path("runs/reproduce").glob("digits-*"))) == 4, "another number of rounds is another run"
 

@@ -89,7 +89,7 @@ def test_the_second_of_two_writes_nothing(folder: Path, manifest: dict[str, Any]
     held = os.open(folder, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     for resume in (False, True):
-        with pytest.raises(InputError, match="another process runs in"):
+        with pytest.raises(InputError, match="another process uses"):
             Store(folder, STUDY.model_copy(update={"lr": 0.5}), manifest, resume=resume)
     os.close(held)
     assert content(folder) == before
@@ -106,7 +106,7 @@ def test_where_folders_cannot_be_locked_a_file_is(
     first = Store(folder, STUDY, manifest, resume=there == "begun")
     before = content(folder)
     for resume in (False, True):
-        with pytest.raises(InputError, match="another process runs in"):
+        with pytest.raises(InputError, match="another process uses"):
             Store(folder, STUDY, manifest, resume=resume)
     assert content(folder) == before
     first.close()
@@ -156,7 +156,7 @@ def test_a_table_of_another_cell(folder: Path, resumed: Callable[[Path], list[An
     """Whole and sealed, but not this method's."""
     shutil.copyfile(folder / "cells/01-fedavg-seed0" / name, folder / CELL / name)
     before = content(folder)
-    with pytest.raises(InputError, match=rf"local-seed0/{name} is of another cell \(method fedavg\): restore it"):
+    with pytest.raises(InputError, match=rf"local-seed0/{name} is from another cell \(method fedavg\): restore it"):
         resumed(folder)
     assert content(folder) == before
 
@@ -221,7 +221,7 @@ def test_a_note_of_another_shape(folder: Path, note: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda r: pd.concat([r, r.iloc[3:5]]), r"records.parquet has 2 lines twice \(the first: method fedavg, "),
+        (lambda r: pd.concat([r, r.iloc[3:5]]), r"records.parquet has 2 duplicate rows \(the first: method fedavg, "),
         (lambda r: r.assign(value=r.value.where(r.metric != "accuracy", float("inf"))), "an accuracy of inf, "),
         (lambda r: r.assign(value=r.value.where(r.metric != "accuracy", 1.5)), "an accuracy of 1.5, "),
         (lambda r: r.assign(seed=float("inf")), "a column of the wrong type"),
@@ -248,7 +248,7 @@ def test_an_edited_study(folder: Path, manifest: dict[str, Any], resumed: Callab
     path, whole = folder / "study.yaml", resumed(folder)
     written = path.read_text()
     path.write_text(written.replace("lr: 0.01", "lr: 0.5"))
-    said = r"study.yaml has changed since the run began \(lr: 0.01 then, 0.5 now\): undo that"
+    said = r"study.yaml has changed since the run began \(lr: 0.01 then, 0.5 now\): undo this change"
     with pytest.raises(InputError, match=said):
         Store(folder, Study.read(path), manifest, resume=True)
     with pytest.raises(InputError, match=said):
@@ -269,7 +269,7 @@ def test_other_versions_are_said(
     monkeypatch.setattr(environment, "versions", lambda: now | {"torch": "9.9"})
     resumed(folder)
     (said,) = caplog.messages
-    assert f"was begun with torch {now['torch']}, now 9.9: the rest may round otherwise" in said
+    assert f"was started with torch {now['torch']}, now 9.9: its other rounds may differ in rounding" in said
 
 
 def test_a_folder_without_seals_is_read(folder: Path, resumed: Callable[[Path], list[Any]]) -> None:

@@ -171,7 +171,9 @@ def _fails_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = OnDisk(_own(7), 4, tmp_path / "c")
     _fails_after(monkeypatch, 0)
-    with pytest.raises(RunError, match=r"cannot keep the clients' states in .*No space left on device.*make room"):
+    with pytest.raises(
+        RunError, match=r"cannot keep the clients' states in .*No space left on device.*free some space"
+    ):
         clients.put([0], [_own(1)])
     assert int(clients[0].rounds) == 7
 
@@ -186,7 +188,7 @@ def test_a_put_that_fails_midway_is_not_saved(tmp_path: Path, monkeypatch: pytes
         _fails_after(patched, 5)
         with pytest.raises(RunError, match="No space"):
             clients.put([0, 1], [_own(3), _own(3)])
-    with pytest.raises(RunError, match="are of two rounds: go on from the last checkpoint"):
+    with pytest.raises(RunError, match="are from two rounds: continue from the last checkpoint"):
         save(State((), clients, 2), tmp_path / "saved")
     again = load(tmp_path / "saved", State((), OnDisk(_own(7), 4, tmp_path / "c"), 0))
     assert _values(again.clients) == [1, 1, 7, 7]
@@ -218,6 +220,6 @@ def test_states_of_another_shape_on_disk(tmp_path: Path) -> None:
 def test_a_state_that_changes_its_shape(tmp_path: Path) -> None:
     clients = OnDisk(_own(7), 4, tmp_path / "c")
     with pytest.raises(
-        ValueError, match=r"from \(2, 3\) torch.float32 to \(2, 4\) torch.float32: let init_client give"
+        ValueError, match=r"from \(2, 3\) torch.float32 to \(2, 4\) torch.float32: init_client must return"
     ):
         clients.put([0], [_own(1)._replace(weight=torch.zeros(2, 4))])

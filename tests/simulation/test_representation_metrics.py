@@ -213,7 +213,10 @@ def test_watching_is_of_a_thread_and_of_the_last_pass() -> None:
 
 def test_a_method_that_notes_nothing_is_told() -> None:
     job = Job("toy", partial(_blind, toy.task()), _data(), SEED)
-    with Sequential() as engine, pytest.raises(InputError, match=r"toy notes no representation .*watch.*leave observe"):
+    with (
+        Sequential() as engine,
+        pytest.raises(InputError, match=r"toy records no representation .*watch.*leave observe"),
+    ):
         fit(job, engine, rounds=1, protocol=Protocol(observe=("gaussianity",)))
 
 

@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": 
         ({"participation": float("nan")}, "participation=nan is not valid: "),
         ({"lr": float("inf")}, "lr=inf is not valid: "),
         ({"seeds": []}, "seeds=[] is not valid: "),
-        ({"seeds": [0, 0]}, "seed 0 stands twice: give each seed once"),
+        ({"seeds": [0, 0]}, "seed 0 is given twice: give each seed once"),
         ({"partition": "iid:alpha=1"}, "partition iid has no option 'alpha'; "),
         ({"partition": 3}, "partition: cannot read 3; write name:option=value, for example dirichlet:alpha=0.3"),
         ({"shifts": ["rotate:90"]}, "cannot read '90' in 'rotate:90': write options as name:key=value,key=value"),

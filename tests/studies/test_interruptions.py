@@ -252,7 +252,7 @@ def test_worker_dies(whole: bytes, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         idl.run(STUDY, tmp_path / "r", engine="processes", workers=2, watcher=kill)
     assert re.fullmatch(
-        r"a worker process died (between two rounds|in round \d \(\w+\)), perhaps for want of memory: "
+        r"a worker process died (between two rounds|in round \d \(\w+\)), perhaps because memory was full: "
         r"try fewer workers; what was done is kept, continue with: "
         rf"idl\.run\(study, out='{tmp_path / 'r'}', resume=True, engine='processes', workers=2\)",
         str(caught.value),
@@ -352,7 +352,7 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
         assert other.stdin is not None
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(InputError, match=r"another process runs in .*run: wait for it"):
+        with pytest.raises(InputError, match=r"another process uses .*run: wait for it"):
             idl.run(study, tmp_path / "run", engine="sequential", resume=True)
         assert draft.exists()
         other.communicate(b"\n")

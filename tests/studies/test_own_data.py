@@ -151,14 +151,14 @@ def test_a_source_from_python() -> None:
     assert set(result.records.client) == {0, 1, 2}
     assert run(study, resume=True).records.equals(result.records), "resuming from Python"
     there = idl.Study.read("r/study.yaml")
-    with pytest.raises(InputError, match=r"^data given: mine, \w+: they stood in a Python program: run the study from"):
+    with pytest.raises(
+        InputError, match=r"^data given: mine, \w+: they were an object of a Python program: run the study from"
+    ):
         run(there, "again")
     assert not Path("again").exists()
     other = arrays()
     other.x_R[0, 0, 0, 0] ^= 1
-    with pytest.raises(
-        InputError, match=r"r holds another study \(data: given: mine, \w+ there, given: mine, \w+ here"
-    ):
+    with pytest.raises(InputError, match=r"r has another study \(data: given: mine, \w+ there, given: mine, \w+ here"):
         run(idl.Study(data=other, **QUICK), resume=True)
 
 
@@ -171,7 +171,7 @@ def test_rows_without_clients_are_divided_as_usual() -> None:
     assert idl.Study(data=arrays(900, clients=False), **QUICK, partition="iid").federation().clients == 20
     run(idl.Study(data=arrays(300, clients=False), **QUICK, clients=4))
     page = Path("r/report.html").read_text()
-    assert "<dt>Partition</dt><dd>dirichlet (alpha 0.3), for the data name no clients</dd>" in page
+    assert "<dt>Partition</dt><dd>dirichlet (alpha 0.3), because the data have no clients</dd>" in page
 
 
 def test_a_partitioner_from_python() -> None:
@@ -185,7 +185,9 @@ def test_a_partitioner_from_python() -> None:
     on_digits = idl.Study(partition=ByModulo(), **QUICK)
     assert on_digits.federation().clients == 3
     run(on_digits, "digits")
-    with pytest.raises(InputError, match=r"^partition given: ByModulo: it stood in a Python program: run the study"):
+    with pytest.raises(
+        InputError, match=r"^partition given: ByModulo: it was an object of a Python program: run the study"
+    ):
         run(idl.Study.read("digits/study.yaml"), "again")
     assert not Path("again").exists()
 
@@ -213,11 +215,11 @@ def test_a_class_of_partitioners_by_its_path(monkeypatch: pytest.MonkeyPatch) ->
             "give data (your own) or dataset and data_dir (one by name), not both",
         ),
         ({"data": "p.csv", "data_dir": "x"}, "give data (your own) or dataset and data_dir"),
-        ({"target": "y"}, "target goes with data of your own: name them with data, or leave target out"),
-        ({"client_column": "y"}, "client_column goes with data of your own"),
-        ({"drop": "y"}, "drop goes with data of your own"),
-        ({"resize": 32, "dataset": "cifar10"}, "resize goes with data of your own"),
-        ({"keep": "200%"}, "keep='200%' is not valid: write a share such as 25% or 0.25, or a number of rows"),
+        ({"target": "y"}, "target is for your own data: give data too, or leave target out"),
+        ({"client_column": "y"}, "client_column is for your own data"),
+        ({"drop": "y"}, "drop is for your own data"),
+        ({"resize": 32, "dataset": "cifar10"}, "resize is for your own data"),
+        ({"keep": "200%"}, "keep='200%' is not valid: write a share such as 25% or 0.25, or a number of samples"),
         ({"keep": "some"}, "keep='some' is not valid: write a share"),
         ({"keep": "0"}, "keep=0 is not valid: "),
         ({"keep": 1.5}, "keep=1.5 is not valid: "),
@@ -228,7 +230,7 @@ def test_a_class_of_partitioners_by_its_path(monkeypatch: pytest.MonkeyPatch) ->
         ({"new_clients": [1]}, "new_clients=[1] is not valid: "),
         ({"data": ["a"]}, "data is a list: give a path, or read it with idiolect.data.from_arrays"),
         ({"normalise": "no"}, "normalise='no' is not valid: input should be 'reference', 'training' or 'symmetric'"),
-        ({"new_shifts": "invert:clients=1"}, "new_shifts invert:clients=1: every new client is measured so"),
+        ({"new_shifts": "invert:clients=1"}, "new_shifts invert:clients=1: this is done to every new client"),
         ({"new_shifts": "invrt"}, "unknown shift 'invrt'; did you mean 'invert'?"),
         ({"partition": "theirs.Nobody"}, "partition 'theirs.Nobody': there is no module 'theirs'"),
         ({"model": "nobody"}, "unknown model 'nobody'; "),

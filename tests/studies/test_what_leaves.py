@@ -133,14 +133,14 @@ def warned(frame: pd.DataFrame, caplog: Any, **how: Any) -> list[str]:
 
 def test_columns_that_look_like_sites_or_identifiers_are_said(caplog: Any) -> None:
     assert warned(table(), caplog) == [
-        "column 'site' looks as if it said whose each sample is, and is a feature here: give client_column='site', or "
-        "drop it"
+        "column 'site' seems to say which client a sample belongs to, and is used as a feature: give "
+        "client_column='site', or drop it"
     ]
     assert warned(table(), caplog, client_column="site") == []
     assert warned(table(), caplog, drop=["site"]) == []
     numbers = {"PatientID": range(40), "siteArea": np.linspace(0, 1, 40), "job_id": ["a", "b"] * 20}
     assert warned(table(**numbers), caplog, client_column="site") == [
-        "column 'PatientID' looks like an identifier, and is a feature here: drop it if it is one"
+        "column 'PatientID' looks like an identifier and is used as a feature: drop it if it is one"
     ]
     named = from_frame(table(ward=list("abcd") * 10), target="y", client_column="site")
     assert named.few == ()
@@ -156,7 +156,10 @@ def test_invented_clients_are_said(caplog: Any) -> None:
     assert message.startswith(
         f"no client column: 4 clients are drawn by dirichlet:alpha=0.3, with {min(sizes)} to {max(sizes)} training"
     )
-    assert "a column (of few texts: job, ward) says whose each sample is, name it with client_column=..." in message
+    assert (
+        "a column (of few texts: job, ward) says which client a sample belongs to, give it with client_column=..."
+        in message
+    )
     for told in ({"partition": "iid"}, {"partition": "dirichlet:alpha=0.3"}):
         caplog.clear()
         idl.Study(data=from_frame(frame), clients=4, **told).federation()

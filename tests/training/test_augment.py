@@ -308,6 +308,6 @@ def test_rows_that_are_no_images_are_refused(
         cli.main(["run", "--data", "p.csv", "--target", "y", "--clients", "2", "--augment", "crop_flip"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "augment=crop_flip is for images, and these rows are numbers: leave it out" in said
+    assert "augment=crop_flip is for images, and these samples are numbers: leave it out" in said
     assert "Traceback" not in said
     assert [p.name for p in tmp_path.iterdir()] == ["p.csv"], "nothing is half done"

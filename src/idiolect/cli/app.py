@@ -1,6 +1,6 @@
-"""The command line: its commands, and what an error, a signal or a closed pipe ends with.
+"""The command line: its commands, and how it ends after an error, a signal or a closed pipe.
 
-What a command needs is imported when it runs, so that help is quick.
+A command imports what it needs only when it runs, so that help is quick.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_MEMORY = re.compile("can't allocate memory|out of memory")  # torch has no exception of its own for it on the CPU
+_MEMORY = re.compile("can't allocate memory|out of memory")  # torch has no exception class for this on the CPU
 _STOPPED = 128 + signal.SIGINT
 _UNREAD = 128 + 13  # as SIGPIPE ends other programs
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer brings along under changing names
+UsageError: Any = typer.BadParameter.__mro__[1]  # from click, which typer includes under changing names
 
 
 def _version(asked: bool) -> None:
@@ -66,7 +66,7 @@ app.command("list")(list_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Entry point: an error is one sentence on standard error and exit code 2, a signal 128 and its number."""
+    """Entry point. An error gives one sentence on standard error and exit code 2, a signal 128 plus its number."""
     if threading.current_thread() is not threading.main_thread():
         _main(arguments)
     before = signal.signal(signal.SIGINT, _stop)
@@ -87,7 +87,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
             if sys.stdout is not None:
                 sys.stdout.flush()
         except SystemExit as end:
-            if isinstance(end.__context__, BrokenPipeError):  # rich and click end so
+            if isinstance(end.__context__, BrokenPipeError):  # rich and click end in this way
                 raise end.__context__ from None
             raise
     except Interrupted as stop:
@@ -98,7 +98,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
         finish(" ".join(error.format_message().replace("Value error, ", "").split()), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _STOPPED  # by Ctrl-C before a run began; some versions of typer return this
-    except BrokenPipeError:  # of "| head": nobody reads on
+    except BrokenPipeError:  # as after "| head": the reader has stopped
         finish("", _UNREAD)
     except (OSError, MemoryError, UnicodeError, RecursionError) as error:
         finish(last_words(error), 2)
@@ -112,6 +112,6 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Ctrl-C outside a run, where nothing is to be saved; a KeyboardInterrupt can be lost in somebody's import."""
+    """Ctrl-C outside a run, when nothing has to be saved; another package's import could hide a KeyboardInterrupt."""
     os.write(2, b"idiolect: stopped\n")
     os._exit(_STOPPED)

@@ -20,14 +20,17 @@ def describe_command(
     show: Annotated[
         str | None,
         option(
-            "Clients whose images are shown, as 0-2+50.", "the first of each shift", metavar="CLIENTS", panel=OUTPUT
+            "Clients whose images are shown, for example 0-2+50.",
+            "the first of each shift",
+            metavar="CLIENTS",
+            panel=OUTPUT,
         ),
     ] = None,
     out: Annotated[Path | None, option("The page.", "runs/describe.html", panel=OUTPUT)] = None,
     allow_import: AllowImport = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how clients differ before anything is trained: who holds what, how much, how unlike, how it looks.
+    """Show how clients differ before anything is trained: who has what, how much, how different, how it looks.
 
     Example: idiolect describe --dataset cifar10 --clients 100 --shift corrupt:clients=0-49
     """
@@ -36,7 +39,7 @@ def describe_command(
 
     whole = study_of(study, settings, [], None, allow_import)
     federation = whole.federation()
-    whole.task(federation)  # a network that does not fit the rows is said here
+    whole.task(federation)  # here a network that does not fit the samples is an error
     about = heterogeneity.describe_clients(federation)
     written = whole.model_dump(mode="json")
     shown = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)

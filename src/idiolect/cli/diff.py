@@ -14,13 +14,15 @@ from idiolect.core.errors import InputError
 
 def diff_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="That of another, or a table such as fedpac/table1.")],
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Folder of another run, or a table such as fedpac/table1.")
+    ],
     only: Annotated[
         str | None, option("Which of the table's cells, as for reproduce.", "the one most like the run")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why two numbers differ: every setting, split, version or engine that does, the likeliest cause first.
+    """Explain why two numbers differ: every setting, split, version or engine that differs, the likeliest cause first.
 
     Example: idiolect diff runs/digits runs/digits-2
     """
@@ -29,7 +31,7 @@ def diff_command(
     mine = diff.of_run(run)
     if Path(other).is_dir() or other not in recipes.names():
         if only is not None:
-            raise InputError(f"--only goes with a table, and {other} is none: leave it out")
+            raise InputError(f"--only is for tables, and {other} is not a table: leave it out")
         if not Path(other).is_dir():
             raise InputError(f"there is no run folder {other} and no table {other}: idiolect list recipes has them all")
         theirs = diff.of_run(Path(other))

@@ -41,7 +41,7 @@ def list_command(
     Example: idiolect list methods --json --dataset cifar10
     """
     if (model or dataset) and not (kind is Kind.methods and as_json):
-        raise InputError("--model and --dataset go with idiolect list methods --json: leave them out")
+        raise InputError("--model and --dataset are for idiolect list methods --json: leave them out")
     entries = _LISTS[kind]()
     if as_json:
         if kind is Kind.methods:
@@ -126,7 +126,7 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
         try:
             return profile.of(name, options, network, classes, clients).as_json()
         except RunError as error:
-            say(err_console, f"idiolect: {error}; fix it, or uninstall the package that brings it")
+            say(err_console, f"idiolect: {error}; fix it, or uninstall its package")
             return None
 
     def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _datasets() -> dict[str, dict[str, Any]]:
     def entry(name: str) -> dict[str, Any]:
         about = data.describe(name)
         counts = f"{about['train_rows']:,} + {about['test_rows']:,}" if about["test_rows"] else f"{about['rows']:,}"
-        summary = f"{about['title']}; {counts} rows, {about['classes']} classes; {about['source']}"
+        summary = f"{about['title']}; {counts} samples, {about['classes']} classes; {about['source']}"
         return {"summary": summary} | about
 
     return {name: entry(name) for name in data.names()}
@@ -175,7 +175,7 @@ def _models() -> dict[str, dict[str, Any]]:
 def _engines() -> dict[str, dict[str, Any]]:
     from idiolect import engines
 
-    auto = {"summary": "Vectorised where there is a CUDA device, else processes, on one core sequential."}
+    auto = {"summary": "Vectorised if there is a CUDA device; else processes, or sequential on one core."}
     return {"auto": auto} | _functions(engines.ENGINES)
 
 

@@ -1,4 +1,4 @@
-"""Options of the command line: those of a study's settings, made from their table, and those that commands share."""
+"""Options of the command line: those made from the table of settings, and those that several commands have."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ AllowImport = Annotated[
     bool,
     flag(
         "allow-import",
-        "Let the file of the study, or of the run to resume, name code by its import path; such code is run.",
+        "Allow the study file, or that of the run to resume, to name code by its import path; this code is run.",
         ENGINE,
     ),
 ]
@@ -66,7 +66,7 @@ AsJson = Annotated[bool, flag("json", "Print the table as JSON.", OUTPUT)]
 
 
 class Command(TyperCommand):
-    """A command whose ``--help`` stands among its other options, not in a panel of its own above them."""
+    """A command that lists ``--help`` among its other options, not in a separate panel above them."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option."""
@@ -77,7 +77,7 @@ class Command(TyperCommand):
 
 
 def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these settings of a study; those that are given reach it as ``settings``."""
+    """Give a command an option for each of these settings; it gets those that the user gives as ``settings``."""
     options = {name: _option_of(name) for name in names}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,7 +115,7 @@ def _option_of(name: str) -> inspect.Parameter:
 
 
 def _panel(parameter: inspect.Parameter) -> int:
-    """Where it stands in help; arguments come first."""
+    """Its place in help; arguments come first."""
     [about] = parameter.annotation.__metadata__
     return _PANELS.index(about.rich_help_panel) if about.rich_help_panel else -1
 
@@ -124,8 +124,10 @@ def conditions(text: str | None) -> dict[str, str]:
     """The ``KEY=VALUE`` pairs of ``--only``."""
     pairs = [piece.partition("=") for piece in (text or "").split(",") if piece.strip()]
     if wrong := next((k for k, equals, _ in pairs if not equals), None):
-        raise InputError(f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, as dataset=cifar10")
+        raise InputError(
+            f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, for example dataset=cifar10"
+        )
     found = {k.strip(): v.strip() for k, _, v in pairs}
     if len(found) < len(pairs):
-        raise InputError(f"--only {text}: a key stands twice; join its values by +, as clients=20+100")
+        raise InputError(f"--only {text}: a key is given twice; write its values with +, for example clients=20+100")
     return found

@@ -1,4 +1,4 @@
-"""What the command line prints: the consoles, JSON, letters that an encoding lacks, and a command's last sentence."""
+"""Output of the command line: consoles, JSON, characters outside the terminal's encoding, and the last sentence."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ out_console, err_console = Console(), Console(stderr=True)
 
 
 def print_json(content: Any) -> None:
-    """JSON in letters that the output takes."""
+    """JSON in characters that the output can show."""
     narrow = not (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
     print(terminal.as_json(content, narrow))
 
 
 def say(console: Console, text: str) -> None:
-    """A text as it is, not wrapped."""
+    """Print a text as it is, not wrapped."""
     console.print(Text(text), soft_wrap=True)
 
 
 def spell_out() -> None:
-    """Letters that the terminal's encoding lacks, and bytes that are no letters, are written in another way."""
+    """Escape characters that the terminal's encoding does not have, and bytes that are not characters."""
     codecs.register_error("idiolect", _spelt)
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
@@ -44,18 +44,20 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 
 def last_words(error: Exception) -> str:
-    """A sentence for what nobody nearer could name."""
+    """A sentence for an error that no other code has explained."""
     said = " ".join(str(error).split())[:300]
     if isinstance(error, MemoryError):
-        return f"there is not enough memory ({said or 'none is left'}): take fewer rows or workers, or smaller images"
+        return (
+            f"there is not enough memory ({said or 'none is left'}): take fewer samples or workers, or smaller images"
+        )
     if isinstance(error, RecursionError):
-        return f"something that was read is nested too deeply ({said}): look at the study and the data"
+        return f"something that was read is nested too deeply ({said}): check the study and the data"
     if isinstance(error, UnicodeError):
         return f"a name or a text is not UTF-8 ({said}): rename it, or save it in UTF-8"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"cannot use {error.filename} ({error.strerror}): allow it, or give another path"
+        return f"cannot use {error.filename} ({error.strerror}): allow access, or give another path"
     what = error.strerror if isinstance(error, OSError) else None
-    return f"cannot read or write ({what or said}): make room, or send the output elsewhere"
+    return f"cannot read or write ({what or said}): free some space, or send the output elsewhere"
 
 
 def finish(sentence: str, code: int) -> NoReturn:
@@ -67,7 +69,7 @@ def finish(sentence: str, code: int) -> NoReturn:
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:  # a full disk or a closed pipe, of which Python would complain once more at its end
+        except OSError:  # a full disk or a closed pipe, which Python would report again at its end
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

@@ -15,7 +15,7 @@ from idiolect.core.errors import InputError
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     out: Annotated[
-        Path | None, option("The page; of --export the folder.", "report.html in the first run's folder")
+        Path | None, option("The page; with --export the folder.", "report.html in the first run's folder")
     ] = None,
     compare: Annotated[
         str | None, option("Compare two methods of a run client by client, with tests and intervals.", metavar="A,B")
@@ -24,14 +24,14 @@ def report_command(
         Form | None, option("Write the table of a run (latex, csv), or its figures (png), as files.")
     ] = None,
 ) -> None:
-    """Draw the page of one run, or of several side by side; or compare two methods of a run, or export it.
+    """Write the page of one run, or of several side by side; or compare two methods of a run, or export it.
 
     Example: idiolect report runs/digits --compare pfedfda,fedavg
     """
     from idiolect import report
 
     if (compare or export) and len(runs) > 1:
-        raise InputError(f"--{'compare' if compare else 'export'} is of one run: name one")
+        raise InputError(f"--{'compare' if compare else 'export'} is for one run: give one")
     if compare:
         run = report.read(runs[0])
         out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare))))

@@ -18,26 +18,32 @@ _SEEDS, _RUNS = SETTINGS["seeds"].shown, Path("runs", "reproduce")
 
 
 def reproduce_command(
-    recipe: Annotated[str, typer.Argument(help="A table or figure, as fedpac/table1.", show_default=False)],
+    recipe: Annotated[str, typer.Argument(help="A table or figure, for example fedpac/table1.", show_default=False)],
     only: Annotated[
         str | None,
-        option("Which cells, as dataset=fashion_mnist,clients=20; values joined by +.", "all", panel=_PANEL),
+        option(
+            "Which cells, for example dataset=fashion_mnist,clients=20; several values as 20+100.", "all", panel=_PANEL
+        ),
     ] = None,
-    methods: Annotated[str | None, option("Of the table's methods these.", "all", panel=_PANEL)] = None,
-    seeds: Annotated[str, option("Separated by commas.", _SEEDS, panel=_PANEL)] = _SEEDS,
-    rounds: Annotated[int | None, option("In place of the paper's: then no verdict is kept.", panel=_PANEL)] = None,
+    methods: Annotated[
+        str | None, option("Only these methods of the table, separated by commas.", "all", panel=_PANEL)
+    ] = None,
+    seeds: Annotated[str, option("Seeds, separated by commas.", _SEEDS, panel=_PANEL)] = _SEEDS,
+    rounds: Annotated[
+        int | None, option("Rounds, in place of the paper's; then no verdict is kept.", panel=_PANEL)
+    ] = None,
     budget: Annotated[
         str | None,
         option(
-            "Stop after 90s, 30m or 8h; the same command goes on.", "until all is run", metavar="TIME", panel=_PANEL
+            "Stop after 90s, 30m or 8h; the same command continues.", "until all is run", metavar="TIME", panel=_PANEL
         ),
     ] = None,
-    dry_run: Annotated[bool, flag("dry-run", "Say what would run and how long it would take.", _PANEL)] = False,
+    dry_run: Annotated[bool, flag("dry-run", "Show what would run and how long it would take.", _PANEL)] = False,
     engine: Annotated[str, option("As for run.", USUAL_ENGINE, panel=ENGINE)] = USUAL_ENGINE,
     workers: Workers = None,
-    out: Annotated[Path, option("Folder of the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
+    out: Annotated[Path, option("Folder that gets the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
     results: Annotated[
-        Path | None, option("Write a file of each measured cell into this folder.", panel=OUTPUT)
+        Path | None, option("Write a file for each measured cell into this folder.", panel=OUTPUT)
     ] = None,
     compare: Annotated[
         str | None, option("Compare two methods client by client, in each setting.", metavar="A,B", panel=OUTPUT)
@@ -50,7 +56,7 @@ def reproduce_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a table or figure of a paper, or part of it, and set the numbers beside the paper's.
+    """Run a table or figure of a paper, or part of it, and show the numbers beside the paper's.
 
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
@@ -61,8 +67,8 @@ def reproduce_command(
     made = recipes.get(recipe)
     cells = recipes.chosen(made, conditions(only), methods.split(",") if methods else None)
     some, seconds = _seeds(seeds), _seconds(budget)
-    Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # says what is wrong with them
-    engines.engine(engine, workers)  # so do these: within a run it would count as a cell without data
+    Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # these lines check the settings
+    engines.engine(engine, workers)  # and these too: within a run, an error would count as a cell without data
     for one in track or ():
         trackers.tracker(one)
     pair = _two(compare, pages.labels(cells)) if compare else None
@@ -83,11 +89,11 @@ def reproduce_command(
         )
     )  # fmt: skip
     if results is not None and rounds is not None:
-        say(err_console, f"nothing is kept in {results}: --rounds is for a trial")
+        say(err_console, f"nothing is written to {results}, because --rounds makes this a trial")
     elif results is not None:
         stay = [one for one in found if outcome_files.keep(made, one, results) is None and one.value is not None]
         if stay:
-            say(err_console, f"{len(stay)} of the numbers in {results} are of more seeds than these, and stay")
+            say(err_console, f"{len(stay)} of the numbers in {results} come from more seeds than these, and are kept")
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
     runs = pages.together(drawn, out, rounds=rounds, seeds=some)
     page = pages.page(made, runs, out, head)
@@ -110,7 +116,7 @@ def reproduce_command(
         if page is not None:
             say(out_console, f"\nPage: {page}")
     if pair and not compared:
-        say(err_console, f"--compare {compare}: no setting has whole runs of both yet")
+        say(err_console, f"--compare {compare}: no setting has finished runs of both yet")
     if export:
         written = pages.export(made, export.value, runs, head, out)
         for path in written:
@@ -122,7 +128,7 @@ def reproduce_command(
 
 
 def _two(text: str, labels: Sequence[str]) -> tuple[str, str]:
-    """The two of ``A,B`` among labels, in which commas may stand."""
+    """The two labels in ``A,B``; labels may have commas."""
     pieces = text.split(",")
     for k in range(1, len(pieces)):
         one, other = ",".join(pieces[:k]), ",".join(pieces[k:])

@@ -99,7 +99,7 @@ def _at(engine: str, ray_address: str | None) -> str:
     if ray_address is None:
         return engine
     if asked.name not in ("auto", "ray"):
-        raise InputError(f"--ray-address goes with --engine ray, not {asked.name}: leave one of the two out")
+        raise InputError(f"--ray-address is for --engine ray, not {asked.name}: leave one of the two out")
     return str(Spec(name="ray", options=asked.options | {"address": ray_address}))
 
 

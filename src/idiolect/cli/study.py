@@ -1,4 +1,4 @@
-"""Which study a command is about."""
+"""The study of a command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def study_of(
     path: Path | None, settings: dict[str, Any], sets: Sequence[str], resumed: Path | None, allow_import: bool
 ) -> Study:
-    """The study that a file, options and ``--set`` describe together; a run to be resumed has its own file.
+    """The study from a file, options and ``--set`` together; a run to be resumed has its own file.
 
-    Code that an option names is the user's own word, code that the file names is not.
+    Code that an option names may be imported; code that the file names needs permission.
     """
     from idiolect.studies import Study
     from idiolect.studies.config import names_code
@@ -26,14 +26,14 @@ def study_of(
         if (resumed / "study.yaml").exists():
             path = resumed / "study.yaml"
         elif not settings and not sets:
-            raise InputError(f"{resumed} holds no run to resume: give --out the folder of one, or leave out --resume")
+            raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
     there = Study.look(path) if path else None
     written = there.model_dump(exclude_unset=True) if there else {}  # the rest depends on what is overridden
     by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")
     for own, other in (("data", by_name), ("dataset", own_data)):
-        if own in settings:  # the one takes the other's place
+        if own in settings:  # one replaces the other
             written = {k: v for k, v in written.items() if k not in other}
-    if "data" in settings or "client_column" in settings:  # which say how samples are divided
+    if "data" in settings or "client_column" in settings:  # these say how samples are divided
         written = {k: v for k, v in written.items() if k not in ("partition", "clients")}
     if path and there and not allow_import:
         named = {k: v for k, v in there.imports().items() if k in written and k not in settings}
@@ -62,7 +62,7 @@ def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
         for mine in meant:
             mine[option] = scalar(value)
     for u, mine in zip(uses, given, strict=True):
-        u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset begins anew
+        u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset replaces all options
         if mine and (u["label"] == u["name"] or u["label"].startswith(f"{u['name']}:")):
             u["label"] = labelled(u["name"], u["options"])
     return uses

@@ -1,4 +1,4 @@
-"""Data flows one way: source, partition, shifts, and ``build`` packs them into one shape."""
+"""Clients' data: a data set, a partition and shifts, which ``build`` puts together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what reads the user's own data: a worker process needs none of it."""
+    """Import the readers of the user's own data on first use: worker processes do not need them."""
     if name in _OWN:
         return getattr(import_module("idiolect.data.custom"), name)
     raise AttributeError(f"module 'idiolect.data' has no attribute {name!r}")

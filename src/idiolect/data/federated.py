@@ -1,4 +1,4 @@
-"""From a data set, a partition and shifts to the one shape that everything after this works on."""
+"""The clients' data: made from a data set, a partition and shifts, and used by everything that follows."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from idiolect.data.partitions.sizes import scarce
 from idiolect.data.plan import views_of
 from idiolect.data.shifted import fill
 
-# R rows of everybody, N rows of one client, K clients
+# R samples of all clients, N samples of one client, K clients
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Everybody's rows, once, and who owns which.
+    """All clients' samples, each stored once, and which client has which.
 
     Attributes:
         name: of the data set.
-        x_R: images (R, C, H, W), uint8, shifted; or float32 (R, ...), NaN where a value is missing. Client by client,
-            training rows before test rows; owned rows only.
+        x_R: images (R, C, H, W), uint8, shifted; or float32 (R, ...), NaN if a value is missing. Client by client,
+            training samples before test samples; without samples that no client has.
         y_R: labels in 0..classes-1, int64.
-        train: per client the numbers of its training rows, int64.
-        test: per client the numbers of its test rows, int64.
+        train: for each client the numbers of its training samples, int64.
+        test: for each client the numbers of its test samples, int64.
         classes: the number of classes.
         class_names: one name per class.
         mean: per channel (on a scale of 0 to 1, of the data set without shifts) or feature.
         std: per channel or feature, like ``mean``.
-        shifts: per client the shifts of its rows with all options, comma-separated, in order; "" for none.
-        names: what each client is called; () for their numbers.
-        conditions: of the last clients, which do not train but join afterwards, what else was done to their rows (""
-            for nothing); a client that joins under several conditions stands here once for each.
-        file: where ``x_R`` stands, if other processes can map it.
-        validation: per client the numbers of the rows that are held back from training, to validate on; () for none.
-        scaled: of a table, per feature the column that is brought to mean 0 and standard deviation 1; "" for one that
-            stays as it is.
+        shifts: for each client the shifts of its samples with all options, comma-separated, in order; "" for none.
+        names: the name of each client; () if they have only numbers.
+        conditions: for the last clients, which are new and do not train, what else was done to their samples ("" for
+            nothing); a new client under several conditions is listed once for each.
+        file: the file of ``x_R``, if other processes can map it.
+        validation: for each client the numbers of its samples that are kept for validation; () for none.
+        scaled: for a table, for each feature the column that is brought to mean 0 and standard deviation 1; "" for one
+            that stays as it is.
     """
 
     name: str
@@ -71,17 +71,17 @@ class FederatedData:
     scaled: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Shapes alone."""
+        """Shapes only."""
         rows = f"x_R={shape(self.x_R)}, y_R={shape(self.y_R)}"
         return f"FederatedData({self.name!r}, {rows}, classes={self.classes}, clients={self.clients})"
 
     def measured(self, client: int) -> Tensor:
-        """The numbers of a client's test rows, and after them of its validation rows."""
+        """The numbers of a client's test samples, and after them of its validation samples."""
         return torch.cat([self.test[client], self.validation[client]]) if self.validation else self.test[client]
 
     @property
     def clients(self) -> int:
-        """The number of clients, those that join afterwards included, once for each condition."""
+        """The number of clients, including new clients, once for each condition."""
         return len(self.train)
 
     @property
@@ -91,7 +91,7 @@ class FederatedData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a row: (C, H, W) of an image."""
+        """The shape of a row: (C, H, W) for an image."""
         return tuple(self.x_R.shape[1:])
 
 
@@ -109,36 +109,38 @@ def build(
     normalise: Normalise = "reference",
     validation: float = 0.0,
 ) -> FederatedData:
-    """Divide a data set among clients and shift some of them; a function of the arguments alone.
+    """Divide a data set among clients and shift some of them. The result depends only on the arguments.
 
-    The owned rows stand in one new tensor, client by client, shifted. A shift's option
-    ``clients`` says who is shifted: "all" (the default), "half" (the first half, rounded up), "0-4", "0-4+8", a number
-    or a list of numbers. Shifts apply in the order given, to training and test rows alike, and what a client's shift
-    draws depends on the seed, the client and the shift's place in the list alone.
+    The samples are copied into one new tensor, client by client, and shifted there. A shift's option ``clients`` says
+    who is shifted: "all" (the default), "half" (the first half, rounded up), "0-4", "0-4+8", a number or a list of
+    numbers. Shifts are applied in the order given, to training and test samples. The random draws of a client's shift
+    depend only on the seed, the client and the shift's place in the list.
 
     Args:
-        source: the rows.
+        source: the samples.
         partition: one of ``PARTITIONS`` with options, the import path of a function like them or of a flwr-datasets
             partitioner, or such a partitioner itself.
-        shifts: of ``SHIFTS``, with options.
-        clients: how many; None takes 20, or as many as the data have where the partition follows a column.
-        seed: of all draws.
-        sizes: training rows per client: one number for all, or several of which each client draws one; () leaves it to
-            the partition.
-        keep: of each client's training rows a share (a float up to 1) or a number, drawn at random; the test rows stay.
-        new_clients: who does not train and joins afterwards: a number or "20%" (the last so many), or clients' names
-            joined by "+".
-        new_shifts: what their rows are measured under, each by itself, beside the rows as they are.
-        validation: share of a client's training rows that it does not train on but validates on, drawn at random: at
-            least one where it has two; none of those that join afterwards.
-        normalise: with the mean and standard deviation that the literature uses for the set ("reference"; where there
-            is none, as for "training"), with those of the training rows, unshifted, or images to [-1, 1] ("symmetric").
+        shifts: from ``SHIFTS``, with options.
+        clients: how many; None takes 20, or all that the data have if the partition follows a column.
+        seed: of all random draws.
+        sizes: training samples per client: one number for all, or several, from which each client draws one; with ()
+            the partition decides.
+        keep: how many of each client's training samples stay, drawn at random: a share (a float up to 1) or a number.
+            The test samples stay.
+        new_clients: the clients that do not train and get a model afterwards: a number or "20%" (the last so many), or
+            clients' names separated by "+".
+        new_shifts: shifts under which new clients are measured too, one at a time.
+        validation: share of a client's training samples that are used for validation and not for training, drawn at
+            random: at least one if it has two. New clients have none.
+        normalise: with the mean and standard deviation that the literature uses for the set ("reference"; if there are
+            none, as "training"), with those of the training samples before shifts ("training"), or images to [-1, 1]
+            ("symmetric").
 
     Raises:
-        InputError: unknown partition, shift or option, a client number out of range, or too few rows.
+        InputError: unknown partition, shift or option, a client number out of range, or too few samples.
     """
     if clients is not None and clients < 1:
-        raise InputError(f"clients={clients} is not possible: ask for at least 1")
+        raise InputError(f"clients={clients} is not possible: give at least 1")
     whole = divide(source, partition, clients, seed, sizes)
     split = whole if keep is None else scarce(whole, keep, keys.generator(seed, "keep"))
     order, new = new_last(whole, new_clients)
@@ -166,7 +168,7 @@ def build(
 
 
 def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training rows in two: those that it goes on training on, and those that it validates on."""
+    """Each client's training samples in two parts: those for training, and those for validation."""
     kept, valid = [], []
     for k, row_N in enumerate(train):
         count = min(len(row_N) - 1, max(1, round(share * len(row_N)))) if k < trained else 0
@@ -177,35 +179,36 @@ def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) 
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:
-    """Room for rows, in a file that worker processes can map; where there is none for files, in this process."""
+    """Memory for samples, in a file that worker processes can map; if no file can be made, in this process."""
     try:
         return shared_memory.shared(shape, dtype)
     except RunError as error:
-        log.info("rows are kept in this process alone: %s", error)
+        log.info("other processes cannot share the samples: %s", error)
         return torch.empty(shape, dtype=dtype), None
 
 
 def _warn(data: FederatedData) -> None:
-    """Say what is legal and probably not meant."""
+    """Warn of what is allowed but probably not intended."""
     train_C = torch.bincount(data.y_R[torch.cat(data.train[: data.trained])], minlength=data.classes)
     test_C = torch.bincount(data.y_R[torch.cat(data.test)], minlength=data.classes)
     if unseen := [data.class_names[c] for c in range(data.classes) if test_C[c] and not train_C[c]]:
         log.warning(
-            "no model can learn %s: in test rows, and in nobody's training rows; take more clients or rows",
+            "no model can learn %s, which is in test samples but in no client's training samples; take more clients or "
+            "samples",
             ", ".join(map(repr, unseen[:5])),
         )
 
 
 def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
-    """The same of somebody's own data: a client of one class, where clients are real, and rows that several have."""
+    """The same for the user's own data: real clients with only one class, and samples that several clients have."""
     count = len(split.train)
     names = split.names or tuple(map(str, range(count)))
     if split.names is not None:
         single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
         if single:
             log.warning(
-                "%d of %d clients train on one class only (the first: %s): leave them out, or read accuracies with "
-                "care",
+                "%d of %d clients train on only one class (the first: %s): leave them out, or be careful with "
+                "accuracies",
                 len(single), count, names[single[0]],
             )  # fmt: skip
     if split.shared:
@@ -217,6 +220,7 @@ def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
     twice, pair = duplicates(source.x_R[torch.from_numpy(np.concatenate(rows_K))], owner_R)
     if pair:
         log.warning(
-            "%d rows stand at more than one client (for one, at %s and %s): one may test on what another trains on",
+            "%d samples belong to more than one client (the first to %s and %s): one client may test on what another "
+            "trains on",
             twice, *(names[k] for k in pair),
         )  # fmt: skip

@@ -13,34 +13,34 @@ from numpy.typing import NDArray
 from idiolect.core import keys
 from idiolect.data.federated import FederatedData
 
-# K clients, C classes, D values of a row, B a block of clients, O clients that these are compared with
+# K clients, C classes, D values of a sample, B a block of clients, O clients compared with these
 
 Counts = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 COMPARED = 2_000
-"""The most clients that each is compared with."""
+"""Each client is compared with at most so many others."""
 MATRIX = 60
-"""The most clients whose comparisons are all kept."""
+"""Up to so many clients, the values of all pairs are kept."""
 _BLOCK = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Clients as they are: of those that join under further conditions, each once.
+    """The clients in numbers; a new client under several conditions counts once.
 
-    Means are over all other clients, and over 2,000 drawn at random where there are more.
+    Means are over all other clients, or over 2,000 drawn at random if there are more.
 
     Attributes:
-        train_KC: training rows per client and class.
-        test_KC: test rows per client and class.
-        label_K: per client the mean Jensen-Shannon divergence between its training labels and another client's, in
+        train_KC: training samples per client and class.
+        test_KC: test samples per client and class.
+        label_K: for each client the mean Jensen-Shannon divergence between its training labels and another client's, in
             bits: 0 for the same mixture of classes, 1 for no class in common.
-        feature_K: per client the mean distance between its mean training row and another client's: root mean square
-            over a row's values, each in units of the data set's standard deviation.
-        label_chance: the mean over pairs that clients of these sizes would have if rows were dealt at random.
-        feature_chance: the same for the distance of mean rows.
-        label_KK: the divergence of each pair, of up to 60 clients; None for more.
+        feature_K: for each client the mean distance between its mean training sample and another client's: root mean
+            square over a sample's values, each in standard deviations of the data set.
+        label_chance: the mean over pairs that clients of these sizes have if samples are distributed at random.
+        feature_chance: the same for the distance of mean samples.
+        label_KK: the divergence of each pair, for up to 60 clients; None for more.
     """
 
     train_KC: Counts
@@ -58,12 +58,12 @@ class Description:
 
     @property
     def feature_mean(self) -> float:
-        """Mean distance of mean rows over pairs of clients."""
+        """Mean distance of mean samples over pairs of clients."""
         return float(self.feature_K.mean())
 
 
 def describe_clients(data: FederatedData) -> Description:
-    """Count and compare the clients of a federation; takes one pass over the training rows, and one more for chance."""
+    """Count and compare the clients of a federation; takes two passes over the training samples."""
     clients = data.trained + sum(not condition for condition in data.conditions)
     train, test = data.train[:clients], data.test[:clients]
 
@@ -85,11 +85,11 @@ def describe_clients(data: FederatedData) -> Description:
 
 
 def to_others(compare: Callable[[Any, Any], Numbers], about_K: NDArray[Any]) -> Numbers:
-    """Per client the mean of ``compare`` over the others, of more than 2,000 clients over 2,000; 0 for a single one.
+    """For each client the mean of ``compare`` over the others, or over 2,000 of them; 0 for a single client.
 
     Args:
-        compare: of what is known of some clients (B, ...) and of others (O, ...), a value for each pair (B, O).
-        about_K: what is known of each client (K, ...).
+        compare: gives a value for each pair (B, O) of some clients (B, ...) and others (O, ...).
+        about_K: the data of each client (K, ...).
     """
     clients = len(about_K)
     others = np.arange(clients)
@@ -116,7 +116,7 @@ def _entropy(p_CK: Numbers) -> Numbers:
 
 
 def _means(data: FederatedData, parts: tuple[torch.Tensor, ...]) -> Numbers:
-    """Mean normalised row (K, D) of each client; a missing value counts as the data set's mean."""
+    """Mean normalised sample (K, D) of each client; a missing value counts as the data set's mean."""
     means = []
     shape = (1, -1, *(1,) * (data.x_R.ndim - 2))
     scale = 255.0 if data.x_R.dtype == torch.uint8 else 1.0

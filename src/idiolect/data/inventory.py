@@ -1,4 +1,4 @@
-"""What a federation is made of, ready for JSON: who holds what, and a fingerprint."""
+"""The content of a federation, ready for JSON: who has what, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from idiolect.data.federated import FederatedData
 
 
 def holdings(data: FederatedData) -> dict[str, Any]:
-    """Who holds how many rows of each class, ready for JSON."""
+    """How many samples of each class each client has, ready for JSON."""
 
     def counts(rows: Tensor) -> list[int]:
         return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
@@ -37,7 +37,7 @@ def holdings(data: FederatedData) -> dict[str, Any]:
 
 
 def manifest(data: FederatedData) -> dict[str, Any]:
-    """The holdings, what rows are normalised with, and a SHA-256 over rows, labels and row numbers."""
+    """The ``holdings``, the statistics for normalisation, and a SHA-256 over samples, labels and sample numbers."""
     digest = hashlib.sha256()
     for tensor in (data.x_R, data.y_R, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
@@ -46,7 +46,7 @@ def manifest(data: FederatedData) -> dict[str, Any]:
 
 
 def _normalisation(data: FederatedData) -> dict[str, Any]:
-    """Mean and standard deviation, per channel or number, or of a table by column."""
+    """Mean and standard deviation, per channel or number, for a table by column."""
     both = zip(data.mean, data.std, strict=True)
     if data.scaled:
         by_column = {name: {"mean": m, "std": s} for name, (m, s) in zip(data.scaled, both, strict=True) if name}

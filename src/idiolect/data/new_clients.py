@@ -1,4 +1,4 @@
-"""Clients that join after training: who they are, and the shifts that they are measured under."""
+"""New clients, which do not train: who they are, and the shifts under which they are measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], int]:
-    """The clients with those at the end that do not train, and the number of these."""
+    """The clients with the new ones last, and the number of new ones."""
     count = len(split.train)
     if new_clients is None:
         return list(range(count)), 0
@@ -23,7 +23,9 @@ def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], in
         new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(text)
         chosen = list(range(count - new, count))
         if text in names:
-            log.warning("new_clients=%s is the last %s clients; the one named %s is written %s+", *[text] * 4)
+            log.warning(
+                "new_clients=%s means the last %s clients; for the client with the name %s write %s+", *[text] * 4
+            )
     else:
         asked = [name.strip() for name in text.removesuffix("+").split("+")]
         if unknown := [name for name in asked if name not in names]:
@@ -32,7 +34,7 @@ def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], in
         chosen = sorted({names.index(name) for name in asked})
     if not 0 < len(chosen) < count:
         raise InputError(
-            f"new_clients={text} leaves no client to train or none to join: of {count}, 1 to {count - 1} fit"
+            f"new_clients={text} leaves no clients that train, or no new ones: of {count}, 1 to {count - 1} can be new"
         )
     return [k for k in range(count) if k not in set(chosen)] + chosen, len(chosen)
 
@@ -44,10 +46,10 @@ def ordered(split: Split, order: Sequence[int]) -> Split:
 
 
 def conditions_of(specs: Iterable[Spec]) -> list[Spec]:
-    """The shifts that new clients are measured under, ``corrupt:kind=each`` written out.
+    """The shifts under which new clients are measured, with ``corrupt:kind=each`` as one shift for each kind.
 
     Raises:
-        InputError: unknown name or option, or clients named, since each condition is everybody's.
+        InputError: unknown name or option, or the option ``clients``, because each condition is for all new clients.
     """
     found = []
     for spec in specs:
@@ -57,5 +59,5 @@ def conditions_of(specs: Iterable[Spec]) -> list[Spec]:
     for spec in found:
         shift_of(spec)
         if "clients" in spec.options:
-            raise InputError(f"new_shifts {spec}: every new client is measured so; leave out clients")
+            raise InputError(f"new_shifts {spec}: this is done to every new client; leave out clients")
     return found

@@ -1,4 +1,4 @@
-"""What samples are normalised with."""
+"""Mean and standard deviation for the normalisation of samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Normalise = Literal["reference", "training", "symmetric"]
 
 
 def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel or feature that rows are normalised with; ``row_N`` train."""
+    """Mean and standard deviation per channel or feature for normalisation; ``row_N`` are the training samples."""
     x_R = source.x_R
     if normalise == "symmetric":
         if x_R.dtype != torch.uint8:
-            raise InputError("normalise=symmetric is for images, and these rows are numbers: take training")
+            raise InputError("normalise=symmetric is for images, and these samples are numbers: take training")
         return (0.5,) * x_R.shape[1], (0.5,) * x_R.shape[1]
     if normalise == "reference" and source.mean is not None and source.std is not None:
         return source.mean, source.std
@@ -39,7 +39,7 @@ def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[fl
 
 
 def scaled_columns(source: Source) -> tuple[str, ...]:
-    """Names of columns that are scaled; of those that are not, the name may hold a value: ``sex=f``."""
+    """Names of the columns that are scaled. The names of others may contain a value, as in ``sex=f``."""
     names = source.feature_names
     scaled = source.scaled or (True,) * len(names)
     return tuple(name if yes else "" for name, yes in zip(names, scaled, strict=True)) if names else ()

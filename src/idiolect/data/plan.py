@@ -1,4 +1,4 @@
-"""Which samples each client sees, and under which shifts: the plan that ``shifted`` carries out."""
+"""Which samples each client has, and under which shifts: ``shifted`` does what this plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from idiolect.data.new_clients import conditions_of
 from idiolect.data.partitions import Rows, Split
 from idiolect.data.shifts import Shifted, members, shift_of
 
-# N rows of one client
+# N samples of one client
 
 
 class Step(NamedTuple):
@@ -26,9 +26,9 @@ class Step(NamedTuple):
 
 
 class View(NamedTuple):
-    """A client's samples under one condition, with the shifts that apply, each beside the path of its draws.
+    """A client's samples under one condition, with its shifts; each shift has the path of its random draws.
 
-    Shifts see all samples of the client, so that a sample looks the same however many are kept.
+    Shifts are computed for all samples of the client, so that ``keep`` does not change a sample's look.
     """
 
     client: int
@@ -37,7 +37,7 @@ class View(NamedTuple):
     row_N: Rows
     """All of them, in the source."""
     at_N: Rows
-    """Places in ``row_N`` of those that are kept, training samples first."""
+    """Places in ``row_N`` of the samples that are kept, training samples first."""
 
 
 def _step(spec: Spec, clients: int) -> Step:
@@ -51,13 +51,13 @@ def views_of(whole: Split, split: Split, new: int, shifts: Sequence[Spec], new_s
     count = len(split.train)
     steps = [_step(spec, count) for spec in shifts]
     if new_shifts and not new:
-        raise InputError("new_shifts is about new clients, and there are none: give new_clients too")
+        raise InputError("new_shifts needs new clients, and there are none: give new_clients too")
 
     def of_client(k: int) -> View:
         mine = tuple(((i,), s) for i, s in enumerate(steps) if k in s.members)
         train_N, row_N = whole.train[k], np.concatenate([whole.train[k], whole.test[k]])
         at_N = np.arange(len(row_N))
-        if split.train[k] is not train_N:  # some are not kept
+        if split.train[k] is not train_N:  # keep leaves some out
             order_N = np.argsort(train_N, kind="stable")
             kept_N = order_N[np.searchsorted(train_N, split.train[k], sorter=order_N)]
             at_N = np.concatenate([kept_N, at_N[len(train_N) :]])

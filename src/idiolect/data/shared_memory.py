@@ -1,4 +1,4 @@
-"""Rows that processes share: one copy, in a file without a name that each of them maps."""
+"""Samples that processes share: one copy, in a file without a name, which each process maps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, RunError
 
-_UNKNOWN = 32e9  # bytes of memory of a machine that does not say
+_UNKNOWN = 32e9  # bytes of memory, if the machine does not say
 
 
 class File:
-    """A file without a name, closed and gone when nobody holds it.
+    """A file without a name, which is removed when nothing uses it any more.
 
     Attributes:
-        address: where this process has mapped it.
+        address: the address at which this process has mapped it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -38,23 +38,23 @@ class File:
         return self._descriptor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copy, in this process or another, has no part in it
+        return type(None), ()  # a copy, in this process or another, does not share it
 
 
 class Shared(NamedTuple):
-    """An empty tensor and the file that it stands in."""
+    """An empty tensor and the file that contains it."""
 
     rows: Tensor
     file: File
 
 
 def check(size: float, what: str, fix: str) -> None:
-    """Nothing where the machine has room for so many bytes: at most half of its memory, or IDIOLECT_MEMORY bytes.
+    """Check that so many bytes are at most half of the machine's memory, or at most IDIOLECT_MEMORY.
 
-    Asked before anything is decoded: a small file can stand for more than any machine has.
+    This is checked before anything is decoded: a small file can become larger than any memory.
 
     Raises:
-        InputError: there is no room, or IDIOLECT_MEMORY is no number.
+        InputError: they are more, or IDIOLECT_MEMORY is not a number.
     """
     if size > most():
         raise InputError(
@@ -64,33 +64,33 @@ def check(size: float, what: str, fix: str) -> None:
 
 
 def most() -> float:
-    """Bytes that the rows of a data set may take."""
+    """Bytes that the samples of a data set may take."""
     asked = os.environ.get("IDIOLECT_MEMORY")
     if asked is not None:
         try:
             return float(asked)
         except ValueError:
-            raise InputError(f"IDIOLECT_MEMORY={asked} is no number of bytes: write one, as 16e9") from None
+            raise InputError(f"IDIOLECT_MEMORY={asked} is not a number of bytes: write one, for example 16e9") from None
     return _memory() / 2
 
 
 @cache
 def _memory() -> float:
-    """Bytes of memory of this machine, or of the part of it that this process may use."""
+    """Bytes of memory of this machine, or of the part that this process may use."""
     found = [math.inf]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" where there is none
+        with suppress(OSError, ValueError):  # "max" if there is no limit
             found.append(int(Path(limit).read_text()))
     return min(found) if len(found) > 1 else _UNKNOWN
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
-    """Room for rows that other processes can map too, with ``mapped``.
+    """Memory for samples that other processes can map too, with ``mapped``.
 
     Raises:
-        RunError: the folder for temporary files has too little room.
+        RunError: the folder for temporary files has too little space.
     """
     size = math.prod(shape) * dtype.itemsize
     try:
@@ -100,8 +100,8 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
         memory = mmap.mmap(file.fileno(), max(1, size))
     except OSError as error:
         raise RunError(
-            f"cannot hold {size / 1e6:,.0f} MB of rows in a temporary file ({error.strerror}): set TMPDIR to a folder "
-            "with room"
+            f"cannot put {size / 1e6:,.0f} MB of samples into a temporary file ({error.strerror}): set TMPDIR to a "
+            "folder with room"
         ) from error
     rows = _view(memory, shape, dtype)
     file.address = rows.data_ptr()
@@ -109,7 +109,7 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
 
 
 def mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The rows of such a file in another process; writing to them is seen by nobody else."""
+    """The samples of such a file in another process; other processes do not see changes to them."""
     return _view(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), shape, dtype)
 
 
@@ -117,7 +117,7 @@ def _make_room(descriptor: int, size: int) -> None:
     os.ftruncate(descriptor, size)
     if hasattr(os, "posix_fallocate"):
         try:
-            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here and a crash later
+            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here, and would be a crash later
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot say
                 raise

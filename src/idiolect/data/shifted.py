@@ -1,4 +1,4 @@
-"""Everybody's samples in one tensor, shifted; what took long to shift is kept on disk."""
+"""All clients' samples in one tensor, shifted; if this takes long, the result is cached on disk."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from idiolect.data.datasets.dataset import Source
 from idiolect.data.plan import View
 from idiolect.data.shifts import Images, Who
 
-# R rows of everybody, N rows of one client
+# R samples of all clients, N samples of one client
 
 _WORTH_KEEPING = 2.0  # seconds that shifts took
-_KEPT = 4e9  # bytes of all settings' shifted rows
+_KEPT = 4e9  # bytes of all settings' shifted samples
 
 
 def fill(
     x_R: Tensor, y_R: Tensor, ends: Sequence[int], source: Source, views: Sequence[View], seed: int
 ) -> tuple[str, ...]:
-    """Put everybody's samples in place, shifted, and say of each client what was done."""
+    """Put all clients' samples in place, shifted, and return what was done to each client."""
     steps = list({id(s): s for view in views for _, s in view.steps}.values())
     images = source.x_R.dtype == torch.uint8 and source.x_R.ndim == 4
     for step in steps:
         takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
         if not images and takes == Images:
-            raise InputError(f"shift {step.text} changes images, and these rows are numbers: leave it out")
+            raise InputError(f"shift {step.text} changes images, and these samples are numbers: leave it out")
     kept = cache.place(f"shifts-{_digest(source, views, seed)}") if steps else None
     if kept and (found := cache.load(kept)):
         x_R.copy_(found.tensors["x"])
@@ -47,7 +47,7 @@ def fill(
         with suppress(OSError):
             kept.touch()  # used now
         return tuple(json.loads(found.about["says"]))
-    if not steps:  # at once: a call for each client would cost more than its rows
+    if not steps:  # at once: a call for each client would cost more than its samples
         row_R = torch.from_numpy(np.concatenate([view.row_N[view.at_N] for view in views]))
         torch.index_select(source.x_R, 0, row_R, out=x_R)
         torch.index_select(source.y_R, 0, row_R, out=y_R)
@@ -82,13 +82,13 @@ def fill(
 
 
 def _digest(source: Source, views: Sequence[View], seed: int) -> str:
-    """What decides the shifted samples: the samples as they were, the plan, and the code."""
+    """What determines the shifted samples: the samples before, the plan, and the code."""
     digest = hashlib.blake2b(digest_size=16)
     for view in views:
         steps = [(path, step.text, sorted(step.members)) for path, step in view.steps]
         digest.update(json.dumps([view.client, len(view.row_N), steps, seed]).encode())
         digest.update(view.at_N.data)
-        if not view.condition:  # further conditions begin with the same rows
+        if not view.condition:  # further conditions begin with the same samples
             row_N = torch.from_numpy(view.row_N)
             digest.update(source.x_R[row_N].numpy().data)
             digest.update(source.y_R[row_N].numpy().data)
@@ -99,7 +99,7 @@ def _digest(source: Source, views: Sequence[View], seed: int) -> str:
 
 @cached
 def _code() -> bytes:
-    """The source text of all that turns settings into shifted samples, and versions of what it computes with."""
+    """The source text of all code that makes shifted samples, and the versions of the libraries that it uses."""
     ours = [Path(inspect.getfile(module)) for module in (keys, option_spec, new_clients, plan)]
     files = [Path(__file__), *ours, *sorted(Path(inspect.getfile(shifts)).parent.glob("*.py"))]
     packages = [version(name).encode() for name in ("numpy", "scipy", "pillow")]

@@ -28,8 +28,8 @@ __all__ = ["ENGINES", "Processes", "Ray", "Sequential", "Vectorised", "engine"]
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
     """An engine by name, with options as in ``vectorised:device=cuda:1,chunk=20``.
 
-    ``auto`` is vectorised where there is a CUDA device and no number of workers is asked for, else processes where
-    there is more than one core, else sequential.
+    ``auto`` is vectorised if there is a CUDA device and no number of workers is given; else processes if there is more
+    than one core; else sequential.
 
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
@@ -37,7 +37,7 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
     asked = Spec.parse(name)
     if asked.name == "auto":
         if asked.options:
-            raise InputError(f"engine auto has no options ({name}): name the engine that they are for")
+            raise InputError(f"engine auto has no options ({name}): give the name of the engine that has them")
         alone = os.name != "posix" or (cores() if workers is None else workers) == 1
         gpu = workers is None and torch.cuda.is_available()
         asked = Spec(name="vectorised" if gpu else "sequential" if alone else "processes")

@@ -1,4 +1,4 @@
-"""The plain loop: the oracle that other engines are held to, and the one to debug with."""
+"""The plain loop: the reference for the other engines, and the one for debugging."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sequential:
         self._one.__exit__()
 
     def open(self, job: Job) -> Loop:
-        """Take up a job."""
+        """Start a job."""
         return Loop(job, self)
 
 
@@ -62,7 +62,7 @@ class Loop:
 
         Raises:
             RunError: a client failed.
-            Interrupted: ``stop`` said so.
+            Interrupted: ``stop`` returned true.
         """
         start = time.perf_counter()
         shared = tree.copy(down.shared)
@@ -80,4 +80,4 @@ class Loop:
         return results
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to end."""

@@ -1,4 +1,4 @@
-"""Messages between an engine and its workers: pickles in which a tensor is its bytes, rebuilt in aligned memory."""
+"""Messages between an engine and its workers: pickles; tensors are sent as bytes and rebuilt in aligned memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _tensor(flat: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ..
 
 
 def pack(message: Any) -> memoryview:
-    """Anything that pickles, for ``send``."""
+    """Anything that can be pickled, as a message for ``send``."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
     return buffer.getbuffer()
 
 
 def send(connection: Connection, message: memoryview) -> None:
-    """Send what ``pack`` made.
+    """Send a message that ``pack`` made.
 
     Raises:
         OSError: the other side is gone.
@@ -41,12 +41,12 @@ def send(connection: Connection, message: memoryview) -> None:
 
 
 def load(message: bytes) -> Any:
-    """What a message says."""
+    """The content of a message."""
     return pickle.loads(message)
 
 
 def receive(connection: Connection) -> Any:
-    """What the other side sent.
+    """The message that the other side sent.
 
     Raises:
         EOFError, OSError: the other side is gone.

@@ -1,4 +1,4 @@
-"""One thread for the numerics of a process."""
+"""One thread for the computation of a process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from threadpoolctl import threadpool_limits
 
 
 class OneThread:
-    """Inside, torch and the libraries under numpy and scipy compute on one thread, in threads begun there as well.
+    """Inside, torch and the libraries under numpy and scipy compute on one thread, also in threads that start inside.
 
-    Two threads on small batches wait for each other, a server's step would take the cores from the workers, and sums
-    would depend on the number of cores.
+    With small batches, two threads wait for each other. Also, a server's step would use the cores of the workers, and
+    sums would depend on the number of cores.
     """
 
     def __enter__(self) -> OneThread:

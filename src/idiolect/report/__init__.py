@@ -1,4 +1,4 @@
-"""Tables, comparisons and one self-contained HTML page, made from the records of a run and from nothing else."""
+"""Tables, comparisons and one self-contained HTML page, made only from the folder of a run."""
 
 from idiolect.report import description
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison

@@ -1,4 +1,4 @@
-"""Two methods of a run compared client by client: how much better, how surely, and for whom."""
+"""Two methods of a run compared client by client: how much better, how certain, and for which clients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FEW = 1_000  # clients
 
 
 class Comparison(NamedTuple):
-    """A method against another, on the clients that both have results of, in the protocol's round of each seed.
+    """A method compared with another, on the clients for which both have results, in the protocol's round of each seed.
 
-    What is counted per client is of its mean over seeds. Accuracies are 0..1, differences in points (-100..100).
+    Counts of clients use each client's mean over seeds. Accuracies are 0..1, differences in points (-100..100).
     """
 
     method: str
@@ -45,28 +45,26 @@ class Comparison(NamedTuple):
     worse: int
     equal: int
     worst_decile: float
-    """Mean accuracy of the method's own worst tenth of clients, at least one, of each seed."""
+    """Mean accuracy of the method's own worst tenth of clients, at least one client, for each seed."""
     base_worst_decile: float
     harmed: int | None
-    """Clients for which the method is worse than training alone; None where that was not run, or is the method."""
+    """Clients for which the method is worse than training alone; None if that was not run or is the method itself."""
     base_harmed: int | None
     p_values: dict[int, float | None]
-    """Per seed the two-sided p-value of Wilcoxon's signed-rank test over clients; None where all clients are equal."""
+    """Per seed the two-sided p-value of Wilcoxon's signed-rank test over clients; None if all clients are equal."""
     p_value: float | None
-    """Of all seeds together (see ``combined``)."""
+    """The p-value of all seeds together (see ``combined``)."""
 
 
 def compare(run: Run, method: str, base: str) -> Comparison:
     """Compare two methods of a run, by label or name.
 
     Raises:
-        InputError: one of them did not run, both are the same, or they have no results of one client and seed.
+        InputError: one of them did not run, both are the same, or they have no results of the same client and seed.
     """
     method, base = _label(run, method), _label(run, base)
     if method == base:
-        raise InputError(
-            f"cannot compare {method} with itself, for that names one method twice: name two of {', '.join(run.titles)}"
-        )
+        raise InputError(f"cannot compare {method} with itself: give two of {', '.join(run.titles)}")
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
@@ -77,7 +75,7 @@ def compare(run: Run, method: str, base: str) -> Comparison:
 
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
-    """``compare`` by labels; None where one of them did not run, or they have no results of one client and seed."""
+    """``compare`` by labels; None if one of them did not run, or they have no results of the same client and seed."""
     return _compared(run, method, base) if {method, base} <= run.titles.keys() else None
 
 
@@ -113,12 +111,12 @@ def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
 
 
 def p_value(run: Run, method: str, base: str) -> float | None:
-    """``Comparison.p_value`` of two labels alone; None where there is nothing to test."""
+    """``Comparison.p_value`` of two labels; None if there is nothing to test."""
     return combined(list(_tested(_points(run, method, base)[2]).values()) or [None])
 
 
 def smallest_p(clients: int, seeds: int = 1) -> float:
-    """The smallest p-value that the tests of so many clients and seeds can give: all differ, all in one direction.
+    """The smallest p-value that tests over so many clients and seeds can give: if all differ in one direction.
 
     >>> smallest_p(5), smallest_p(6), smallest_p(6, seeds=3)
     (0.0625, 0.03125, 0.0625)
@@ -127,7 +125,7 @@ def smallest_p(clients: int, seeds: int = 1) -> float:
 
 
 def too_few(found: Comparison) -> str:
-    """A sentence where so few clients cannot show a difference at all; "" where they can."""
+    """A sentence if so few clients cannot show a difference at all; "" if they can."""
     clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
     least = smallest_p(clients, seeds)
     if least < _LEVEL:
@@ -135,8 +133,8 @@ def too_few(found: Comparison) -> str:
     many = "1 client" if clients == 1 else f"{clients} clients"
     of = "" if seeds == 1 else f" and {seeds} seeds"
     return (
-        f"With {many}{of} no test can show a difference: the smallest p that this one can give is {least:.3g}. The "
-        "interval, too, only describes these clients."
+        f"With {many}{of} no test can show a difference: the smallest p that this test can give is {least:.3g}. The "
+        "interval, too, describes only these clients."
     )
 
 
@@ -154,7 +152,7 @@ def named(text: str) -> tuple[str, str]:
     """The two methods of ``A,B``.
 
     Raises:
-        InputError: they are not two.
+        InputError: there are not two.
 
     >>> named("fedpac:alignment=0,threshold=0.1,fedavg")
     ('fedpac:alignment=0,threshold=0.1', 'fedavg')
@@ -166,9 +164,9 @@ def named(text: str) -> tuple[str, str]:
 
 
 def signed_rank(point_K: np.ndarray) -> float | None:
-    """The two-sided p-value of Wilcoxon's signed-rank test of paired differences; None where all are 0.
+    """The two-sided p-value of Wilcoxon's signed-rank test of paired differences; None if all are 0.
 
-    Clients that are equal share their ranks between both signs (``zsplit``), as is usual where methods are compared.
+    The ranks of equal clients are divided between both signs (``zsplit``), as is usual when methods are compared.
 
     Source: Wilcoxon, 1945; Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006, 3.1.3.
     """
@@ -180,8 +178,8 @@ def signed_rank(point_K: np.ndarray) -> float | None:
 def combined(p_values: Sequence[float | None]) -> float | None:
     """One p-value of several seeds: twice their mean, at most 1.
 
-    All seeds are on the same clients and rows, so that their tests depend on each other, which Fisher's and Stouffer's
-    ways do not allow; this one holds whatever the dependence. A seed in which all clients are equal counts as 1.
+    All seeds have the same clients and samples, so their tests depend on each other. Fisher's and Stouffer's methods do
+    not allow this; twice the mean is valid for any dependence. A seed in which all clients are equal counts as 1.
 
     Source: Vovk & Wang, Combining p-values via averaging, Biometrika 2020.
     """
@@ -193,14 +191,14 @@ def combined(p_values: Sequence[float | None]) -> float | None:
 
 
 def interval(point_SK: np.ndarray, weight_K: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of a weighted mean over clients and seeds, by a bootstrap on two levels.
+    """The 95 % percentile interval of a weighted mean over clients and seeds, by a two-level bootstrap.
 
     Each of 10,000 resamples draws seeds with replacement, and clients with replacement, the same for all its seeds.
-    With one seed it speaks of other clients alone, not of other seeds.
+    With one seed, the interval is about other clients only, not about other seeds.
 
     Args:
-        point_SK: NaN where a client has no result of a seed.
-        weight_K: of the clients, above 0.
+        point_SK: differences; NaN if a client has no result for a seed.
+        weight_K: weights of the clients, above 0.
         seed: of the resampling.
     """
     rng = np.random.default_rng(seed)
@@ -212,16 +210,16 @@ def interval(point_SK: np.ndarray, weight_K: np.ndarray, seed: int = 0) -> tuple
         times_BS = rng.multinomial(seeds, np.full(seeds, 1 / seeds), _AT_A_TIME)
         times_BK = _drawn(clients, rng)
         total_B, there_B = (((times_BS @ part_SK) * times_BK).sum(1) for part_SK in (total_SK, there_SK))
-        means.append(total_B[there_B > 0] / there_B[there_B > 0])  # nobody was drawn in a seed that it took part in
+        means.append(total_B[there_B > 0] / there_B[there_B > 0])  # no drawn client took part in a drawn seed
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
 
 
 def _drawn(clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """How often each client is drawn in each of some resamples."""
+    """How often each client is drawn, for each of some resamples."""
     if clients <= _FEW:
         return rng.multinomial(clients, np.full(clients, 1 / clients), _AT_A_TIME)
-    # the same law, counted: with thousands of clients the multinomial is what a page takes longest for
+    # the same distribution as a multinomial, which would be the slowest part of a page with thousands of clients
     drawn_BK = rng.integers(clients, size=(_AT_A_TIME, clients)) + np.arange(_AT_A_TIME)[:, None] * clients
     return np.bincount(drawn_BK.ravel(), minlength=_AT_A_TIME * clients).reshape(_AT_A_TIME, clients)
 
@@ -261,7 +259,7 @@ def _harmed(run: Run, label: str) -> int | None:
 
 
 def p_text(p: float | None) -> str:
-    """A p-value as it is written.
+    """A p-value as text.
 
     >>> [p_text(p) for p in (0.2, 0.0312, 0.00002, None)]
     ['0.20', '0.031', '< 0.001', 'all equal']
@@ -272,13 +270,13 @@ def p_text(p: float | None) -> str:
 
 
 def render_comparison(run: Run, found: Comparison) -> Table:
-    """A comparison for a terminal: a line for each number, and a sentence that says what it rests on."""
+    """A comparison for a terminal: a line for each number, and a sentence about the tests."""
     title, base = run.titles[found.method], run.titles[found.base]
     clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
     parts = [f"{count}; points of accuracy: {run.protocol}.", "Interval: 95 %, bootstrap over seeds and clients."]
     if seeds == 1:
-        parts[1] = "Interval: 95 %, bootstrap over clients; of other seeds it says nothing."
+        parts[1] = "Interval: 95 %, bootstrap over clients; it says nothing about other seeds."
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False,
         caption=" ".join(parts), caption_justify="left",
@@ -293,7 +291,7 @@ def render_comparison(run: Run, found: Comparison) -> Table:
         table.caption = f"{table.caption} {few}"
         p = "-"
     if found.p_value is None:
-        p = "not tested, for the two are equal for every client"
+        p = "not tested, because the two are equal for every client"
     lines = [
         ("Difference", f"{found.difference:+.2f} points, {found.low:+.2f} to {found.high:+.2f}"),
         ("Clients", f"better {found.better}, worse {found.worse}, equal {found.equal}"),

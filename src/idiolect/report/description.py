@@ -1,4 +1,4 @@
-"""How a federation looks before training: for a terminal, and as a page."""
+"""The clients before training: for a terminal, and as a page."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from idiolect.runs.reader import Run
 LEGEND = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "
     "classes, 1 for no class in common. Feature distance: root mean square distance of two clients' mean training "
-    "rows, in standard deviations of the data set. Both as means over the other clients, of more than "
-    f"{COMPARED:,} clients over {COMPARED:,} drawn at random. At random: the mean over pairs, had the rows been dealt "
-    "to clients of these sizes without regard to anything."
+    "samples, in standard deviations of the data set. Both are means over the other clients, or over "
+    f"{COMPARED:,} drawn at random if there are more. At random: the mean over pairs if clients of these sizes got "
+    "their samples at random."
 )
 _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
@@ -43,12 +43,12 @@ _SAID = 6
 
 
 def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> list[tuple[str, str]]:
-    """What the setting is, in plain words."""
+    """The facts about the setting, in words."""
     clients = len(about.train_KC)
     new = clients - data.trained
     shape = "x".join(map(str, data.shape))
     numbers = data.x_R[0].numel()
-    rows = f"{numbers:,} number{'s' * (numbers > 1)}" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
+    form = f"{numbers:,} number{'s' * (numbers > 1)}" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
     memory = data.x_R.numel() * data.x_R.element_size()
     shifts = Counter(map(short, data.shifts[:clients]))
     del shifts[""]
@@ -56,16 +56,16 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     if len(said) > _SAID:
         said = [f"{len(said)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
     found = [
-        ("Data set", f"{data.name}: {data.classes} classes; a row is {rows}"),
+        ("Data set", f"{data.name}: {data.classes} classes; a sample is {form}"),
         ("Partition", divided(study["partition"], bool(data.names)) + f", seed {study['data_seed']}"),
-        ("Clients", f"{data.trained} that train, {new} that join afterwards" if new else str(clients)),
-        ("Training rows", _spread(about.train_KC.sum(1))),
-        ("Test rows", _spread(about.test_KC.sum(1))),
+        ("Clients", f"{data.trained} that train, {new} new" if new else str(clients)),
+        ("Training samples", _spread(about.train_KC.sum(1))),
+        ("Test samples", _spread(about.test_KC.sum(1))),
         ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
         ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
         ("Shifts", ", ".join(said) or "none"),
-        ("Memory", f"{size(memory)} of rows"),
+        ("Memory", f"{size(memory)} of samples"),
     ]
     conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
     return found + ([("New clients also under", ", ".join(conditions))] if conditions else [])
@@ -78,7 +78,7 @@ def _spread(count_K: Any, total: bool = True) -> str:
 
 
 def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Description) -> Group:
-    """The facts and a map of labels, a line per client."""
+    """The facts and a map of labels, with a line for each client."""
     grid = Table.grid(padding=(0, 2))
     for name, text in facts:
         grid.add_row(Text(name, "bold"), Text(text))
@@ -104,10 +104,12 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
     if clients > _CLIENTS:
-        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, the JSON all"
+        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, --json all"
         parts.append(Text(f"... and {clients - _CLIENTS} more clients: {where}", "dim"))
     if mapped:
-        parts.append(Text(f"Darker: more of the client's training rows. Classes: {', '.join(data.class_names)}", "dim"))
+        parts.append(
+            Text(f"Darker: more of the client's training samples. Classes: {', '.join(data.class_names)}", "dim")
+        )
     return Group(*parts)
 
 
@@ -133,7 +135,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
 def write_description(
     facts: Sequence[tuple[str, str]], data: FederatedData, about: Description, shown: Sequence[int], out: Path
 ) -> Path:
-    """Write the page: facts, who holds what, sizes, divergences, sample images of the clients ``shown``.
+    """Write the page: facts, who has what, sizes, divergences, sample images of the clients ``shown``.
 
     Raises:
         InputError: ``out`` is a folder.
@@ -169,7 +171,7 @@ def write_description(
         facts=facts,
         figures=figures,
         samples=[_sample(data, k, names[k]) for k in shown] if _images(data) else [],
-        headers=["Training rows", "Test rows", "Classes", "Label divergence", "Feature distance"],
+        headers=["Training samples", "Test samples", "Classes", "Label divergence", "Feature distance"],
         lines=lines,
         clients=count,
         shifted=any(data.shifts),
@@ -180,7 +182,7 @@ def write_description(
 
 
 def typical(data: FederatedData, about: Description) -> list[int]:
-    """Clients worth a look: the first without a shift, and the first of each shift, six at most."""
+    """Clients whose images are shown: the first without a shift, and the first of each shift, six at most."""
     first = {shift: k for k, shift in reversed(list(enumerate(data.shifts[: len(about.train_KC)])))}
     found = sorted(first.values())[:6]
     return found if len(found) > 1 else list(range(min(3, len(about.train_KC))))
@@ -188,7 +190,7 @@ def typical(data: FederatedData, about: Description) -> list[int]:
 
 def _names(data: FederatedData) -> list[str]:
     named = data.names or tuple(map(str, range(data.clients)))
-    new = ["" if k < data.trained else " (joins)" for k in range(data.clients)]
+    new = ["" if k < data.trained else " (new)" for k in range(data.clients)]
     return [name + more for name, more in zip(named, new, strict=True)]
 
 

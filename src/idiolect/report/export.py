@@ -20,7 +20,7 @@ Form = Literal["latex", "csv", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
 _INK = "#1c2024"
 _TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
-_CONFIG: dict[str, Any] = {  # as the page's, on white
+_CONFIG: dict[str, Any] = {  # as on the page, on white
     "background": "white",
     "font": "sans-serif",
     "view": {"stroke": None},
@@ -35,7 +35,7 @@ _CONFIG: dict[str, Any] = {  # as the page's, on white
 
 
 def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
-    """Write ``table.tex``, ``table.csv``, or a PNG of every figure, into a folder: the run's own unless told.
+    """Write ``table.tex``, ``table.csv``, or a PNG of every figure, into a folder, by default the run's.
 
     Raises:
         InputError: the run cannot be read, or ``out`` is a file.
@@ -43,7 +43,7 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
     """
     out = out or run
     if out.is_file():
-        raise InputError(f"{out} is a file, and an export is written into a folder: name one with {option('out')}")
+        raise InputError(f"{out} is a file, but an export needs a folder: give one with {option('out')}")
     found = read(run)
     if form == "png":
         return pictures([found], out)
@@ -54,7 +54,7 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
 
 
 def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Write a PNG of every figure into a folder; of several runs, those of a run begin with its name.
+    """Write a PNG of every figure into a folder; with several runs, names of files start with the run's name.
 
     Raises:
         RunError: a file cannot be written.

@@ -10,7 +10,7 @@ from idiolect.core.option_spec import Spec
 
 
 def plain(text: object) -> str:
-    """A spec in words; options that are off go without saying.
+    """A spec in words; options that are off are left out.
 
     >>> plain("dirichlet:alpha=0.3,min_rows=5"), plain("digits")
     ('dirichlet (alpha 0.3, min_rows 5)', 'digits')
@@ -23,21 +23,21 @@ def plain(text: object) -> str:
 
 
 def divided(partition: object, named: bool) -> str:
-    """How rows were divided, in words; where the study left it to its data, what these have made of it.
+    """How samples were divided, in words; if the study did not say it, what followed from its data.
 
     >>> divided(None, True), divided("iid", True)
     ('natural', 'iid')
     >>> divided(None, False)
-    'dirichlet (alpha 0.3), for the data name no clients'
+    'dirichlet (alpha 0.3), because the data have no clients'
     """
     if partition is None and not named:
-        return plain("dirichlet:alpha=0.3") + ", for the data name no clients"
+        return plain("dirichlet:alpha=0.3") + ", because the data have no clients"
     return plain(partition or "natural")
 
 
 @lru_cache(maxsize=1024)
 def short(text: str) -> str:
-    """A shift in as few words as an axis has room for.
+    """A shift in few words, short enough for an axis.
 
     >>> short("rotate:degrees=90"), short("")
     ('rotate 90', '')

@@ -1,4 +1,4 @@
-"""One HTML file per report: everything inside, nothing fetched."""
+"""One HTML file for each report, which contains all it needs."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"
 
 
 def write(runs: list[Path], out: Path) -> Path:
-    """Write one page about one or several runs; the file appears whole or not at all.
+    """Write one page about one or several runs; the file is written whole or not at all.
 
     Raises:
         InputError: no run is given, or a run folder cannot be read.
         RunError: the file cannot be written.
     """
     if not runs:
-        raise InputError("a report needs at least one run folder: name one")
+        raise InputError("a report needs at least one run folder: give one")
     return draw(_distinct([Path(r) for r in runs]), Path(out))
 
 
 class Head(NamedTuple):
-    """What stands above the runs of a page: a title, a table of texts of which some columns are numbers, and notes."""
+    """The part of a page above its runs: a title, a table of texts, some of them numbers, and notes."""
 
     title: str
     columns: dict[str, bool]
@@ -62,7 +62,7 @@ class Head(NamedTuple):
     rows: list[tuple[str, ...]]
     notes: list[str]
     copied: tuple[tuple[str, str], ...] = ()
-    """The table in forms to be copied: name, text."""
+    """The table in formats to copy: name, text."""
 
 
 def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:
@@ -80,7 +80,7 @@ def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:
 
 
 def _distinct(paths: list[Path]) -> list[Run]:
-    """The runs, those of one name told apart by their folders."""
+    """The runs; those with equal names also show their folders."""
     runs = [read(path) for path in paths]
     often = Counter(run.name for run in runs)
     return [
@@ -119,7 +119,7 @@ def _title(runs: list[Run]) -> str:
 
 
 def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
-    """A page with everything inside: style, scripts, and the figures' specifications by the id of their place."""
+    """A page that contains all it needs: style, scripts, and the figures' specifications by the id of their place."""
     scripts = [_bundle(), _file("page.js")]
     return (
         _templates()
@@ -166,31 +166,31 @@ def _section(
 
 
 def _versus(run: Run, compared: list[Comparison]) -> str:
-    """What the best method's comparisons rest on, in words."""
+    """How the best method is compared, in words."""
     if not compared:
         return ""
     best, seeds = compared[0], len({s for c in compared for s in c.p_values})
-    level = "seeds and clients" if seeds > 1 else "clients, so that of other seeds it says nothing"
+    level = "seeds and clients" if seeds > 1 else "clients, so it says nothing about other seeds"
     p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
-    p += "; of several seeds twice the mean, for the seeds share their clients" if seeds > 1 else ""
+    p += "; for several seeds twice their mean, because the seeds have the same clients" if seeds > 1 else ""
     harmed = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
     few = next((f" {text}" for text in map(too_few, compared) if text), "")
     return (
         f"Difference: accuracy of {run.titles[best.method]} minus the other's, in points, with a 95 % interval by a "
-        f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is so, by their "
+        f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is, by their "
         f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harmed}{few}"
     )
 
 
 def _protocol(run: Run) -> str:
-    return f"Accuracy: {run.protocol}; never the best round on the test rows."
+    return f"Accuracy: {run.protocol}; never the best round on the test samples."
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    """What was run, in plain words."""
+    """The facts about a run, in words."""
     clients, names = run.manifest["clients"], run.manifest["class_names"]
     train, test = (sum(sum(c[part]) for c in clients) for part in ("train", "test"))
-    rows = f"{train:,} training and {test:,} test rows"
+    rows = f"{train:,} training and {test:,} test samples"
     shifts = {plain(s): n for s, n in Counter(run.shifts.values()).items() if s}
     shifted = [f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()]
     if len(shifted) > _SAID:
@@ -210,7 +210,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 def _clients(run: Run) -> str:
     count = len(run.manifest["clients"])
     new = sum(not condition for condition in run.new_clients.values())
-    return f"{count - new} that train, {new} that join afterwards" if new else str(count)
+    return f"{count - new} that train, {new} new" if new else str(count)
 
 
 def _stopped(run: Run) -> list[str]:
@@ -219,15 +219,15 @@ def _stopped(run: Run) -> list[str]:
     for label, title in run.titles.items():
         mine = run.accuracy[run.accuracy["method"] == label]
         if diverged := [d for d in run.diverged if d.method == label]:
-            without = "so that the method has no final results"
+            without = "so the method has no final results"
             notes += [f"{title}, seed {d.seed}: diverged in round {d.round}, {without} ({d.said})." for d in diverged]
             continue
         if mine.empty:
-            notes.append(f"{title} has no results on record.")
+            notes.append(f"{title} has no results.")
         for seed, rounds in mine.groupby("seed")["round"].max().items():
             if rounds < int(run.study["rounds"]):
-                last = f"the last evaluation is of round {rounds} of {run.study['rounds']}"
-                notes.append(f"{title}, seed {seed}: {last}; its figures are of that round.")
+                last = f"the last evaluation is in round {rounds} of {run.study['rounds']}"
+                notes.append(f"{title}, seed {seed}: {last}; its numbers are from that round.")
     return notes
 
 
@@ -249,7 +249,7 @@ def _comparison(runs: list[Run], colours: dict[str, str]) -> list[dict[str, Any]
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element that contains it."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -270,13 +270,13 @@ def _templates() -> jinja2.Environment:
 
 @cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script; putting it together takes seconds, so it is kept on disk."""
+    """Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds, so it is cached on disk."""
     at = kept.place(f"vega-{version('vl-convert-python')}")
     if at and (found := kept.load(at)) and set(found.tensors) == {"code"}:
         return found.tensors["code"].numpy().tobytes().decode()
     code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in code.lower() or "<!--" in code:
-        raise RuntimeError("the Vega bundle cannot stand inside a script element")
+        raise RuntimeError("the Vega bundle cannot be put into a script element")
     if at:
         kept.save(at, {"code": torch.frombuffer(bytearray(code.encode()), dtype=torch.uint8)}, {})
     return code

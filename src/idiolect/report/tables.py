@@ -1,4 +1,4 @@
-"""One row per method, and the ways to write it down."""
+"""One row per method, in several formats."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _USUAL = Protocol()
 
 
 class Row(NamedTuple):
-    """A method at the last round at which each of its seeds was evaluated.
+    """A method in the last evaluated round of each of its seeds.
 
-    K clients. Means over clients are taken within a seed, then averaged over seeds. ``None``: nothing on record.
+    K clients. Means over clients are taken within a seed, then averaged over seeds. ``None``: nothing is recorded.
     """
 
     label: str
     title: str
     accuracy: float | None
-    """Mean test accuracy, over clients or over test rows as the run's protocol says, 0..1."""
+    """Mean test accuracy, over clients or over test samples as the run's protocol says, 0..1."""
     per_client: float | None
     """Mean over clients, 0..1."""
     per_sample: float | None
-    """Mean over test rows, 0..1."""
+    """Mean over test samples, 0..1."""
     std: float | None
     """Standard deviation over clients (divided by K), 0..1."""
     worst_decile: float | None
@@ -42,11 +42,11 @@ class Row(NamedTuple):
     versus_fedavg: float | None
     """Accuracy minus that of FedAvg, in points (-100..100)."""
     bytes_per_round: float | None
-    """Down and up, mean per participating client and round."""
+    """Bytes down and up, mean per participating client and round."""
     seconds: float | None
-    """Seconds of the server, and of the clients' work over the number of workers, all rounds and seeds together."""
+    """Seconds of the server, and of the clients' work divided by the workers, for all rounds and seeds together."""
     rounds: int
-    """The last evaluated round; the earliest of them where seeds differ; 0 without records."""
+    """The last evaluated round; the earliest of them if seeds differ; 0 without records."""
     seeds: int
     """How many seeds have records."""
     seed_std: float | None
@@ -109,11 +109,11 @@ class NewClients(NamedTuple):
     accuracy: dict[str, float | None]
     """Per method: mean over clients of test accuracy, 0..1, averaged over seeds."""
     per_sample: dict[str, float | None]
-    """The same, weighted by the clients' test rows."""
+    """The same, weighted by the clients' test samples."""
 
 
 def new_clients(run: Run) -> list[NewClients]:
-    """How clients that did not train fare after they joined, under each condition; empty where there are none."""
+    """The accuracy of new clients under each condition; empty if there are none."""
     if not run.new_clients:
         return []
     frame = run.settled(run.select("new", "accuracy"))
@@ -154,7 +154,7 @@ def client_accuracies(run: Run) -> pd.DataFrame:
 
 
 def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
-    """The mean of a method's final values for each seed, over clients or test rows as the run's protocol says."""
+    """The mean of a method's final values for each seed, over clients or test samples as the run's protocol says."""
     return (
         _each(run, end) if run.protocol.weighting == "sample" else [s["value"].mean() for _, s in end.groupby("seed")]
     )
@@ -199,7 +199,7 @@ def _percent(field: str) -> Callable[[Row], str]:
 
 
 def accuracy_text(row: Row) -> str:
-    """Accuracy in per cent, with the standard deviation over seeds, or in which round training diverged.
+    """Accuracy in per cent, with the standard deviation over seeds, or the round in which training diverged.
 
     >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
     '50.00 ± 1.23'
@@ -213,7 +213,7 @@ def accuracy_text(row: Row) -> str:
 COLUMNS = (
     Column("accuracy", "Accuracy %", accuracy_text),
     Column("per_client", "Per client %", _percent("per_client")),
-    Column("per_sample", "Per row %", _percent("per_sample")),
+    Column("per_sample", "Per sample %", _percent("per_sample")),
     Column("std", "Client std", _percent("std")),
     Column("worst_decile", "Worst tenth", _percent("worst_decile")),
     Column("versus_fedavg", "vs FedAvg", lambda row: _number(row.versus_fedavg, "+.1f")),
@@ -230,11 +230,11 @@ COLUMNS = (
 )
 
 LEGEND = (
-    "± standard deviation over seeds. Per client, per row: the mean over clients and over test rows. Client std: "
-    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients; of fewer "
-    "than 20 the worst client's. ECE, "
-    "Brier: expected calibration error (0 to 1, 15 bins) and Brier score (0 to 2), means over clients, less is better. "
-    "Bytes per round: down and up, per participating client. Time: all rounds and seeds together."
+    "± standard deviation over seeds. Per client, per sample: the mean over clients and over test samples. Client std: "
+    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients; with fewer "
+    "than 20 clients that of the worst client. ECE, Brier: expected calibration error (0 to 1, 15 bins) and Brier "
+    "score (0 to 2), means over clients, less is better. Bytes per round: down and up, per participating client. "
+    "Time: all rounds and seeds together."
 )
 
 
@@ -263,7 +263,7 @@ def duration(seconds: float) -> str:
 
 
 def finished(rows: Sequence[Row]) -> list[Row]:
-    """The methods that can be compared: those with results of the latest round that any of them reached."""
+    """The methods that can be compared: those with results in the latest round that any method reached."""
     latest = max((r.rounds for r in rows if r.accuracy is not None), default=0)
     return [r for r in rows if r.accuracy is not None and r.rounds == latest]
 
@@ -275,12 +275,12 @@ def is_best(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def worst(clients: int) -> str:
-    """What the worst tenth of so many clients is: their number over 10, at least one."""
+    """The name of the worst tenth for so many clients: a tenth of their number, at least one client."""
     return "worst tenth" if clients >= 20 else "worst client"
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
-    """The table's columns, called as they are for so many clients."""
+    """The table's columns, with the header for so many clients."""
     header = worst(run.final["client"].nunique()).capitalize()
     return tuple(c._replace(header=header) if c.field == "worst_decile" else c for c in COLUMNS)
 
@@ -289,7 +289,7 @@ _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_roun
 
 
 def render(rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS) -> Table:
-    """The table for a terminal of 80 columns, the best accuracy in bold; the page and the JSON have more columns."""
+    """The table for a terminal of 80 columns, the best accuracy in bold; the page and ``--json`` have more columns."""
     columns = [column for column in columns if column.field in _TERMINAL]
     rounds = max((row.rounds for row in finished(rows)), default=0)
     caption = (
@@ -319,7 +319,7 @@ def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str]) ->
     """New clients beside those that trained, for a terminal: a line for each condition, a column for each method."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",
-        caption="Test accuracy (%) of clients that took no part in training, after they joined: mean over clients.",
+        caption="Test accuracy (%) of new clients, which took no part in training: mean over clients.",
     )  # fmt: skip
     table.add_column("Who", overflow="fold", min_width=12)
     for title in titles.values():
@@ -382,7 +382,7 @@ def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The fields of ``Row`` as comma-separated values: full digits, shares 0..1, nothing where there is none."""
+    """The fields of ``Row`` as comma-separated values: full digits, shares 0..1, empty if there is none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)

@@ -1,1 +1,1 @@
-"""The papers' tables and figures: recipes, published numbers, and what came of running them."""
+"""The papers' tables and figures: recipes, published numbers, and the numbers measured here."""

@@ -1,4 +1,4 @@
-"""Why two numbers differ: everything that decides them, compared in the order in which it is likely to matter."""
+"""Why two numbers differ: everything that determines them, compared in the order of likely importance."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ EFFECTS = {
     "dataset": "another task",
     "data": "another task",
     "target": "another task",
-    "client_column": "other rows per client",
+    "client_column": "other samples per client",
     "drop": "other inputs",
     "resize": "other inputs",
-    "partition": "how unlike clients are: unlike ones favour local training over a shared model",
-    "partition.alpha": "a smaller one makes clients more unlike, which favours local training over a shared model",
-    "clients": "the same rows among more clients leave fewer to each",
-    "sizes": "rows to train on: with fewer every method loses, local training most",
-    "keep": "rows to train on: with fewer every method loses, local training most",
-    "shifts": "some clients' rows look different or are labelled otherwise",
-    "data_seed": "another draw of who holds what",
-    "new_clients": "who trains, and who joins after training",
-    "new_shifts": "the new clients' rows alone",
-    "split": "other rows",
+    "partition": "how different clients are: different clients favour local training over a shared model",
+    "partition.alpha": "a smaller one makes clients more different, which favours local training over a shared model",
+    "clients": "with more clients, each has fewer of the same samples",
+    "sizes": "samples to train on: with fewer every method loses, local training most",
+    "keep": "samples to train on: with fewer every method loses, local training most",
+    "shifts": "some clients' samples look different or have other labels",
+    "data_seed": "another random division of the samples",
+    "new_clients": "which clients train, and which are new",
+    "new_shifts": "only the new clients' samples",
+    "split": "other samples",
     "protocol.clients": "other clients are averaged",
-    "protocol.stage": "another model is measured; for methods that personalise, before and after lie far apart",
-    "protocol.round": "another round is read",
-    "protocol.validation": "rows that are held back are not trained on",
-    "protocol.weighting": "clients with many test rows count more, or alike",
-    "protocol.full_last_round": "a last round of all brings every client up to date",
+    "protocol.stage": "another model is measured; for methods that personalise, before and after differ much",
+    "protocol.round": "the number is from another round",
+    "protocol.validation": "samples for validation are not used for training",
+    "protocol.weighting": "clients with many test samples count more, or all count equally",
+    "protocol.full_last_round": "a last round with all clients brings every client up to date",
     "method": "the method itself",
     "model": "another network",
-    "normalise": "another scale of the inputs, which acts as another learning rate would",
-    "augment": "training images vary: slower to fit, better on test rows where rows are few",
-    "drop_last": "fewer steps, most of all where clients hold few rows",
-    "optimiser": "adam takes steps of one size in all weights, whatever the size of the gradient",
+    "normalise": "another scale of the inputs, which acts like another learning rate",
+    "augment": "training images vary: slower to fit, better on test samples if there are few samples",
+    "drop_last": "fewer steps, most of all if clients have few samples",
+    "optimiser": "adam's steps have nearly the same size for all weights, whatever the gradient's size",
     "server_optimiser": "how far the shared model moves in a round",
     "uploads": "what the server gets is smaller, coarser or noisier",
     "lr": "longer or shorter steps",
     "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
-    "weight_decay": "how small weights are kept; of little effect in few rounds",
+    "weight_decay": "how small weights are kept; little effect in few rounds",
     "batch_size": "larger batches take fewer steps in an epoch",
     "local_epochs": "more steps in a round: faster at first, and clients drift further apart",
     "rounds": "longer training",
@@ -62,15 +62,15 @@ EFFECTS = {
     "evaluate_every": "other rounds are evaluated; training is the same",
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
-    "methods": "methods do not act on each other",
-    "idiolect": "what was fixed in between: see the changelog",
-    "torch": "rounding, which training enlarges",
+    "methods": "methods do not influence each other",
+    "idiolect": "changes between the versions: see the changelog",
+    "torch": "rounding; training makes small differences larger",
     "numpy": "rounding; its random draws are the same",
-    "python": "none that is known",
-    "engine": "vectorised rounds otherwise, which training enlarges",
-    "dtype": "rounding, which training enlarges",
+    "python": "no known effect",
+    "engine": "vectorised rounds differently; training makes small differences larger",
+    "dtype": "rounding; training makes small differences larger",
 }
-"""What can differ, the likeliest to matter first, and what it is known to do."""
+"""What can differ, the most important first, and its known effect."""
 
 _RANK = {name: k for k, name in enumerate(EFFECTS)}
 _DATA = [name for name in EFFECTS if _RANK[name] < _RANK["split"]]
@@ -78,7 +78,7 @@ _VERSIONS = ("idiolect", "torch", "numpy", "python")
 
 
 class Difference(NamedTuple):
-    """Something that is not alike."""
+    """Something that differs."""
 
     what: str
     a: str
@@ -87,7 +87,7 @@ class Difference(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """A method's accuracy (0..1) on both sides, each by its own protocol; None where there is none."""
+    """A method's accuracy (0..1) on both sides, each with its own protocol; None if there is none."""
 
     method: str
     a: float | None
@@ -96,7 +96,7 @@ class Apart(NamedTuple):
     """The last evaluated round."""
     round_b: int | None
     first: int | None
-    """The first round, evaluated in both with the same seed, whose mean accuracy over clients differs."""
+    """The first round, evaluated on both sides with the same seed, in which the mean accuracy over clients differs."""
 
     @property
     def points(self) -> float | None:
@@ -109,10 +109,10 @@ class Side:
     """A run, or a cell of a recipe.
 
     Attributes:
-        name: what to call it.
-        study: what it computes.
-        run: what it measured; None of a recipe.
-        ran: what ran it, a mapping per sitting.
+        name: its name in the comparison.
+        study: its settings.
+        run: its records; None for a recipe.
+        ran: engine, machine and versions of each start of the run.
         published: accuracy (0..1) that a paper prints.
     """
 
@@ -125,7 +125,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs, the likeliest cause first, what may beside, and how far the numbers are apart."""
+    """What differs, the likeliest cause first, what else may matter, and how much the numbers differ."""
 
     a: str
     b: str
@@ -136,7 +136,7 @@ class Comparison:
     def __str__(self) -> str:
         if not self.differences:
             same = ", and they are the same" if _same(self.numbers) else ""
-            return f"Nothing differs that decides the numbers{same}."
+            return f"Nothing that determines the numbers differs{same}."
         first = self.differences[0]
         rest = len(self.differences) - 1
         more = f" {rest} more {'thing differs' if rest == 1 else 'things differ'}." if rest else ""
@@ -158,17 +158,17 @@ def of_run(folder: Path) -> Side:
     """A run's folder as a side.
 
     Raises:
-        InputError: it holds no run, or one that cannot be read.
+        InputError: there is no run, or it cannot be read.
     """
-    run = report.read(folder)  # says it best where there is no run
+    run = report.read(folder)  # has the best message if there is no run
     return Side(str(folder), Study.look(folder / "study.yaml"), run, sittings(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:
-    """A run, read as a cell of a recipe is, and the cell: of the run's methods the one that is most like the run.
+    """A run, read like a cell of a recipe, and the cell of its methods that is most similar to the run.
 
     Raises:
-        InputError: none of the cells is a run of one of the run's methods.
+        InputError: no cell has one of the run's methods.
     """
     names = {u.name for u in run.study.methods}
     found = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
@@ -208,7 +208,7 @@ def _same(numbers: Sequence[Apart]) -> bool:
 
 def _rank(what: str) -> int:
     head = what.partition(".")[0]
-    return _RANK.get(what, _RANK.get(head, _RANK["method"]))  # what is not known by name is a method's option
+    return _RANK.get(what, _RANK.get(head, _RANK["method"]))  # an unknown name is a method's option
 
 
 def _different(what: str, a: Any, b: Any, effect: str | None = None) -> Iterator[Difference]:
@@ -229,7 +229,7 @@ def _settings(a: Side, b: Side) -> Iterator[Difference]:
     for name in nested:
         mine, theirs = ({f"{name}.{k}": v for k, v in s.pop(name).items()} for s in (one, other))
         one, other = one | _options(mine, name), other | _options(theirs, name)
-    if a.run is None or b.run is None:  # any seed of a cell will do
+    if a.run is None or b.run is None:  # a cell may have any seed
         one["seeds"] = other["seeds"]
     for name in one | other:
         yield from _different(name, one.get(name), other.get(name))
@@ -241,7 +241,7 @@ def _options(flat: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flat(study: Study) -> dict[str, Any]:
-    """A study's settings without its methods, what is left to the library filled in."""
+    """A study's settings without its methods; those that the library chooses are filled in."""
     settings = {k: v for k, v in computed(study).items() if k in Study.model_fields and k != "methods"}
     if study.dataset is not None:
         settings["model"] = models.choose(study.model, tuple(data.describe(study.dataset)["shape"]))
@@ -249,7 +249,7 @@ def _flat(study: Study) -> dict[str, Any]:
 
 
 def _pairs(a: Sequence[Use], b: Sequence[Use]) -> list[tuple[Use, Use]]:
-    """The methods in common: those of one label, then those that are alone with their name on both sides."""
+    """The methods of both sides: those with equal labels, then those whose name occurs once on each side."""
     labels = {u.label: u for u in b}
     found = [(u, labels[u.label]) for u in a if u.label in labels]
     left_a, left_b = ([u for u in uses if u not in [p[k] for p in found]] for k, uses in enumerate((a, b)))
@@ -276,7 +276,9 @@ def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Dif
 def _split(a: Side, b: Side, expected: bool) -> Iterator[Difference]:
     one, other = (str(side.run.manifest.get("hash", ""))[:12] if side.run else "" for side in (a, b))
     if one and other:
-        why = "follows from the settings of the data" if expected else "the same settings gave other rows: other files?"
+        why = (
+            "a result of the other data settings" if expected else "the same settings gave other samples: other files?"
+        )
         yield from _different("split", one, other, why)
 
 
@@ -288,7 +290,7 @@ def _circumstances(a: Side, b: Side) -> Iterator[Difference]:
 
 
 def _noted(side: Side, what: str) -> str:
-    """What a run's sittings say of a version, the engine or the machine; "" where they do not."""
+    """A version, the engine or the machine of a run, as its folder records it; "" if it does not."""
 
     def of(ran: Mapping[str, Any]) -> Any:
         if what == "engine":
@@ -310,7 +312,7 @@ def _remains(a: Side, b: Side, unexplained: bool) -> Iterator[str]:
         if one != other and (what != "engine" or "vectorised" not in one + other):
             yield f"The {what} was {one} in {a.name} and {other} in {b.name}: {effect}."
     if unexplained:
-        yield "The numbers differ all the same: code has changed without its version, or a GPU did not repeat itself."
+        yield "Still, the numbers differ: the code changed without a new version, or a GPU gave other numbers."
 
 
 def _apart(a: Side, b: Side, mine: Use, theirs: Use) -> Apart:
@@ -351,7 +353,7 @@ def render(found: Comparison) -> list[Table | Text]:
              "-" if n.points is None else f"{n.points:+.2f}", str(n.first or "-"))
             for n in found.numbers
         ]  # fmt: skip
-        headers = ("accuracy %", found.a, found.b, "points", "first unlike in round")
+        headers = ("accuracy %", found.a, found.b, "points", "differs from round")
         shown += [*([Text()] if found.remains else []), _table(headers, rows)]
     return shown
 

@@ -1,6 +1,6 @@
-"""What a recipe would run, and how long that takes here, by what its methods take on synthetic samples.
+"""What a recipe would run, and how long that takes here, as measured on synthetic samples.
 
-How fast a method is on this machine is measured once and remembered.
+The speed of a method on this machine is measured once and kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
 
-_ROWS, _TESTED = 100, 32  # synthetic rows that a method is timed on
+_ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on
 
 
 class Speed(NamedTuple):
@@ -49,7 +49,7 @@ class Speed(NamedTuple):
     personalised: float
     """An evaluation with ``personalise``."""
     received: float
-    """One without."""
+    """An evaluation without ``personalise``."""
 
 
 class Planned(NamedTuple):
@@ -63,10 +63,10 @@ class Planned(NamedTuple):
     done: int
     """Rounds on disk."""
     seconds: float | None
-    """That the rest would take; None where it cannot be said."""
+    """Seconds that the rest would take; None if unknown."""
     folder: str
     note: str
-    """What would keep it from running."""
+    """What would prevent it from running."""
 
 
 def forecast(
@@ -80,14 +80,14 @@ def forecast(
 ) -> list[Planned]:
     """The runs of some cells, each once.
 
-    A run that has begun is judged by its own rounds so far, another by its method on synthetic samples, one round of
-    one client on one core; workers share a round evenly.
+    The time of a run that has started follows from its rounds so far. For another run, one round of one client is timed
+    with its method on synthetic samples, on one core; workers share a round evenly.
 
     Args:
         cells: of a recipe.
-        out, rounds, seeds: of their runs, as for ``reproduce``.
-        workers: that share a round; None for one per core.
-        patience: seconds after which no further speed is measured; a run whose speed is not known has no time then.
+        out, rounds, seeds: as for ``reproduce``.
+        workers: how many share a round; None for one per core.
+        patience: seconds after which no more speeds are measured; runs with unknown speed have no time then.
     """
     several = workers or cores()
     speeds = _Speeds(patience)
@@ -99,14 +99,14 @@ def forecast(
             if part.folder not in found:
                 try:
                     found[part.folder] = _planned(part, several, speeds)
-                except IdiolectError as error:  # a broken folder, or another study's: the others run
+                except IdiolectError as error:  # a broken folder, or one with another study: the others run
                     found[part.folder] = _named(part, 0, None, str(error))
     speeds.keep()
     return list(found.values())
 
 
 class _Speeds:
-    """What is known of how fast methods are here, from before or measured now."""
+    """The speed of methods on this machine, from before or measured now."""
 
     def __init__(self, patience: float) -> None:
         self._ends = time.monotonic() + patience
@@ -120,7 +120,7 @@ class _Speeds:
                 self._known = {str(k): [float(s) for s in v] for k, v in kept["speeds"].items() if len(v) == 3}
 
     def of(self, study: Study, about: dict[str, Any]) -> Speed | None:
-        """Of a study's one method; None where it is not known and patience is spent."""
+        """The speed of a study's one method; None if unknown and the time for measuring is used up."""
         use = study.methods[0]
         batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
         like = str([use.name, use.options, study.model, about["shape"], about["classes"], *batches])
@@ -129,7 +129,7 @@ class _Speeds:
         return Speed(*self._known[like]) if like in self._known else None
 
     def keep(self) -> None:
-        """For the next time; where nothing can be kept it is measured again."""
+        """Keep the speeds for the next time; if that fails, they are measured again."""
         if self._path and self._new:
             with suppress(OSError, RunError, InputError):
                 files.write(self._path, json.dumps({"here": self._here, "speeds": self._known}))
@@ -140,7 +140,7 @@ def _planned(part: Part, workers: int, speeds: _Speeds) -> Planned:
     use, note = study.methods[0], ""
     seconds: float | None = 0.0
     if diverged(part.folder):
-        note = f"{use.label} diverged with seed {study.seeds[0]}, and is not tried again until {part.folder} is deleted"
+        note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {part.folder} is deleted"
     elif done < study.rounds:
         if done:
             seconds = float(np.mean(seconds_of_rounds(part.folder))) * (study.rounds - done)
@@ -149,7 +149,7 @@ def _planned(part: Part, workers: int, speeds: _Speeds) -> Planned:
             speed = speeds.of(study, about)
             seconds = None if speed is None else _cost(study, about, speed) / workers
         if not data.at_hand(str(study.dataset), study.data_dir):
-            note = "its data are not on this machine and would be fetched"
+            note = "its data are not on this machine and would be downloaded"
     return _named(part, done, seconds, note)
 
 
@@ -159,8 +159,7 @@ def _named(part: Part, done: int, seconds: float | None, note: str) -> Planned:
 
 
 def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
-    """Seconds of one core: of training, of every evaluation at each of the protocol's stages, and of clients that
-    join."""
+    """Seconds on one core: of training, of every evaluation at each of the protocol's stages, and of new clients."""
     protocol, clients = study.protocol, study.clients or 100
     joining = _joining(study.new_clients, clients)
     trained = clients - joining
@@ -180,20 +179,20 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
 
 
 def _joining(new: int | str | None, clients: int) -> int:
-    """How many clients join afterwards; names count one each."""
+    """The number of new clients; each name counts as one."""
     if isinstance(new, str):
         return round(clients * float(new[:-1]) / 100) if new.endswith("%") else len(new.split("+"))
     return new or 0
 
 
 def _used(study: Study, rows: float) -> float:
-    """Training rows of a client that an epoch uses."""
+    """Training samples of a client that an epoch uses."""
     size = study.batch_size
     return rows - rows % size if study.drop_last and rows >= size else rows
 
 
 def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
-    """Of a client on average, without reading the data."""
+    """Training samples of a client on average, without reading the data."""
     total = about["rows"]
     options = study.partition.options
     if study.sizes:
@@ -209,7 +208,7 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
 
 
 def _speed(study: Study, about: dict[str, Any]) -> Speed:
-    """What a round and an evaluation take on synthetic samples."""
+    """The time of a round and of an evaluation on synthetic samples."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
     count = _ROWS + _TESTED
     draw = torch.Generator().manual_seed(0)
@@ -239,7 +238,7 @@ def _speed(study: Study, about: dict[str, Any]) -> Speed:
 
 
 def sentence(rows: Sequence[Planned]) -> str:
-    """What is left of a plan, in a line; nothing where nothing is."""
+    """The rest of a plan in one line; empty if nothing is left."""
     left = [r for r in rows if r.rounds and r.done < r.rounds and r.seconds != 0.0]
     known = [r.seconds for r in left if r.seconds is not None]
     if not left:
@@ -248,7 +247,7 @@ def sentence(rows: Sequence[Planned]) -> str:
     if not known:
         return f"{many} left; a dry run measures how long they take on this machine"
     said = f"{many} left, about {duration(sum(known) * len(left) / len(known))} on this machine"
-    few = f", by {len(known)} of them; a dry run measures all" if len(known) < len(left) else ""
+    few = f", estimated from {len(known)} of them; a dry run measures all" if len(known) < len(left) else ""
     return said + few
 
 

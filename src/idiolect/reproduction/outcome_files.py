@@ -1,4 +1,4 @@
-"""Outcomes kept as small files, which the documentation shows."""
+"""Outcomes as small files, which the documentation shows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from idiolect.studies.config import Study
 
 
 def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
-    """Write a measured cell as ``folder/RECIPE/CELL.json``; a reason that stands there for the same study stays.
+    """Write a measured cell as ``folder/RECIPE/CELL.json``; the file's reason is kept if the study is the same.
 
     Returns:
-        Where, or None where there is nothing to keep: no number, or one of more seeds stands there.
+        The path, or None if nothing is written: there is no number, or the file has one from more seeds.
 
     Raises:
-        InputError: the file that stands there is broken.
+        InputError: the file that is there is broken.
         RunError: it cannot be written.
     """
     if found.status not in ("matches", "differs", "measured", "diverged"):
@@ -32,7 +32,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     try:
         before = read_json(path) if path.exists() else {}
         if not isinstance(before, dict):
-            raise ValueError("it holds no mapping")
+            raise ValueError("it is not a mapping")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): fix it, or delete it") from None
     seeds = {str(k): v for k, v in (found.seeds or {}).items()}
@@ -66,7 +66,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
 
 
 def _settings(study: Study) -> dict[str, Any]:
-    """A study as its file has it, without what is usual."""
+    """A study as in a file, without defaults."""
     written: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
     return written | {"methods": [u.model_dump(mode="json") for u in study.methods]}
 

@@ -1,4 +1,4 @@
-"""What came of a cell's runs, beside the paper's number."""
+"""The result of a cell's runs, and the paper's number."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from idiolect.reproduction.parts import Part, diverged
 from idiolect.reproduction.recipes import Cell
 from idiolect.runs.store import sittings
 
-MARGIN = 1.5  # points within which a number counts as the paper's
-SEEDS = 3  # from which on an interval counts: that of two is some ten points wide, which would match anything
+MARGIN = 1.5  # a number within so many points matches the paper's
+SEEDS = (
+    3  # from so many seeds on, the interval counts: for two seeds it is some ten points wide and would match anything
+)
 Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "failed", "no data"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a cell.
+    """The result of a cell.
 
     Attributes:
-        cell: it.
-        status: "matches" the paper's number within the larger of 1.5 points and, of three seeds or more, the interval,
-            or "differs"; "measured" where the paper has none; "trial" where the rounds are not the paper's; "under
-            way", "not run", "diverged", "failed", as where a worker died, or "no data".
-        value: of accuracies the mean over seeds, in per cent; else in the paper's unit.
+        cell: the cell.
+        status: "matches" if the paper's number is within 1.5 points, or within the interval if there are three seeds or
+            more and it is larger, else "differs"; "measured" if the paper has no number; "trial" if the rounds are not
+            the paper's; "under way", "not run", "diverged", "failed" (for example because a worker died) or "no data".
+        value: for accuracies the mean over seeds, in per cent; else in the paper's unit.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
-        rounds: after which it was measured; where it was not, how many are done.
-        facts: further numbers of the same models, means over seeds: accuracy per client and per row, spread, worst
+        rounds: the round of the measurement; if there is none, how many rounds are done.
+        facts: further numbers of the same models, means over seeds: accuracy per client and per sample, spread, worst
             tenth, calibration error, Brier score.
-        seconds: of all rounds and seeds.
-        said: why there is no number, or none with some seed.
-        to_retry: whether a run of it stopped, or could not begin, for another cause than divergence. The same command
-            tries it again.
-        machine: that it ran on, where it was measured by a run; several are separated by semicolons.
-        versions: of what it ran with, in the same way.
+        seconds: for all rounds and seeds.
+        said: why there is no number, or none with some seeds.
+        to_retry: whether a run stopped, or could not start, for another reason than divergence. The same command tries
+            it again.
+        machine: the machine of its runs; several are separated by semicolons.
+        versions: versions of libraries, in the same form.
     """
 
     cell: Cell
@@ -66,17 +68,17 @@ class Outcome:
 
 
 def _spread(values: list[float]) -> float | None:
-    """Half of the 95 % interval of the mean; None of one value."""
+    """Half of the 95 % interval of the mean; None for one value."""
     from scipy import stats  # slow to import
 
     return float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
 
 
 def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
-    """What is on disk of a cell.
+    """The result of a cell from its runs on disk.
 
     Raises:
-        InputError: a folder is broken, or holds another study.
+        InputError: a folder is broken or has another study.
     """
     if cell.value is not None:
         return _judged(Outcome(cell, "measured", cell.value()))
@@ -130,11 +132,11 @@ def _each(told: Iterable[str]) -> str:
 
 
 def _judged(found: Outcome) -> Outcome:
-    """With the verdict."""
+    """The outcome with its verdict."""
     ours, theirs = found.value, found.cell.published
     if isinstance(ours, str) or isinstance(theirs, str):
         return found if theirs is None else replace(found, status="matches" if ours == theirs else "differs")
-    if found.difference is None or found.cell.reads == "minutes":  # which are a machine's own
+    if found.difference is None or found.cell.reads == "minutes":  # minutes depend on the machine
         return found
     if found.cell.value is None:
         bound = max(MARGIN, found.interval or 0.0) if len(found.seeds or {}) >= SEEDS else MARGIN
@@ -144,7 +146,7 @@ def _judged(found: Outcome) -> Outcome:
 
 
 def protocol_of(cell: Cell) -> Any:
-    """The protocol of a cell's number: its study's, or of that the stage or the new clients that the cell is about."""
+    """The protocol of a cell's number: its study's, with the stage or the new clients of the cell."""
     assert cell.study is not None
     protocol = cell.study.protocol
     if cell.condition is not None:
@@ -153,7 +155,7 @@ def protocol_of(cell: Cell) -> Any:
 
 
 def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
-    """A cell's value of a finished run, further numbers of the same models, and the run's seconds."""
+    """A cell's value from a finished run, further numbers of the same models, and the run's seconds."""
     whole = report.read(folder)
     protocol = protocol_of(cell)
     found = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})

@@ -21,12 +21,12 @@ from idiolect.reproduction.recipes import Cell, Recipe, named
 def together(
     cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,), whole: bool = False
 ) -> list[report.Run]:
-    """What has been measured so far of some cells, as the report draws it (see ``beside``).
+    """The runs of some cells so far, in the form for a report (see ``beside``).
 
     Args:
         cells: of a recipe.
-        out, rounds, seeds: of their runs, as for ``reproduce``.
-        whole: leave out runs that are not through.
+        out, rounds, seeds: as for ``reproduce``.
+        whole: leave out unfinished runs.
     """
     there = [(c, part) for c in cells if c.condition is None for part in parts(c, out, rounds=rounds, seeds=seeds)]
     return beside(
@@ -37,7 +37,7 @@ def together(
 
 
 def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
-    """The methods of one setting in one run, which is called by what its cells share; their labels are ``labels``."""
+    """The methods of one setting in one run; the conditions that its cells share are its name. See also ``labels``."""
     runs: dict[str, list[tuple[Cell, report.Run]]] = {}
     for c, its in those:
         runs.setdefault(_setting(c), []).append((c, its))
@@ -51,8 +51,8 @@ def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
 
 
 def labels(cells: Iterable[Cell]) -> list[str]:
-    """What cells are called in the report: by their method, and where one setting has it several times, by what tells
-    these cells apart, too.
+    """The names of cells in a report: their method, and if one setting has it several times, also the conditions that
+    differ.
     """
     settings: dict[str, list[Cell]] = {}
     for c in cells:
@@ -62,14 +62,14 @@ def labels(cells: Iterable[Cell]) -> list[str]:
 
 
 def _setting(c: Cell) -> str:
-    """What a cell's method is run on; its learning rate is the method's own."""
+    """A cell's setting without its method; the learning rate belongs to the method."""
     assert c.study is not None
     own = {"name", "seeds", "methods", "protocol", "lr"}
     return json.dumps(c.study.model_dump(exclude=own), default=str)
 
 
 def _called(c: Cell, others: Sequence[Cell]) -> str:
-    """A cell's method, and where cells of one setting have it with other options, the conditions that differ."""
+    """A cell's method, and if cells of the setting have it with other options, the conditions that differ."""
     assert c.study is not None
     method = c.where.get("method", c.study.methods[0].label)
     same = [o.where for o in others if o.where.get("method") == method]
@@ -78,19 +78,19 @@ def _called(c: Cell, others: Sequence[Cell]) -> str:
 
 
 def page(recipe: Recipe, runs: list[report.Run], out: Path, head: report.Head | None = None) -> Path | None:
-    """Write the page of a recipe's runs (see ``together``) into their folder; None where there are none."""
+    """Write the page of a recipe's runs (see ``together``) into their folder; None if there are no runs."""
     return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
 
 
 def export(
     recipe: Recipe, form: Literal["latex", "csv", "png"], runs: Sequence[report.Run], head: report.Head, out: Path
 ) -> list[Path]:
-    """Write the table of a recipe, or every figure, into its folder in ``out``; nothing where there is none.
+    """Write the table of a recipe, or every figure, into its folder in ``out``, if there are any.
 
     Args:
-        recipe: what was reproduced.
-        form: of the file.
-        runs: what is drawn (see ``together``).
+        recipe: the recipe.
+        form: the format of the file.
+        runs: the runs to draw (see ``together``).
         head: the table.
         out: folder of the runs' folders.
 
@@ -108,14 +108,14 @@ def export(
 
 
 def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
-    """A run with its method called as the cell has it; what it is measured by counts as the personal model."""
+    """A run with the cell's name for its method; the model that the cell measures counts as the personal model."""
     (use,) = run.study["methods"]
     name = str(c.where.get("method", use["name"]))
     where = {k: v for k, v in c.where.items() if k != "method"}
     protocol = protocol_of(c)
     kept = run.records[run.records["stage"].isin([protocol.stage, "new", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
-    if name in methods.names():  # by its name alone: the options are the table's
+    if name in methods.names():  # only by its name, because the options are the table's
         entry = methods.get(name)
         about |= {"name": name, "title": entry.title, "summary": entry.summary}
     return replace(

@@ -18,10 +18,10 @@ from idiolect.studies.method_use import labelled
 
 
 def digest(study: Study) -> str:
-    """A name for what a study computes: the same for studies that differ in their name alone.
+    """A name for what a study computes: the same for studies that differ only in their names.
 
-    Settings and options at their defaults do not count, so that a new one renames no run. Whether a folder of this name
-    holds this very study is asked besides.
+    Settings and options with default values do not count, so a new setting does not change the name. Another check
+    shows whether a folder of this name really has this study.
     """
     usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
     told = computed(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
@@ -32,7 +32,7 @@ def digest(study: Study) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """With whole numbers as such, so that 20 and 20.0 are the same."""
+    """Whole numbers as integers, so that 20 and 20.0 are the same."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -51,19 +51,19 @@ class Part(NamedTuple):
         """Rounds on disk.
 
         Raises:
-            InputError: the folder holds another study, as of a version with other defaults.
+            InputError: the folder has another study, for example from a version with other defaults.
         """
         there = self.folder / "study.yaml"
         if there.exists() and (differs := difference(computed(Study.look(there)), computed(self.study))):
             raise InputError(
-                f"{self.folder} holds another study ({differs}): move it away, or name another with {option('out')}"
+                f"{self.folder} has another study ({differs}): move it away, or choose another with {option('out')}"
             )
         checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
         return max((checkpoint.rounds(path) for path in checkpoints), default=0)
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are on disk and what they measured stands in the run's records, which are joined last.
+        """Whether all rounds are on disk and their numbers are in the run's records, which are joined last.
 
         Raises:
             InputError: as ``done``.
@@ -85,9 +85,9 @@ def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[i
 
 
 def diverged(folder: Path) -> str | None:
-    """Where training diverged in a run of this folder, if it did.
+    """The message of a run in this folder whose training diverged, if it did.
 
     Raises:
-        InputError: its note of that cannot be read.
+        InputError: the file about it cannot be read.
     """
     return next((found.said for found in report.divergences(folder)), None)

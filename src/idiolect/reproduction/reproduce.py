@@ -1,7 +1,7 @@
-"""Reproducing a recipe: its cells' runs, one after another and resumed, and what they show beside the paper's numbers.
+"""Reproducing a recipe: its cells' runs, one after another, resumed if they were stopped, and their outcomes.
 
-A run is of one method with one seed, in a folder of its own that is named after what it computes, so that cells of
-different tables share it.
+A run has one method with one seed. Its folder's name depends on what it computes, so that cells of different tables
+share a run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def reproduce(
     track: Sequence[str | Make] = (),
     told: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Outcome]:
-    """Run what cells still need, seed by seed so that every cell has one number early, and give each one's outcome.
+    """Run what cells still need, seed by seed so that every cell has one number early; yield each cell's outcome.
 
     Args:
         cells: of a recipe.
         out: folder of the runs' folders.
-        rounds: in place of the paper's.
-        seeds: of every cell.
+        rounds: the rounds, if not the paper's.
+        seeds: the seeds of every cell.
         engine, workers: as for ``run``.
-        budget: seconds after which nothing more is begun and what is under way stops at its last whole round.
+        budget: seconds after which no run is started and the current one stops at its last whole round.
         watcher: shows each run.
-        track: experiment trackers that each run tells, as for ``run``.
-        told: is given a line before each run, and a sentence for each that cannot be done.
+        track: experiment trackers for each run, as for ``run``.
+        told: gets a line before each run, and a sentence for each run that is not possible.
 
     Raises:
         InputError: there is no such engine or tracker.
@@ -61,7 +61,7 @@ def reproduce(
             if part.finished or diverged(part.folder):
                 continue
             if ends is not None and time.monotonic() > ends:
-                told("the budget is spent: the same command goes on from here")
+                told("the time is used up: the same command continues from here")
                 break
             use, seed = part.study.methods[0], part.study.seeds[0]
             told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
@@ -74,9 +74,9 @@ def reproduce(
             if result.diverged:
                 told(f"diverged: it is not tried again until {part.folder} is deleted")
         except RunError as error:
-            with suppress(InputError):  # a folder that broke on the way
+            with suppress(InputError):  # the folder may be broken now
                 if part.finished:
-                    told(f"all is measured, but {_alone(error)}")
+                    told(f"everything is measured, but {_alone(error)}")
                     continue
             said[part.folder] = "failed", _alone(error)
             told(f"failed: {_alone(error)}; the same command tries it again")
@@ -86,14 +86,14 @@ def reproduce(
         except Interrupted as error:
             if ends is None or time.monotonic() < ends:
                 where = str(error).partition(";")[0]
-                raise Interrupted(f"{where}; the same command goes on from here", error.signal) from None
+                raise Interrupted(f"{where}; the same command continues from here", error.signal) from None
     for c in cells:
         try:
             yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
-        except InputError as error:  # a broken folder, or another study's
+        except InputError as error:  # a broken folder, or one with another study
             yield Outcome(c, "no data", said=str(error), to_retry=True)
 
 
 def _alone(error: RunError) -> str:
-    """What happened, without what to do about it in a run of one's own, which ``run`` adds."""
+    """What happened, without the advice for a single run, which ``run`` adds."""
     return str(error.__cause__ if isinstance(error.__cause__, RunError) else error)

@@ -27,7 +27,7 @@ _INTERVAL = "Our ±, or mean ±, is the 95 % interval of the mean over seeds."
 
 
 def number(value: float | str | None, decimals: int | None = 2, signed: bool = False) -> str:
-    """A number as a table has it, ``-`` for none; without ``decimals`` as short as it can be written.
+    """A number as in a table, ``-`` for none; without ``decimals``, in its shortest form.
 
     >>> [number(v, d) for v, d in ((91.834, 2), (115776, 2), (5e-05, None), (200.0, None), (None, 2))]
     ['91.83', '115,776', '5e-05', '200', '-']
@@ -55,7 +55,7 @@ def ours(
     interval: float | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> str:
-    """Our number, with the 95 % interval of the mean over seeds or, where the paper has it, the spread over clients."""
+    """Our number, with the 95 % interval of the mean over seeds or, if the paper has it, the deviation over clients."""
     text, more = number(value, decimals(recipe)), ""
     if interval is not None:
         more = f" ± {number(interval, decimals(recipe))}"
@@ -65,7 +65,7 @@ def ours(
 
 
 def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
-    """A sentence on what the paper has after ±, if it has."""
+    """A sentence about the paper's ±, if it has one."""
     if not recipe.deviation or all(c.std is None for c in cells):
         return []
     whose = "The ± of both" if _over_clients(recipe) else "The paper's ±"
@@ -73,7 +73,7 @@ def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
 
 
 def decimals(recipe: Recipe) -> int | None:
-    """Of its numbers, None for as few as each needs."""
+    """The decimals of its numbers; None for as few as each number needs."""
     return None if recipe.kind == "settings" else recipe.decimals
 
 
@@ -82,7 +82,7 @@ def _over_clients(recipe: Recipe) -> bool:
 
 
 def status(found: Outcome) -> str:
-    """How the cell stands, in a few words."""
+    """The status of a cell, in a few words."""
     if found.status == "under way":
         return f"round {found.rounds}"
     if found.status == "trial":
@@ -91,7 +91,7 @@ def status(found: Outcome) -> str:
 
 
 def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
-    """A line for each cell: paper, ours, the difference and the status; and what they mean."""
+    """A line for each cell: paper, ours, difference and status; and notes that explain them."""
     keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
     fixed = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
@@ -116,7 +116,9 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
         *(f"Accuracy (%): {p}." for p in protocols),
         margin if protocols else "",
-        "Minutes are a machine's own: they are not judged." if any(o.cell.reads == "minutes" for o in outcomes) else "",
+        "Minutes depend on the machine, so they have no verdict."
+        if any(o.cell.reads == "minutes" for o in outcomes)
+        else "",
         *meant(recipe, [o.cell for o in outcomes]),
         *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
         *recipe.doubts,
@@ -146,7 +148,7 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
 
 
 def as_csv(outcomes: Iterable[Outcome]) -> str:
-    """A line for each cell with all its digits: its conditions, the paper's number, ours, and what is known besides."""
+    """A line for each cell with all digits: its conditions, the paper's number, ours, and further numbers."""
     plain = ("published", "published_std", "measured", "interval", "difference", "status", "rounds", "seconds")
     rows = []
     for told in map(as_json, outcomes):

@@ -12,11 +12,11 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError
 from idiolect.simulation.rounds import State
 
-_MEND = "delete it to start this part of the run again"
+_FIX = "delete it to start this part of the run again"
 
 
 def save(state: State, path: Path) -> None:
-    """Write a state, atomically, and sealed.
+    """Write a state, atomically and with a checksum.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
@@ -25,12 +25,12 @@ def save(state: State, path: Path) -> None:
     about = {"round": str(state.round), "seal": files.UNSEALED}
     content = safetensors.torch.save(tensors, metadata=about)
     one, other = (f'"{name}":"{value}"'.encode() for name, value in about.items())
-    content = content.replace(other + b"," + one, one + b"," + other, 1)  # their order is chance
+    content = content.replace(other + b"," + one, one + b"," + other, 1)  # their order is random
     files.write(path, files.sealed(content))
 
 
 def rounds(path: Path) -> int:
-    """How many rounds a checkpoint holds; 0 where there is no readable one."""
+    """How many rounds a checkpoint has; 0 if there is no readable one."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return int(file.metadata()["round"])
@@ -39,7 +39,7 @@ def rounds(path: Path) -> int:
 
 
 def load(path: Path, start: State) -> State:
-    """Read a state of the method that ``start`` is the start of; its clients are taken over.
+    """Read a state of the method whose first state is ``start``; the clients of ``start`` are reused.
 
     Raises:
         InputError: the file is broken or has changed, or was written by another method or model.
@@ -50,7 +50,7 @@ def load(path: Path, start: State) -> State:
             number = int(file.metadata()["round"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not a readable checkpoint ({error}): {_MEND}") from error
+        raise InputError(f"{path} is not a readable checkpoint ({error}): {_FIX}") from error
     wanted = tree.named({"server": start.server})
     server = {name: a for name, a in found.items() if name.partition("/")[0] == "server"}
     try:
@@ -58,6 +58,6 @@ def load(path: Path, start: State) -> State:
             raise ValueError("another server")
         start.clients.restore({name.removeprefix("clients/"): a for name, a in found.items() if name not in server})
     except (KeyError, ValueError):
-        raise InputError(f"{path} was written by another method, model or version: {_MEND}") from None
+        raise InputError(f"{path} was written by another method, model or version: {_FIX}") from None
     _, rebuild = tree.flatten(start.server)
     return State(tree.copy(rebuild([server[name] for name in wanted])), start.clients, number)

@@ -1,4 +1,4 @@
-"""Where numbers come from besides their study: the machine and the versions of what computes."""
+"""What numbers depend on besides their study: the machine and the versions of libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what can change a number."""
+    """Versions of everything that can change a number."""
     return {
         "idiolect": __version__,
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""A run folder, read and checked. Everything else in this folder works on a ``Run`` alone."""
+"""A run folder, read and checked, as a ``Run``."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
 
 
 class Divergence(NamedTuple):
-    """Where the training of a method with a seed came to a number that is not finite."""
+    """The training of a method with a seed that reached a number that is not finite."""
 
     method: str
     """Its label."""
     seed: int
     round: int
-    """The round in which it did; those before are on disk."""
+    """The round in which this happened; the rounds before are on disk."""
     said: str
-    """What became so, of whom, and what to do about it."""
+    """Which number of which client, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds.
+    """The content of a run folder.
 
     Attributes:
         name: the study's name.
         study: the study as written, a mapping.
-        manifest: data set, classes, clients with their class counts and shifts, methods by label; a new client as its
-            rows are, not under further conditions.
+        manifest: data set, classes, clients with their class counts and shifts, methods by label; a new client without
+            further conditions.
         records: one row per (method, seed, round, client, stage, metric, other) with its value; ``other`` is the second
-            client of a value between two, and otherwise missing.
+            client for a value between two clients, else missing.
         timings: one row per (method, seed, round) with its seconds.
-        new_clients: per client number that joined after training, what else was done to its rows: "" for nothing.
-        test_rows: per client number, under further conditions too, how many rows it tests on.
-        diverged: the methods and seeds whose training diverged. A method of which a seed did has no final results: the
-            mean of the others would be too good.
+        new_clients: by the number of a new client, what else was done to its samples: "" for nothing.
+        test_rows: by client number, also under further conditions, the number of its test samples.
+        diverged: the methods and seeds whose training diverged. If one seed of a method diverged, the method has no
+            final results, because the mean of the other seeds would be too good.
     """
 
     name: str
@@ -74,19 +74,19 @@ class Run:
 
     @cached_property
     def titles(self) -> dict[str, str]:
-        """What to call each method, by label, in the study's order; two of one title also show their label."""
+        """The title of each method, by label, in the study's order; methods with equal titles also show their label."""
         methods = {label: str(m["title"]) for label, m in self.manifest["methods"].items()}
         often = Counter(methods.values())
         return {label: title if often[title] == 1 else f"{title} ({label})" for label, title in methods.items()}
 
     @cached_property
     def shifts(self) -> dict[int, str]:
-        """The shift of each client, by id; "" where there is none."""
+        """The shift of each client, by id; "" if there is none."""
         return {c["id"]: c["shift"] for c in self.manifest["clients"]}
 
     @cached_property
     def reports(self) -> dict[str, dict[str, Report]]:
-        """What each method wants drawn, by label and metric; run folders of before hold nothing of it."""
+        """What each method wants drawn, by label and metric; older run folders have none."""
         return {label: from_json(m.get("reports", {})) for label, m in self.manifest["methods"].items()}
 
     @cached_property
@@ -98,7 +98,7 @@ class Run:
     def accuracy(self) -> pd.DataFrame:
         """Accuracy (0..1) of clients at the protocol's stage, in every evaluated round.
 
-        A client without test rows has no accuracy (NaN) and is left out.
+        A client without test samples has no accuracy (NaN) and is left out.
         """
         return self.of_protocol("accuracy")
 
@@ -108,7 +108,7 @@ class Run:
         return self.last_of("accuracy")
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
-        """A metric of test rows at the protocol's stage, in every evaluated round."""
+        """A metric of test samples at the protocol's stage, in every evaluated round."""
         tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
         stage: str = self.protocol.stage
         if self.protocol.clients == "new":
@@ -117,7 +117,7 @@ class Run:
         return found[found["client"].isin(tested)]
 
     def last_of(self, metric: str) -> pd.DataFrame:
-        """The same in the protocol's round: the last of each method and seed, or the best on validation rows.
+        """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
 
         Methods that diverged are left out.
         """
@@ -126,12 +126,12 @@ class Run:
             return last(found, "method", "seed")
         held = self.select(self.protocol.stage, "validation_accuracy")
         means = held.groupby(["method", "seed", "round"])["value"].mean()
-        best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest where some are equal
+        best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest of equal ones
         rows = zip(found["method"], found["seed"], found["round"], strict=True)
         return found[np.fromiter((row in best for row in rows), bool, len(found))]
 
     def select(self, stage: str, metric: str) -> pd.DataFrame:
-        """The records of one metric, without those that have no value."""
+        """The records of one metric that have a value."""
         r = self.records
         return r[(r["stage"] == stage) & (r["metric"] == metric) & r["value"].notna()]
 
@@ -140,7 +140,7 @@ class Run:
         return records[~records["method"].isin([d.method for d in self.diverged])]
 
     def find(self, name: str) -> str | None:
-        """The label under which a method ran: its bare name if there is one, else the first with any options."""
+        """The label with which a method ran: its name without options if there is one, else the first with options."""
         labels = [label for label, m in self.manifest["methods"].items() if m["name"] == name]
         return name if name in labels else next(iter(labels), None)
 
@@ -174,10 +174,10 @@ class _Manifest(pydantic.BaseModel):
 
 
 def read(path: Path | str) -> Run:
-    """Read a run folder, whether the run has ended or is still going.
+    """Read the folder of a run that has ended or is still running.
 
     Raises:
-        InputError: the folder or one of its four files is missing, broken or belongs to another run.
+        InputError: the folder or one of its four files is missing, broken or from another run.
     """
     path = Path(path)
     if not path.is_dir():
@@ -185,26 +185,28 @@ def read(path: Path | str) -> Run:
     study = _load(path / "study.yaml", read_yaml)
     if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
         what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"
-        raise InputError(f"{path / 'study.yaml'} {what}: {_MEND}")
+        raise InputError(f"{path / 'study.yaml'} {what}: {_FIX}")
     if not isinstance(study["rounds"], int):
-        raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_MEND}")
+        raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_FIX}")
     try:
         protocol_of(study)
     except pydantic.ValidationError as error:
         said = error.errors()[0]["msg"].lower()
-        raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_MEND}") from None
+        raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_FIX}") from None
     manifest = _load(path / "manifest.json", read_json)
     try:
         checked = _Manifest.model_validate(manifest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "content"
-        raise InputError(f"{path / 'manifest.json'}: {where}: {first['msg'].lower()}: {_MEND}") from None
+        raise InputError(f"{path / 'manifest.json'}: {where}: {first['msg'].lower()}: {_FIX}") from None
     if edit := edited(study, manifest):
-        raise InputError(f"{path / 'study.yaml'} has changed since the run began ({edit}): undo that")
+        raise InputError(f"{path / 'study.yaml'} has changed since the run began ({edit}): undo this change")
     for client in checked.clients:
         if not len(client.train) == len(client.test) == len(checked.class_names):
-            raise InputError(f"{path / 'manifest.json'}: client {client.id} has not one count per class: {_MEND}")
+            raise InputError(
+                f"{path / 'manifest.json'}: client {client.id} does not have one count for each class: {_FIX}"
+            )
     records, timings = _table(path / "records.parquet"), _table(path / "timings.parquet")
     ids = [c.id for c in checked.clients]
     for column, known in (("method", list(checked.methods)), ("client", ids), ("other", ids)):
@@ -212,8 +214,8 @@ def read(path: Path | str) -> Run:
         strange = there[~there.isin(known)]
         if len(strange):
             kind = "method" if column == "method" else "client"
-            what = f"{kind} {strange.iloc[0]}, which manifest.json does not know"
-            raise InputError(f"{path / 'records.parquet'} speaks of {what}: {_MEND}")
+            what = f"{kind} {strange.iloc[0]}, which is not in manifest.json"
+            raise InputError(f"{path / 'records.parquet'} has {what}: {_FIX}")
     diverged = divergences(path, checked.methods)
     new = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
@@ -224,15 +226,15 @@ def read(path: Path | str) -> Run:
 def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Divergence]:
     """The methods and seeds of a run whose training diverged, the first of each pair first.
 
-    ``labels`` are the run's methods, where they are to be compared.
+    ``labels`` are the run's methods, if they are to be checked.
 
     Raises:
-        InputError: the note of them cannot be read, or is of another run.
+        InputError: the file cannot be read, or is from another run.
     """
     path = folder / DIVERGED
     found = _load(path, _noted) if path.exists() else []
     if unknown := [d.method for d in found if labels is not None and d.method not in labels]:
-        raise InputError(f"{path} speaks of method {unknown[0]}, which is not in this run: {_MEND}")
+        raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {_FIX}")
     return found
 
 
@@ -244,16 +246,16 @@ def _noted(file: Path) -> list[Divergence]:
 
 
 _DIVERGENCES = pydantic.TypeAdapter(list[Divergence])
-_MEND = "restore the file, or run the study again into a new folder"
+_FIX = "restore the file, or run the study again into a new folder"
 
 
 def settings(study: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a study as written, what a manifest notes: all but where the data are and how often a state is kept."""
+    """The part of a written study that a manifest has: all but the data folder and the interval of checkpoints."""
     return {k: v for k, v in study.items() if k not in ("data_dir", "checkpoint_every")}
 
 
 def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
-    """What has been changed in a study as written since its run began; None where nothing has, or nobody noted it."""
+    """What has changed in a written study since its run began; None if nothing has, or if this is not known."""
     if not isinstance(began := manifest.get("study"), dict):
         return None
     now = settings(study)
@@ -263,12 +265,12 @@ def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
 
 def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
     if not file.exists():
-        raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_MEND}")
+        raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_FIX}")
     try:
         return parse(file)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{file} cannot be read ({reason}): {_MEND}") from None
+        raise InputError(f"{file} cannot be read ({reason}): {_FIX}") from None
 
 
 def _table(file: Path) -> pd.DataFrame:
@@ -279,19 +281,19 @@ def _table(file: Path) -> pd.DataFrame:
 
     table = _load(file, parse)
     if missing := [c for c in columns if c not in table.column_names]:
-        raise InputError(f"{file} has no column {missing[0]!r}: {_MEND}")
+        raise InputError(f"{file} has no column {missing[0]!r}: {_FIX}")
     try:
         types = {c: _TYPES.get(c, "int64") for c in columns}
         frame: pd.DataFrame = table.select(columns).to_pandas().astype(types)
     except (ValueError, TypeError, pa.ArrowException):
-        raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_MEND}") from None
+        raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_FIX}") from None
     twice = frame.duplicated([c for c in columns if c not in ("value", "seconds")])
     if twice.any():
         first = ", ".join(f"{c} {frame[c].iloc[int(twice.argmax())]}" for c in columns[:3])
-        raise InputError(f"{file} has {twice.sum()} lines twice (the first: {first}): {_MEND}")
+        raise InputError(f"{file} has {twice.sum()} duplicate rows (the first: {first}): {_FIX}")
     if "metric" in frame:
         share = frame["value"][frame["metric"].isin(_SHARES)]
         if (odd := share[(share < 0) | (share > 1)]).size:
             metric = frame["metric"][odd.index[0]]
-            raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is no share of 0 to 1: {_MEND}")
+            raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is not between 0 and 1: {_FIX}")
     return frame

@@ -1,4 +1,4 @@
-"""What stands in a run folder, and what a study must tell of itself to have one."""
+"""The tables of a run folder, and what a study must provide to have one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RECORDS = pa.schema(
         "other": pa.int64(),
     }
 )
-"""Of ``records.parquet``: see ``idiolect.simulation.rounds.Record``."""
+"""The columns of ``records.parquet``: see ``idiolect.simulation.rounds.Record``."""
 TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
-"""Of ``timings.parquet``."""
+"""The columns of ``timings.parquet``."""
 
 
 def renamed(table: pa.Table) -> pa.Table:
-    """A table of records with today's names and columns, as run folders of before are still read."""
+    """A table of records with today's names and columns, so that older run folders can be read."""
     if "moment" in table.column_names:
         table = table.rename_columns(["stage" if name == "moment" else name for name in table.column_names])
         stage = table["stage"].cast(pa.string())
@@ -43,7 +43,7 @@ def renamed(table: pa.Table) -> pa.Table:
 
 
 def _with_other(table: pa.Table) -> pa.Table:
-    """A table with the column ``other``, which was once spelled into the server's metrics, as ``combination[12]``."""
+    """A table with the column ``other``, which was once a part of the server's metrics, as in ``combination[12]``."""
     stage, metric = (table[name].cast(pa.string()) for name in ("stage", "metric"))
     parts = pc.extract_regex(metric, r"^(?P<metric>.+)\[(?P<other>\d+)\]$")
     pair = pc.and_(pc.equal(stage, "server"), pc.is_valid(parts))
@@ -57,15 +57,15 @@ class Named(Protocol):
 
     @property
     def label(self) -> str:
-        """What tells it from the study's other methods."""
+        """Its label, which differs from those of the study's other methods."""
 
 
 class Written(Protocol):
-    """A study, as far as its folder goes."""
+    """The parts of a study that its folder needs."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
 
     @property
     def methods(self) -> Sequence[Named]:
@@ -80,14 +80,14 @@ class Written(Protocol):
         """The study that a file holds.
 
         Raises:
-            InputError: it holds none.
+            InputError: there is none.
         """
 
     def to_yaml(self) -> str:
-        """As it is written."""
+        """Its text, as it is written into a file."""
 
     def model_dump(self, *, exclude: set[str]) -> dict[str, Any]:
-        """Its settings, but for some."""
+        """Its settings, without some."""
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
         """The same study with other settings."""

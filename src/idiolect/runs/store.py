@@ -1,4 +1,4 @@
-"""A run's folder: the study, the manifest, and per method and seed a cell with its records and its checkpoint."""
+"""A run's folder: the study, the manifest, and for each method and seed a cell with its records and checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
 
 
 class Cell:
-    """One method with one seed: what it has recorded, and how far it has come on disk."""
+    """One method with one seed: its records, and its state on disk."""
 
     def __init__(self, folder: Path, study: str, label: str, seed: int) -> None:
         self.folder = folder
@@ -46,12 +46,12 @@ class Cell:
         self._seconds: list[float] = []
 
     def add(self, records: list[Record], seconds: float) -> None:
-        """Take one round's records and its seconds."""
+        """Add one round's records and its seconds."""
         self._new += records
         self._seconds.append(seconds)
 
     def save(self, state: State) -> None:
-        """Put everything so far on disk. The checkpoint comes last: what is ahead of it is dropped by ``load``."""
+        """Write everything so far to disk. The checkpoint is last: ``load`` drops records of later rounds."""
         values = zip(*self._new, strict=True) if self._new else ([] for _ in Record._fields)
         self._records = self._joined(self._records, dict(zip(Record._fields, values, strict=True)))
         rounds = range(state.round - len(self._seconds) + 1, state.round + 1)
@@ -70,19 +70,19 @@ class Cell:
         """One of its tables.
 
         Raises:
-            InputError: it cannot be read, or is another cell's.
+            InputError: it cannot be read, or is from another cell.
         """
         table = _read(self.folder / name, schema)
         for column in ("method", "seed"):
             if strange := [v for v in pc.unique(table[column]).to_pylist() if v != self._about[column]]:
                 raise InputError(
-                    f"{self.folder / name} is of another cell ({column} {strange[0]}): restore it, or delete its "
+                    f"{self.folder / name} is from another cell ({column} {strange[0]}): restore it, or delete its "
                     "folder to run this part again"
                 )
         return table
 
     def load(self, start: State) -> State:
-        """The state last saved, or ``start``; records and times ahead of it are forgotten."""
+        """The state last saved, or ``start``; records and times of later rounds are dropped."""
         path = self.folder / _CHECKPOINT
         if not path.exists():
             return start
@@ -94,24 +94,24 @@ class Cell:
 
 
 class Store(Generic[S]):
-    """The folder of one run, started or taken up again; ``folder`` None takes a new one in ``runs``.
+    """The folder of one run, started or resumed; ``folder`` None takes a new one in ``runs``.
 
     Raises:
-        InputError: the folder exists and is not to be resumed, holds another study, other data or no run, or another
-            process runs in it.
+        InputError: the folder exists and is not to be resumed, has another study, other data or no run, or another
+            process uses it.
         RunError: the disk is full or the folder cannot be written.
     """
 
     def __init__(self, folder: Path | None, study: S, manifest: dict[str, Any], *, resume: bool) -> None:
         self.folder, self.study = folder or _new(study.name), study
         self.diverged: list[Divergence] = []
-        self._held = _hold(self.folder)  # before looking and writing, so that two do not begin at once
+        self._held = _hold(self.folder)  # before reading and writing, so that two processes do not start at once
         try:
             if resume and (self.folder / "study.yaml").exists():
                 self._resume(manifest)
             elif _holds_something(self.folder):
                 if resume:
-                    raise InputError(f"{self.folder} holds no run: {_elsewhere()}")
+                    raise InputError(f"{self.folder} has no run: {_elsewhere()}")
                 raise InputError(
                     f"{self.folder} exists: {_elsewhere()}, or continue the run in it with {option('resume', True)}"
                 )
@@ -122,7 +122,7 @@ class Store(Generic[S]):
             raise
 
     def _begin(self, manifest: dict[str, Any]) -> None:
-        """Write down what is to run, and with which versions."""
+        """Write the study and the versions of libraries."""
         text = self.study.to_yaml()
         noted = {
             "study": settings(parse_yaml(text)),
@@ -139,22 +139,22 @@ class Store(Generic[S]):
             raise
 
     def _resume(self, manifest: dict[str, Any]) -> None:
-        """Check that the folder holds the same study, on the same data, and remove what a killed writer left."""
+        """Check that the folder has the same study on the same data, and remove unfinished files."""
         self.study = self.study.model_copy(update={"name": self._same(manifest)})
         self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
-        self._whole()  # every cell is readable, before one of them goes on
-        sittings(self.folder)  # and so is the note of what ran them
-        for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second as older versions wrote them
+        self._whole()  # every cell must be readable before one of them continues
+        sittings(self.folder)  # and so must the note of engines and machines
+        for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second in the format of older versions
             for draft in self.folder.rglob(pattern):
                 with suppress(OSError):
                     draft.unlink()
 
     def close(self) -> None:
-        """Let another process run in the folder."""
+        """Let another process use the folder."""
         self._held()
 
     def _same(self, manifest: dict[str, Any]) -> str:
-        """The name of the study in the folder, which must compute what this one does, and did so when it began."""
+        """The name of the study in the folder, which must compute the same as this one, now and when it began."""
         text, path = self.folder / "study.yaml", self.folder / "manifest.json"
         there = type(self.study).look(text)
         try:
@@ -167,16 +167,18 @@ class Store(Generic[S]):
                 f"{path} is missing or broken{said}: restore it, or run the study into another folder"
             ) from None
         if edit:
-            raise InputError(f"{text} has changed since the run began ({edit}): undo that, or {_elsewhere()}")
+            raise InputError(f"{text} has changed since the run began ({edit}): undo this change, or {_elsewhere()}")
         if differs := difference(computed(there), computed(self.study)):
-            raise InputError(f"{self.folder} holds another study ({differs}): {_elsewhere()}, or resume it as it was")
+            raise InputError(
+                f"{self.folder} has another study ({differs}): {_elsewhere()}, or resume with the same settings"
+            )
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {_elsewhere()}")
         self._other_versions(began)
         return there.name
 
     def _other_versions(self, began: dict[str, Any]) -> None:
-        """Say where the rounds so far were computed with other versions, or elsewhere; ``engine.json`` has each."""
+        """Warn if earlier rounds were computed with other versions or on another machine; ``engine.json`` lists all."""
         now = {**environment.versions(), "machine": environment.machine()}
         before: dict[str, list[str]] = {name: [] for name in now}
         with suppress(InputError):  # a broken note
@@ -187,7 +189,7 @@ class Store(Generic[S]):
                         found.append(str(known[name]))
         if other := [f"{name} {' and '.join(found)}, now {now[name]}" for name, found in before.items() if found]:
             log.warning(
-                "%s was begun with %s: the rest may round otherwise than one run without a break would; %s notes it",
+                "%s was started with %s: its other rounds may differ in rounding from a run without a break; see %s",
                 self.folder, "; ".join(other), _SITTINGS,
             )  # fmt: skip
 
@@ -198,16 +200,16 @@ class Store(Generic[S]):
         return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
 
     def diverge(self, found: Divergence) -> None:
-        """Note that a method's training with a seed diverged; it is not taken up again while this stands."""
+        """Write that a method's training with a seed diverged; it is not run again as long as this file says so."""
         order = [u.label for u in self.study.methods]
         self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
         notes = [d._asdict() for d in self.diverged]
         files.write(self.folder / DIVERGED, sealed_json(notes))
 
     def ran(self, run: dict[str, Any]) -> None:
-        """Note what ran the study, or the rest of it."""
+        """Write which engine and machine ran the study, or the rest of it."""
         before: list[dict[str, Any]] = []
-        with suppress(InputError):  # a broken note is no reason to lose this one
+        with suppress(InputError):  # a broken file is no reason to lose this entry
             before = sittings(self.folder)
         files.write(self.folder / _SITTINGS, sealed_json([*before, run]))
 
@@ -215,7 +217,7 @@ class Store(Generic[S]):
         """Join the cells' records into the run's, in the order of the study.
 
         Raises:
-            InputError: a cell has lost its records, of which the run's may be the last copy: nothing is written.
+            InputError: a cell has lost its records, and the run's may be the last copy: nothing is written.
             RunError: the disk is full or the folder cannot be written.
         """
         for name, table in self._whole().items():
@@ -232,27 +234,27 @@ class Store(Generic[S]):
 
 
 def sittings(folder: Path) -> list[dict[str, Any]]:
-    """What ran a study: the engine, the machine and the versions of each sitting; none where nobody noted it.
+    """The engine, the machine and the versions of each start of a study; empty if none are recorded.
 
     Raises:
-        InputError: the note cannot be read.
+        InputError: the file cannot be read.
     """
     path = folder / _SITTINGS
     try:
         found = read_json(path) if path.exists() else []
         if not isinstance(found, list) or not all(isinstance(ran, dict) for ran in found):
-            raise ValueError("it is no list of mappings")
+            raise ValueError("it is not a list of mappings")
         for ran in found:
             ran.pop("seal", None)
             if not isinstance(ran.get("versions", {}), dict):
-                raise ValueError("it has versions that are no mapping")
+                raise ValueError("its versions are not a mapping")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
     return found
 
 
 def joined_rounds(folder: Path) -> int:
-    """The last round of a run whose records have been joined, with the times last; 0 where none can be read."""
+    """The last round of a run whose records have been joined, with the times last; 0 if none can be read."""
     path = folder / "timings.parquet"
     try:
         return int(pc.max(_read(path, TIMINGS)["round"]).as_py() or 0) if path.exists() else 0
@@ -261,7 +263,7 @@ def joined_rounds(folder: Path) -> int:
 
 
 def seconds_of_rounds(folder: Path) -> list[float]:
-    """Of the rounds that a run has on disk so far.
+    """The seconds of the rounds that a run has on disk.
 
     Raises:
         InputError: they are missing or cannot be read.
@@ -279,7 +281,7 @@ def _elsewhere() -> str:
 
 
 def _new(name: str) -> Path:
-    """``runs/name``, or the first free one of ``runs/name-2``, ..., taken."""
+    """``runs/name``, or the first free one of ``runs/name-2``, ...; it is made at once."""
     number, folder = 1, Path("runs", name)
     while True:
         try:
@@ -295,9 +297,9 @@ def _new(name: str) -> Path:
 
 
 def _hold(folder: Path) -> Callable[[], object]:
-    """Keep other processes out until what this gives is called, or the process ends.
+    """Keep other processes out until what this returns is called, or the process ends.
 
-    The folder is made where there is none. It is locked itself, which leaves no file; on Windows a file in it is.
+    The folder is made if it does not exist. The folder itself is locked, which leaves no file; on Windows a file in it.
     """
     while True:
         try:
@@ -318,14 +320,14 @@ def _hold(folder: Path) -> Callable[[], object]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(held)
-            raise _held_by_another(folder) from None
-        except OSError:  # a file system that cannot
+            raise _used_by_another(folder) from None
+        except OSError:  # a file system without locks
             os.close(held)
             return lambda: None
         with suppress(OSError):
             if os.path.samestat(os.fstat(held), os.stat(folder)):
                 return partial(os.close, held)
-        os.close(held)  # who held it before has removed it
+        os.close(held)  # the process that had it has removed it
 
 
 def _hold_file(folder: Path) -> Callable[[], object]:
@@ -333,18 +335,18 @@ def _hold_file(folder: Path) -> Callable[[], object]:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise _held_by_another(folder) from None
-    except (OSError, NotImplementedError):  # a file system that cannot
+        raise _used_by_another(folder) from None
+    except (OSError, NotImplementedError):  # a file system without locks
         return lambda: None
     return lock.release
 
 
-def _held_by_another(folder: Path) -> InputError:
-    return InputError(f"another process runs in {folder}: wait for it, or {_elsewhere()}")
+def _used_by_another(folder: Path) -> InputError:
+    return InputError(f"another process uses {folder}: wait for it, or {_elsewhere()}")
 
 
 def _holds_something(folder: Path) -> bool:
-    """Whether there is more than what a run killed at its very start leaves."""
+    """Whether there is more than a run leaves that was killed at its very start."""
     try:
         return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
     except OSError as error:
@@ -352,7 +354,7 @@ def _holds_something(folder: Path) -> bool:
 
 
 def computed(study: Written) -> dict[str, Any]:
-    """What decides the numbers, flat: setting -> value."""
+    """The settings that determine the numbers, flat: setting -> value."""
     found = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
     uses = found.pop("methods")
     found["methods"] = [u["label"] for u in uses]
@@ -366,7 +368,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
 
 
 def said(value: Any) -> str:
-    """A setting's value, as an option takes it."""
+    """A setting's value, in the form of an option."""
     if isinstance(value, Mapping) and "name" in value:
         value = Spec.model_validate(value)
     return ", ".join(map(said, value)) or "none" if isinstance(value, list | tuple) else str(value)
@@ -379,16 +381,16 @@ def _brief(value: Any) -> str:
 
 def _write(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
-    whole = table.combine_chunks()  # the same bytes however often it was saved
+    whole = table.combine_chunks()  # the same bytes however often it is saved
     pq.write_table(whole.replace_schema_metadata({"seal": files.UNSEALED}), buffer)
     files.write(path, files.sealed(buffer.getvalue()))
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        content = io.BytesIO(files.read(path))  # one version of a file that another job may replace
+        content = io.BytesIO(files.read(path))  # one version of a file, which another job may replace
         table = renamed(pq.read_table(content)).select(schema.names)
         return table.replace_schema_metadata(None).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        reason = str(error).partition("\n")[0]  # and then every column
+        reason = str(error).partition("\n")[0]  # and then by every column
         raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error

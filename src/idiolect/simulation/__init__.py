@@ -1,4 +1,4 @@
-"""The one round loop, and what runs a client. It knows no engine and no method."""
+"""The one round loop, and the code that runs a client, for all engines and methods."""
 
 from idiolect.simulation.client_runner import Job
 from idiolect.simulation.rounds import Engine, Record, Session, State, begin, fit

@@ -1,4 +1,4 @@
-"""What every engine runs of a client, wherever it runs."""
+"""What every engine runs for a client, wherever the client runs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from idiolect.simulation.representation_metrics import gaussianity, plane, stand
 from idiolect.training.sgd import laid_out
 
 Phase = Literal["local", "evaluate", "received"]
-"""``evaluate`` measures what ``personalise`` makes, ``received`` the client as it is."""
+"""``evaluate`` measures the model after ``personalise``, ``received`` the client as it is."""
 Stop = Callable[[], bool]
-PAUSE = 0.2  # seconds between two questions whether to stop
-_BINS = 15  # of confidence, as in the literature
-_CHUNK = 256  # test rows per prediction: larger ones leave the processor's cache
-_SHOWN = 200  # test rows of a client whose representations are recorded
-_TOGETHER = 32  # test rows that several clients are measured on at a time: more leave the processor's cache
+PAUSE = 0.2  # seconds between two checks whether to stop
+_BINS = 15  # bins of confidence, as in the literature
+_CHUNK = 256  # test samples per prediction: larger ones leave the processor's cache
+_SHOWN = 200  # test samples of a client whose representations are recorded
+_TOGETHER = 32  # test samples that several clients are measured on at a time: more leave the processor's cache
 
 
 class Trained(NamedTuple):
-    """What ``local`` leaves of a client's round."""
+    """The result of a client's ``local``."""
 
     client: Tree
     up: Up
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A client's model on its test rows, and on its validation rows where it has some."""
+    """A client's model on its test samples, and on its validation samples if it has some."""
 
     accuracy: float
     loss: float
@@ -48,29 +48,29 @@ class Measured(NamedTuple):
     calibration_error: float
     """Expected calibration error, 0..1: see ``calibration_error``."""
     brier: float
-    """Mean over rows of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
+    """Mean over samples of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
     validation_accuracy: float | None = None
     validation_loss: float | None = None
     observed: Mapping[str, float] | None = None
-    """By metric what the job's ``Watch`` asks for."""
+    """The metrics that the job's ``Watch`` asks for."""
 
 
 class Watch(NamedTuple):
-    """What is observed of the models that a phase measures."""
+    """What is observed about the models that a phase measures."""
 
     phase: Phase
     gaussianity: bool
-    """Of every client in every round."""
+    """Observed for every client in every round."""
     shown: tuple[int, ...]
-    """Clients whose representations of test rows are recorded in round ``last``."""
+    """Clients whose representations of test samples are recorded in round ``last``."""
     last: int
 
 
 class Job(NamedTuple):
     """One method on one federation with one seed.
 
-    ``build`` is importable, so that a worker can build it too; ``build(personal=False)`` leaves out ``personalise``,
-    which is asked for where the received model is measured.
+    ``build`` can be imported, so that a worker can call it too. ``build(personal=False)`` leaves out ``personalise``;
+    this is used to measure the received model.
     """
 
     name: str
@@ -83,10 +83,10 @@ class Job(NamedTuple):
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
-    """Places in ``ids`` of the clients that a site is given at a time, the most work first.
+    """Groups of clients that a site gets at a time, as places in ``ids``, the most work first.
 
-    Training takes one client after another. Clients with few test rows are measured together, those of like numbers
-    (see ``Site.run``). What is together depends on ``ids`` alone, so that no number of workers changes a result.
+    Training takes one client after another. Clients with few test samples are measured together, those with similar
+    numbers (see ``Site.run``). The groups depend only on ``ids``, so the number of workers does not change a result.
     """
     if phase == "local":
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
@@ -101,7 +101,7 @@ def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[i
 
 
 class Site:
-    """Runs phases for clients of a job, and says of every failure which method, round, client and phase it was."""
+    """Runs phases for clients of a job; every error says in which method, round, client and phase it happened."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -113,7 +113,7 @@ class Site:
         return self.job.build(personal=False)
 
     def of(self, phase: Phase) -> Method:
-        """The method as a phase has it."""
+        """The method as a phase needs it."""
         return self.received if phase == "received" else self.method
 
     def run(
@@ -121,8 +121,8 @@ class Site:
     ) -> list[Trained] | list[Measured]:
         """One phase of a group of clients; ``down.own`` has a row for each.
 
-        Where what a client has of its own is small beside what all are sent, a head beside a body, the group's test
-        rows pass through the model together.
+        If a client's own part is small compared with the shared part, as a head with a body, the group's test samples
+        pass through the model together.
 
         Raises:
             RunError: the method raised.
@@ -143,7 +143,7 @@ class Site:
         ]
 
     def where(self, round: int, id: int, phase: Phase) -> str:
-        """Which method, client, round and phase, for an error."""
+        """Adds method, client, round and phase to an error."""
         return f"{self.job.name}: client {id}, round {round}, {phase}"
 
     def _data(self, rows: Tensor) -> Data:
@@ -166,7 +166,7 @@ class Site:
         return self.leaving(round, id, trained)
 
     def leaving(self, round: int, id: int, trained: Trained) -> Trained:
-        """What leaves a client: checked, and its upload as the job's steps make it.
+        """A client's result, checked, with its upload after the job's steps.
 
         Raises:
             Diverged: something is not finite.
@@ -193,7 +193,7 @@ class Site:
     def _predict_together(
         self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
     ) -> list[Tensor] | None:
-        """Log-probabilities of each client's measured rows in one pass, or None where it would not be less work."""
+        """Log-probabilities of each client's measured samples in one pass, or None if that would not be less work."""
         if 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
             return None
         data = self.job.data
@@ -201,7 +201,9 @@ class Site:
         longest = max(map(len, rows))
         x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
         if x_M.ndim == 4:
-            x_M = x_M.clone(memory_format=torch.channels_last)  # mapped images cannot be laid out later
+            x_M = x_M.clone(
+                memory_format=torch.channels_last
+            )  # the memory layout of mapped images cannot be changed later
         predict = torch.func.vmap(method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
             down = Down(tree.map(laid_out, downs[0].shared), tree.stack([d.own for d in downs]))
@@ -212,13 +214,13 @@ class Site:
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
 
     def observe(self, phase: Phase, round: int, id: int, down: Down, client: Tree) -> dict[str, float] | None:
-        """By metric what is observed of a client, whose state is ready to predict.
+        """What is observed of a client whose state is ready to predict, by metric.
 
-        ``gaussianity`` of its training rows, ``gaussianity_standardised``; ``feature[row,0]`` and ``feature[row,1]`` of
-        its first test rows in a plane, and their ``feature_class[row]``.
+        ``gaussianity`` and ``gaussianity_standardised`` of its training samples; for its first test samples in a plane
+        ``feature[row,0]`` and ``feature[row,1]``, and their ``feature_class[row]``.
 
         Raises:
-            InputError: the method notes no representation.
+            InputError: the method records no representation.
         """
         watch, data, found = self.job.watch, self.job.data, {}
         if watch is None or watch.phase != phase:
@@ -241,19 +243,19 @@ class Site:
             with watching() as seen, torch.no_grad():
                 self.of(phase).predict(down, client, self.job.data.x_R[some])
             if not seen:
-                what = f"{self.job.name} notes no representation to observe"
+                what = f"{self.job.name} records no representation to observe"
                 raise InputError(f"{what}: let it call idiolect.core.network.watch, or leave observe out")
             parts.append(seen[0].flatten(1))
         return torch.cat(parts)
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
-        """Log-probabilities of a client's test and validation rows, checked and held against their labels."""
+        """Log-probabilities of a client's test and validation samples, checked and compared with the labels."""
         where = self.where(round, id, "evaluate")
         logp_NC = logp_NC.double()
         with blame(where):
             if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
-                what = f"a row's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
-                raise ValueError(f"predict gives no log-probabilities ({what}): end it in log_softmax")
+                what = f"a sample's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
+                raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
         check(where, {"prediction": logp_NC.amax(1)})
         y_N = self.job.data.y_R[self.job.data.measured(id)]
         right_N, tested = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
@@ -273,7 +275,8 @@ class Site:
 def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
     """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
 
-    Rows are put by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]; NaN without rows.
+    Samples are divided by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]. NaN if there
+    are no samples.
 
     Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
     """
@@ -285,7 +288,7 @@ def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
 
 
 def check(where: str, result: Tree) -> None:
-    """Raise Diverged where a number is not finite."""
+    """Raise Diverged if a number is not finite."""
     if (path := tree.not_finite(result)) is not None:
         what = f"training diverged ({path} is not a finite number)"
         raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")

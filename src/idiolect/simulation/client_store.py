@@ -1,4 +1,4 @@
-"""What stays at the clients, kept for them in a simulation: in memory, or where that is large, on disk."""
+"""The clients' states in a simulation: in memory, or on disk if they are large."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.tree import Tree
 
-_LARGE = 2**28  # bytes of all clients together, from which they stand on disk
+_LARGE = 2**28  # bytes of all clients together from which they are kept on disk
 
 
 class Clients(Protocol):
-    """The state of each client, by its number; one that was never put is as it was initial, and takes no room."""
+    """The state of each client, by its number; a state that was never put is the initial one and takes no space."""
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
 
     def __getitem__(self, client: int) -> Tree:
         """A client's state."""
@@ -37,10 +37,10 @@ class Clients(Protocol):
         """All states, in order."""
 
     def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
-        """Take new states."""
+        """Store new states."""
 
     def saved(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the clients; it is theirs again after ``restore``."""
+        """What a checkpoint keeps of the clients; ``restore`` takes it."""
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Go back to what ``saved`` gave.
@@ -51,7 +51,7 @@ class Clients(Protocol):
 
 
 def store(initial: Tree, count: int, folder: Path | None = None) -> Clients:
-    """Clients that all start alike: on disk where there is a folder and they could come to more than 256 MB."""
+    """Clients that all start with the same state: on disk if there is a folder and they could take more than 256 MB."""
     if folder is not None and count * tree.nbytes(initial) > _LARGE:
         return OnDisk(initial, count, folder)
     return InMemory(initial, count)
@@ -74,11 +74,11 @@ class InMemory:
         return (self[i] for i in range(self._count))
 
     def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
-        """Take new states."""
+        """Store new states."""
         self._states.update(zip(clients, states, strict=True))
 
     def saved(self) -> dict[str, Tensor]:
-        """The states that differ from the initial one, leaf by leaf, and whose they are."""
+        """The states that differ from the initial one, leaf by leaf, and their clients' numbers."""
         ids = sorted(self._states)
         states = tree.named(tree.stack([self._states[i] for i in ids])) if ids else {}
         return {"of": torch.tensor(ids, dtype=torch.int64)} | states
@@ -97,13 +97,13 @@ class InMemory:
 
 
 class OnDisk:
-    """States in files, one per tensor, of which nothing stays in memory.
+    """States in files, one for each tensor; nothing stays in memory.
 
-    A client has two rows in each file, and what is put goes into the one that the last checkpoint does not name: a
-    checkpoint says for each client which row is its own (0 or 1; 2 for none yet), so that it is exact whatever was put
-    after it. The files are sparse: what was never put takes no room. They are read and written, not mapped: that takes
-    a third of the time, leaves no pages resident, and a full disk is an error. A checkpoint has a checksum of each
-    state, which is compared when the state is first read again.
+    A client has two rows in each file. A new state is written into the row that the last checkpoint does not name. A
+    checkpoint says for each client which row is current (0 or 1; 2 for none yet), so it stays exact whatever is written
+    later. The files are sparse: a state that was never put takes no space. They are read and written, not mapped: this
+    takes a third of the time, keeps no pages in memory, and a full disk is an error. A checkpoint has a checksum of
+    each state, which is compared when the state is first read again.
 
     Raises:
         RunError: the folder cannot be written, or (``put``, ``saved``) the disk is full.
@@ -144,7 +144,7 @@ class OnDisk:
         return (self[i] for i in range(self._count))
 
     def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
-        """Take new states."""
+        """Store new states."""
         self._half_put = True
         with self._disk():
             for client, state in zip(clients, states, strict=True):
@@ -156,13 +156,15 @@ class OnDisk:
         self._half_put = False
 
     def saved(self) -> dict[str, Tensor]:
-        """Which row is a client's own; the files are brought to disk.
+        """Which row of each client is current; the files are written to disk.
 
         Raises:
-            RunError: the last ``put`` failed midway, so that some states are of the round that failed.
+            RunError: the last ``put`` failed midway, so some states are from the round that failed.
         """
         if self._half_put:
-            raise RunError(f"the clients' states in {self._folder} are of two rounds: go on from the last checkpoint")
+            raise RunError(
+                f"the clients' states in {self._folder} are from two rounds: continue from the last checkpoint"
+            )
         with self._disk():
             for file in self._files:
                 file.flush()
@@ -177,9 +179,9 @@ class OnDisk:
             raise ValueError("other clients")
         own_K = saved["rows"].numpy().copy()
         if (own_K < 2).any() and not all(file.stood for file in self._files):
-            raise ValueError("the clients' files are gone or of other sizes")
+            raise ValueError("the clients' files are missing or have other sizes")
         self._own_K, self._saved_K, self._half_put = own_K, own_K.copy(), False
-        if "sums" in saved:  # which older versions did not write
+        if "sums" in saved:  # older versions did not write these
             self._sums_K, self._unsure_K = saved["sums"].numpy().copy(), own_K < 2
 
     @contextmanager
@@ -188,7 +190,7 @@ class OnDisk:
             yield
         except OSError as error:
             what = f"cannot keep the clients' states in {self._folder} ({error.strerror})"
-            raise RunError(f"{what}: make room, or choose another folder") from error
+            raise RunError(f"{what}: free some space, or choose another folder") from error
 
 
 def _sum(leaves: Sequence[Tensor]) -> int:
@@ -199,7 +201,7 @@ def _sum(leaves: Sequence[Tensor]) -> int:
 
 
 class _File:
-    """Rows of one tensor. ``stood``: it was there, in the right size; ``made``: it is new. It is made when written."""
+    """Rows of one tensor, made at the first write. ``stood``: the file existed in this size; ``made``: it is new."""
 
     def __init__(self, path: Path, like: Tensor, rows: int) -> None:
         self._path, self._like, self._rows = path, like, rows
@@ -218,7 +220,7 @@ class _File:
         return self._file
 
     def read(self, row: int) -> Tensor:
-        """A row, in memory of its own."""
+        """A row, in its own memory."""
         value = torch.empty(self._like.shape, dtype=self._like.dtype)
         self._whole(row, value, lambda file, part: file.readinto(part))
         return value
@@ -228,7 +230,7 @@ class _File:
         if (value.shape, value.dtype) != (self._like.shape, self._like.dtype):
             kinds = [f"{tuple(a.shape)} {a.dtype}" for a in (self._like, value)]
             raise ValueError(
-                "a client's state changed from {} to {}: let init_client give what local gives".format(*kinds)
+                "a client's state changed from {} to {}: init_client must return the same form as local".format(*kinds)
             )
         self._whole(row, value.detach().contiguous(), lambda file, part: file.write(part))
 
@@ -242,5 +244,5 @@ class _File:
             done += moved
 
     def flush(self) -> None:
-        """Bring it to disk."""
+        """Write it to disk."""
         os.fsync(self._opened().fileno())

@@ -1,4 +1,4 @@
-"""What can be observed of representations: how well Gaussian classes describe them, and how they lie in a plane."""
+"""Metrics of representations: how well Gaussian classes describe them, and their places in a plane."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from idiolect.statistics.covariance import shrink
 from idiolect.statistics.gaussian import estimate
 from idiolect.statistics.moments import moments
 
-# N rows of one client, d dimensions of a representation
+# N samples of one client, d dimensions of a representation
 
-_SHRINK = 1e-4  # of the covariance, as the papers' classifiers shrink it
+_SHRINK = 1e-4  # shrinkage of the covariance, as in the papers' classifiers
 
 
 def gaussianity(z_Nd: Tensor, y_N: Tensor) -> float:
-    """How unlikely representations are under the Gaussian classes fitted to them: nats per row, less is better.
+    """How improbable representations are under Gaussian classes fitted to them: nats per sample, less is better.
 
-        mean over rows of -log N(z; mean_y, cov),   cov = shrink(within-class covariance, 1e-4)
+        mean over samples of -log N(z; mean_y, cov),   cov = shrink(within-class covariance, 1e-4)
 
-    The fit is to these same rows, so that the squared distances add up to nearly d / 2 whatever the rows: what varies
-    is half the log-determinant of the covariance, which moves with the scale of the representations. Compare it within
-    one method, or take that of ``standardised`` rows. With fewer rows than dimensions the repair sets the variance of
-    the directions that no row shows.
+    The Gaussians are fitted to these same samples, so the squared distances add up to nearly d / 2 for any samples.
+    What varies is half the log-determinant of the covariance, which depends on the scale of the representations.
+    Compare it within one method, or use ``standardised`` samples. With fewer samples than dimensions, the shrinkage
+    sets the variance of directions without data.
 
     Returns:
-        NaN where no class has two different rows.
+        NaN if no class has two different samples.
 
     Source: FedLDA (McLaughlin & Su, FL@FM-NeurIPS 2023), Figure 1(a): ground truth statistics.
     """
@@ -44,7 +44,7 @@ def gaussianity(z_Nd: Tensor, y_N: Tensor) -> float:
 
 
 def standardised(z_Nd: Tensor) -> Tensor:
-    """Rows in which every dimension has mean 0 and standard deviation 1; one that is constant is 0."""
+    """Samples in which every dimension has mean 0 and standard deviation 1; one that is constant is 0."""
     z_Nd = z_Nd.double()
     varies_d = z_Nd.amax(0) > z_Nd.amin(0)
     std_d = torch.where(varies_d, z_Nd.std(0, correction=0), 1.0)
@@ -52,9 +52,9 @@ def standardised(z_Nd: Tensor) -> Tensor:
 
 
 def plane(z_Nd: Tensor) -> Tensor:
-    """Rows as points (N, 2): as they are where d is 2, else on their two directions of largest variance.
+    """Samples as points (N, 2): as they are if d is 2, else along their two directions of largest variance.
 
-    The sign of a direction is such that its entry of largest size is positive.
+    The sign of a direction makes its largest entry by absolute value positive.
     """
     z_Nd = z_Nd.double()
     if z_Nd.shape[1] == 2:

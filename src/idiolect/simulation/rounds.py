@@ -23,15 +23,15 @@ from idiolect.simulation.client_store import Clients, store
 
 _USUAL = Protocol()
 _SHOWN = 4  # clients whose representations are recorded
-_COMBINED = 32  # uploads that are combined at a time; of fewer, the server gets each
-_TOGETHER = 128  # clients that are measured at a time, so that what they are sent fits in memory
+_COMBINED = 32  # uploads that are combined at a time; if there are fewer, the server gets each
+_TOGETHER = 128  # clients that are measured at a time, so that their messages fit in memory
 
 
 class Session(typing.Protocol):
-    """A job that an engine has taken up."""
+    """A job that an engine has started."""
 
     seconds: float
-    """Of work done in ``map`` so far, added up over all workers."""
+    """Seconds of work in ``map`` so far, summed over all workers."""
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
@@ -39,52 +39,52 @@ class Session(typing.Protocol):
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
-            RunError: a client failed, or what runs it.
-            Interrupted: ``stop`` said so.
+            RunError: a client failed, or its worker.
+            Interrupted: ``stop`` returned true.
         """
 
     def close(self) -> None:
-        """Let go of the job."""
+        """End the job."""
 
 
 class Engine(typing.Protocol):
-    """Runs phases of jobs for some clients. Engines know no method."""
+    """Runs phases of jobs for some clients. Engines do not depend on methods."""
 
     name: str
     workers: int
-    """How many clients, or groups of them, can be under way at once."""
+    """How many clients, or groups of them, can run at once."""
     lanes: int
     """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
     seconds: float
-    """Of work done for all jobs so far, added up over the workers."""
+    """Seconds of work for all jobs so far, summed over the workers."""
 
     @property
     def at_once(self) -> int:
-        """How many clients ``map`` should be given at a time, at least, so that few workers wait for the last ones."""
+        """How many clients ``map`` should get at a time, at least, so that few workers wait for the last ones."""
 
     def __enter__(self) -> Self:
-        """Take what the engine needs."""
+        """Start what the engine needs."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give it back."""
+        """End it."""
 
     def open(self, job: Job) -> Session:
-        """Take up a job. Jobs that are open together are on the same data."""
+        """Start a job. Jobs that are open together have the same data."""
 
 
 class State(NamedTuple):
-    """All that a run continues from; the clients are continued in place."""
+    """All that is needed to continue a run; the clients are changed in place."""
 
     server: Tree
     clients: Clients
     round: int
-    """Rounds done."""
+    """Rounds that are done."""
 
 
 class Record(NamedTuple):
-    """One measured number of one client, or between it and another, in one round."""
+    """One measured number of one client, or of a pair of clients, in one round."""
 
     round: int
     client: int
@@ -95,11 +95,11 @@ class Record(NamedTuple):
     metric: str
     value: float
     other: int | None = None
-    """The second client, of a value between two."""
+    """The second client, for a value between two."""
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
-    """The state before the first round; with a folder, large states of clients stand there."""
+    """The state before the first round; with a folder, large states of clients are kept there."""
     initial = tree.copy(method.init_client(keys.key(seed, "enrol")))
     return State(tree.copy(method.init_server(keys.key(seed, "init"))), store(initial, clients, folder), 0)
 
@@ -113,7 +113,7 @@ def participants(seed: int, round: int, clients: int, participation: float) -> l
 
 
 def share_of(clients: int, participation: float) -> int:
-    """How many clients take part in a round: a share of them, rounded half up, at least one."""
+    """How many clients take part in a round: the share rounded, halves up, at least one."""
     return max(1, int(participation * clients + 0.5))
 
 
@@ -129,13 +129,13 @@ def fit(
     on_round: Callable[[State, list[Record], float], None] = lambda state, records, seconds: None,
     stop: Stop = lambda: False,
 ) -> State:
-    """Run a job to round ``rounds``, from the start or from a state, whose clients it goes on with in place.
+    """Run a job to round ``rounds``, from the start or from a state, whose clients are changed in place.
 
-    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their
-    numbers. At evaluation rounds and after the last, clients are measured on their test rows as the protocol says: all
-    or the participants, on their personal models (``personalise``, then ``predict``) or at another stage; what
-    ``personalise`` made is not kept. After the last round the clients that did not train join (``init_client``,
-    ``send``, ``personalise``) and are measured too.
+    A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their numbers.
+    At evaluation rounds and after the last, clients are measured on their test samples as the protocol says: all or the
+    participants, on their personal models (``personalise``, then ``predict``) or at another stage; what ``personalise``
+    made is not kept. After the last round the clients that did not train join (``init_client``, ``send``,
+    ``personalise``) and are measured too.
 
     Args:
         job: method, data, seed.
@@ -182,7 +182,7 @@ def fit(
 
 
 def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> Watch | None:
-    """What the job's sites observe for a protocol: features of the first client of each shift, and of one without."""
+    """What a protocol observes: features of the first client of each shift, and of the first without a shift."""
     if not protocol.observe:
         return None
     share = 1.0 if protocol.full_last_round else participation
@@ -200,14 +200,14 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
 
 
 class _Run:
-    """A job under way."""
+    """A running job."""
 
     def __init__(self, job: Job, method: Method, engine: Engine, stop: Stop) -> None:
         self.job, self.method, self.session, self.stop = job, method, engine.open(job), stop
         self._engine, self._mapped, self._last = engine, 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
-        """Of the server since the last call, and of the clients' work over the number of workers."""
+        """Seconds of the server since the last call, and of the clients' work divided by the number of workers."""
         now, (start, worked) = time.perf_counter(), self._last
         spent = now - start - self._mapped + (self.session.seconds - worked) / self._engine.workers
         self._mapped, self._last = 0.0, (now, self.session.seconds)
@@ -222,7 +222,7 @@ class _Run:
     def round(
         self, state: State, number: int, share: float, reporting: bool
     ) -> tuple[Tree, dict[int, Tree], list[Record]]:
-        """The server after a round, the states of its participants, and what was seen."""
+        """The server after a round, the states of its participants, and what was recorded."""
         job = self.job
         ids = participants(job.seed, number, job.data.trained, share)
         new: list[Tree] = []
@@ -237,7 +237,7 @@ class _Run:
                 wired += _wired(number, part, down, uploads.nbytes(job.uploads, trained[0].up))
             new += [t.client for t in trained]
             received = [t.up for t in trained]
-            trained.clear()  # so that ``gather`` holds the uploads alone
+            trained.clear()  # so that only ``gather`` holds the uploads
             ups += received if len(ids) <= _COMBINED or self.method.combine is None else self.combined(received, number)
         while len(ups) > _COMBINED and self.method.combine is not None:
             ups = self.combined(ups, number)
@@ -249,9 +249,9 @@ class _Run:
         return server, dict(zip(ids, new, strict=True)), records
 
     def combined(self, ups: list[Up], number: int) -> list[Up]:
-        """One upload in place of each ``_COMBINED``, which are taken from the list.
+        """Replace each ``_COMBINED`` uploads in the list by one.
 
-        Their places in the round alone decide which, so that no engine changes a result.
+        Which ones depends only on their places in the round, so the engine does not change a result.
         """
         assert self.method.combine is not None
         found = []
@@ -264,9 +264,9 @@ class _Run:
     def measured(
         self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, observed: bool
     ) -> list[Record]:
-        """What the models of some clients, whose states these are, do on their test rows at a stage.
+        """The records of some clients' models on their test samples at a stage, given the clients' states.
 
-        What a site observed is recorded where it was to be ``observed`` at this stage.
+        What a site observed is recorded if this stage is ``observed``.
         """
         records, states = [], iter(clients)
         for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
@@ -283,7 +283,7 @@ class _Run:
     def after_training(
         self, server: Tree, number: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
     ) -> list[Measured]:
-        """Each client after the local training of the next round, its upload being all that the server has of it."""
+        """Each client after the local training of the next round, as if only its upload reached the server."""
         trained: list[Trained] = self.map("local", number + 1, ids, down, clients)
         found: list[Measured] = []
         for i, alone in zip(ids, trained, strict=True):
@@ -326,7 +326,7 @@ def _wired(number: int, ids: Sequence[int], down: Down, received: int) -> list[R
 
 
 def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
-    """A value of each participant, or of each pair of them."""
+    """The values of each participant, or of each pair of them."""
     records = []
     for name, value in info.items():
         for i, row in zip(ids, value.tolist(), strict=True):

@@ -1,8 +1,8 @@
-"""What happens to an upload on its way: clipping, noise, compression, one after another.
+"""What happens to an upload on its way: clipping, noise and compression, one after another.
 
-A step takes the value of an upload, a tree of tensors, and gives a like tree; it knows no method. Weights, the numbers
-of samples, are left as they are. A step of your own is a function of ``(value, key)`` in a module that workers can
-import.
+A step takes the value of an upload, a tree of tensors, and returns a tree of the same form. It does not depend on the
+method. Weights, which are numbers of samples, do not change. Your own step is a function of ``(value, key)`` in a
+module that workers can import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 
 Step = Callable[[Tree, Tensor], Tree]
-"""(value, key) -> value. One that compresses has a method ``nbytes(value)``, the bytes of what it gave on the wire."""
+"""(value, key) -> value. A step that compresses has a method ``nbytes(value)``: the bytes of its result on the wire."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Clip:
     norm: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def __call__(self, value: Tree, key: Tensor) -> Tree:
-        """The value, or the value times norm / |value| where that is less."""
+        """The value, times norm / |value| if its norm is larger."""
         size = sum(float(a.double().square().sum()) for a in tree.leaves(value) if a.is_floating_point())
         shrink = min(1.0, self.norm / max(math.sqrt(size), 1e-30))
         return tree.map(lambda a: a * shrink if a.is_floating_point() else a, value)
@@ -44,12 +44,12 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Adds an independent draw from N(0, std^2) to every number. After ``Clip``, it hides what one client sent."""
+    """Adds an independent draw from N(0, std^2) to every number. After ``Clip``, this hides what one client sent."""
 
     std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def __call__(self, value: Tree, key: Tensor) -> Tree:
-        """The value and noise, which the key decides."""
+        """The value plus noise, which depends on the key."""
         flat, build = tree.flatten(value)
         return build([
             a + self.std * keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype) if a.is_floating_point() else a
@@ -61,7 +61,7 @@ class Noise:
 class Quantise:
     """Rounds each tensor to 2^bits - 1 even steps between its least and its largest number, at random and unbiased.
 
-    On the wire a number takes ``bits`` bits, a tensor 8 bytes more.
+    On the wire, a number takes ``bits`` bits, and each tensor 8 bytes more.
 
     Source: Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017, section 2.2 (k-level).
     """
@@ -69,7 +69,7 @@ class Quantise:
     bits: Annotated[int, Field(ge=1, le=16)] = 8
 
     def __call__(self, value: Tree, key: Tensor) -> Tree:
-        """The value as it comes out at the server."""
+        """The value that the server gets."""
         flat, build = tree.flatten(value)
         return build([self._rounded(a, keys.fold(key, k)) for k, a in enumerate(flat)])
 
@@ -94,7 +94,7 @@ class Quantise:
 class TopK:
     """Keeps the largest ``share`` of all numbers by absolute value, and sends 0 for the others.
 
-    On the wire a number that is kept takes its own bytes and 4 for its place.
+    On the wire, a number that is kept takes its own bytes and 4 bytes for its place.
 
     Source: Aji & Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017, without their residuals.
     """
@@ -102,7 +102,7 @@ class TopK:
     share: Annotated[float, Field(gt=0, le=1)]
 
     def __call__(self, value: Tree, key: Tensor) -> Tree:
-        """The value with zeros."""
+        """The value with zeros for the numbers that are not sent."""
         numbers = [a.abs().flatten() for a in tree.leaves(value) if a.is_floating_point()]
         if not numbers:
             return value
@@ -125,7 +125,7 @@ STEPS: dict[str, Callable[..., Any]] = {"clip": Clip, "noise": Noise, "quantise"
 
 
 def step_of(spec: Spec) -> Any:
-    """The step that a spec names, such as ``clip:norm=1.0``.
+    """The step for a spec such as ``clip:norm=1.0``.
 
     Raises:
         InputError: unknown name or option, an option that is left out, or a value out of range.
@@ -150,7 +150,7 @@ def complete_step(spec: Spec) -> Spec:
 
 
 def sent(steps: Sequence[Step], up: Up, key: Tensor) -> Up:
-    """An upload after all steps, each with a key of its own. Steps of steps are steps again: they compose."""
+    """An upload after all steps, each with its own key. Several steps together are a step again."""
     value: Any = up.value
     for k, step in enumerate(steps):
         value = step(value, keys.fold(key, k))
@@ -158,6 +158,6 @@ def sent(steps: Sequence[Step], up: Up, key: Tensor) -> Up:
 
 
 def nbytes(steps: Sequence[Step], up: Up) -> int:
-    """The bytes of an upload on the wire: by the last step that compresses, if there is one."""
+    """The bytes of an upload on the wire, as the last step that compresses counts them, if there is one."""
     by = next((step.nbytes for step in reversed(steps) if hasattr(step, "nbytes")), tree.nbytes)
     return int(by(up.value)) + tree.nbytes(up.weight)

@@ -1,4 +1,4 @@
-"""Studies: what is compared on what, run, and what came out; recipes of the papers' tables and figures."""
+"""Studies: which methods are compared on which data, how a study is run, and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the command line's help needs ``settings`` alone, without PyTorch."""
+    """Import on first use: the command line's help needs only ``settings``, without PyTorch."""
     if name not in _MODULES:
         raise AttributeError(f"module 'idiolect.studies' has no attribute {name!r}")
     return getattr(import_module(f"idiolect.studies.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""A study: what is compared on what, as one frozen, checked object."""
+"""A study: which methods are compared on which data, as one frozen, checked object."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
-_GIVEN = "given: "  # begins what stands in a file for an object that Python gave
+_GIVEN = "given: "  # in a file, starts the text for an object that was given in Python
 
 
 class Study(BaseModel):
     """Methods compared on one federation of clients.
 
-    The same study gives the same numbers with every engine; only those of ``vectorised`` differ, by rounding.
+    The same study gives the same numbers with every engine, except ``vectorised``, whose numbers differ by rounding.
 
     Raises:
         InputError: a setting is unknown, misspelt or out of range.
@@ -98,7 +98,7 @@ class Study(BaseModel):
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
             field = Study.model_fields.get(name)
-            if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic takes true for 1
+            if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic reads true as 1
                 raise InputError(f"{name}={str(value).lower()} is not valid: only drop_last is true or false")
         try:
             super().__init__(**settings)
@@ -106,10 +106,10 @@ class Study(BaseModel):
             raise InputError(sentence(error, Study)) from None
 
     @pydantic.model_validator(mode="after")
-    def _settled(self) -> Self:
-        """Fill in what depends on other settings: the data set, how it is divided, among how many."""
+    def _resolved(self) -> Self:
+        """Fill in what depends on other settings: the data set, the partition, the number of clients."""
 
-        def settle(**values: Any) -> None:
+        def resolve(**values: Any) -> None:
             for name, value in values.items():
                 object.__setattr__(self, name, value)
 
@@ -118,14 +118,14 @@ class Study(BaseModel):
                 raise ValueError(
                     f"momentum={self.momentum:g} is for optimiser=sgd, not adam: leave momentum out, or set it to 0"
                 )
-            settle(momentum=0.0)
+            resolve(momentum=0.0)
         if self.data is None:
-            settle(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
+            resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
             if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
                 pass
             elif own:
-                raise ValueError(f"{own[0]} goes with data of your own: name them with data, or leave {own[0]} out")
+                raise ValueError(f"{own[0]} is for your own data: give data too, or leave {own[0]} out")
         elif self.dataset is not None or self.data_dir is not None:
             raise ValueError("give data (your own) or dataset and data_dir (one by name), not both")
         if self.partition is None:
@@ -133,14 +133,16 @@ class Study(BaseModel):
             if column is None and self.dataset is not None:
                 column = data.describe(self.dataset)["client_column"]
             elif self.data is not None and column is None:
-                return self  # the data decide when they are read
+                return self  # this depends on the data, which are read later
             named = {"column": column} if column and self.data is None else {}
-            settle(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
+            resolve(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
-            raise ValueError("protocol clients=new needs clients that join: add new_clients, as 20%, or leave it out")
+            raise ValueError(
+                "protocol clients=new needs new clients: add new_clients, for example 20%, or leave it out"
+            )
         known = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
         if self.clients is None and known and not data.follows_a_column(self.partition):
-            settle(clients=USUAL_CLIENTS)
+            resolve(clients=USUAL_CLIENTS)
         return self
 
     @pydantic.field_validator("data", mode="before")
@@ -185,7 +187,7 @@ class Study(BaseModel):
         per_cent = value.strip().endswith("%")
         number = scalar(value.strip().removesuffix("%"))
         if not isinstance(number, int | float) or (per_cent and number > 100):
-            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of rows")
+            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of samples")
         return number / 100 if per_cent else number
 
     @pydantic.field_validator("new_clients", mode="before")
@@ -251,11 +253,12 @@ class Study(BaseModel):
 
         Args:
             path: of the file.
-            allow_import: whether the file may name code by its import path, which is then imported and run: only for
+            allow_import: whether the file may name code by its import path, which is then imported and run. Only for
                 files, and modules in the current folder, that you trust.
 
         Raises:
-            InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
+            InputError: there is no such file, it is not YAML, a setting is wrong, or it names code without
+                ``allow_import``.
         """
         study = cls.look(path)
         if not (named := study.imports()):
@@ -269,10 +272,10 @@ class Study(BaseModel):
 
     @classmethod
     def look(cls, path: str | Path) -> Self:
-        """As ``read``, but nothing that the file names is imported: to compare a study or to show it, not to run it.
+        """As ``read``, but code that the file names is not imported: to compare or show a study, not to run it.
 
         Raises:
-            InputError: no such file, not YAML, or a setting is wrong.
+            InputError: there is no such file, it is not YAML, or a setting is wrong.
         """
         try:
             settings = read_yaml(Path(path))
@@ -281,7 +284,7 @@ class Study(BaseModel):
         except ValueError as error:
             raise InputError(f"{path} is not YAML ({error}): fix it") from None
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
-            raise InputError(f"{path} is not a study: it should hold settings such as 'dataset: digits'")
+            raise InputError(f"{path} is not a study: it should have settings such as 'dataset: digits'")
         try:
             with no_imports():
                 return cls(**settings)
@@ -289,7 +292,7 @@ class Study(BaseModel):
             raise InputError(f"{path}: {error}") from None
 
     def imports(self) -> dict[str, str]:
-        """The settings that are import paths of code, with these."""
+        """The settings that are import paths of code, with the paths."""
         found = {"model": path_of_model(self.model)}
         if isinstance(self.partition, Spec) and is_path(self.partition):
             found["partition"] = self.partition.name
@@ -298,7 +301,7 @@ class Study(BaseModel):
         return {setting: path for setting, path in found.items() if path}
 
     def to_yaml(self) -> str:
-        """The whole study, defaults included, as ``read`` takes it."""
+        """The whole study with its defaults, as text that ``read`` can read."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     @property
@@ -310,15 +313,17 @@ class Study(BaseModel):
         """The clients' data: loaded, partitioned, shifted.
 
         Raises:
-            InputError: data that are missing or broken, or a partition that they do not allow.
+            InputError: the data are missing or broken, or do not allow the partition.
         """
         source = self._source()
         partition = self.partition
         if isinstance(partition, str):
-            raise InputError(f"partition {partition}: it stood in a Python program: run the study from there")
+            raise InputError(
+                f"partition {partition}: it was an object of a Python program: run the study from that program"
+            )
         invented = partition is None and source.client_column is None
         if partition is None:
-            few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # they may be few
+            few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # there may be few samples
             partition = complete_partition(Spec(name="natural") if source.client_column else few)
         found = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
@@ -334,25 +339,27 @@ class Study(BaseModel):
             return self.data
         if self.data is not None:
             if self.data.startswith(_GIVEN):
-                raise InputError(f"data {self.data}: they stood in a Python program: run the study from there")
+                raise InputError(
+                    f"data {self.data}: they were an object of a Python program: run the study from that program"
+                )
             return data.open_data(
                 self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
             )
         folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
         if folder and not folder.is_dir():
             raise InputError(
-                f"data_dir={self.data_dir}: there is no such folder; leave it out to fetch {self.dataset} by name"
+                f"data_dir={self.data_dir}: there is no such folder; leave it out to download {self.dataset} by name"
             )
         return data.load(str(self.dataset), folder)
 
     def task(self, federation: FederatedData) -> Task:
-        """What the methods are told.
+        """The task that the methods get.
 
         Raises:
-            InputError: a network, or an augmentation, that does not fit the rows.
+            InputError: the network or the augmentation does not fit the samples.
         """
         if self.augment != "none" and federation.x_R.dtype != torch.uint8:
-            raise InputError(f"augment={self.augment} is for images, and these rows are numbers: leave it out")
+            raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
         network = models.build(self.model, federation.shape, federation.classes)
         rule: Optimiser = SGD(self.lr, self.momentum, self.weight_decay)
         if self.optimiser == "adam":
@@ -367,7 +374,7 @@ class Study(BaseModel):
         steps = tuple(step_of(spec) for spec in self.uploads)
 
         def job(use: Use, seed: int) -> Job:
-            # each has a network of its own, for one that computes holds its weights, and jobs run side by side
+            # each job has its own network: a network holds weights while it computes, and jobs run side by side
             made = partial(build, use.name, use.options, self.task(federation))
             return Job(use.label, made, federation, seed, uploads=steps)
 
@@ -375,24 +382,24 @@ class Study(BaseModel):
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:
-    """That nothing in somebody's own data says whose a sample is, and what was done instead."""
+    """Warn that the user's own data have no client column, and say what was done instead."""
     size_K = [len(train) for train in found.train[: found.trained]]
     alone = size_K.count(1)
     single = f" ({alone} with a single one)" if alone else ""
     drawn = Spec(name=partition.name, options={k: v for k, v in partition.options.items() if k in _USUAL.options})
     few = f" (of few texts: {listed(source.few)})" if source.few else ""
     log.warning(
-        "no client column: %d clients are drawn by %s, with %d to %d training samples%s; if a column%s says whose each "
-        "sample is, name it with %s, else choose %s and %s",
+        "no client column: %d clients are drawn by %s, with %d to %d training samples%s; if a column%s says which "
+        "client a sample belongs to, give it with %s, else choose %s and %s",
         found.clients, drawn, min(size_K), max(size_K), single, few,
         option("client_column"), option("clients"), option("partition"),
     )  # fmt: skip
 
 
 def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
-    """What to say of a file that names code, for which nobody has given a word."""
+    """The error for a file that names code without permission to import it."""
     setting, path = next(iter(named.items()))
     return InputError(
-        f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: look at "
-        f"that first, then give {option('allow_import', True)}"
+        f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: check "
+        f"that module first, then give {option('allow_import', True)}"
     )

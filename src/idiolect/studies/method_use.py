@@ -1,4 +1,4 @@
-"""A method of a study, with its options and a label of its own."""
+"""A method of a study, with its options and its label."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
 
 
 def labelled(name: str, options: Mapping[str, Any]) -> str:
-    """A method with what differs from its defaults, or with the preset that is asked for.
+    """A label: the method with the options that differ from its defaults, or with its preset.
 
     >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
     'fedpac:head_epochs=2'

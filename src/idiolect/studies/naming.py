@@ -1,4 +1,4 @@
-"""What settings name (partitions, shifts, networks), looked up and completed."""
+"""Partitions, shifts and networks that settings name, looked up and completed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def known_name(what: str, name: str, known: Sequence[str]) -> str:
     """A name, if it is known.
 
     Raises:
-        InputError: it is not; the message has the nearest.
+        InputError: it is unknown; the message has the nearest.
     """
     if name not in known:
         raise InputError(f"unknown {what} {name!r}; {nearest(name, known)}")
@@ -30,7 +30,7 @@ def known_name(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def path_of_model(name: str) -> str | None:
-    """The import path that names a network; None where a name of ours does."""
+    """The import path of a network; None for a network by name."""
     wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
     return wanted if "." in wanted else None
 
@@ -41,7 +41,7 @@ def is_path(partition: Spec) -> bool:
 
 
 def complete_partition(spec: Spec) -> Spec:
-    """The partition with all its options; one that may not be imported as it is."""
+    """The partition with all its options; unchanged if it may not be imported."""
     if is_path(spec) and not may_import():
         return spec
     function, options = data.partition_of(spec)
@@ -68,7 +68,7 @@ def all_different(what: str, values: T, names: Sequence[Any]) -> T:
     """
     twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
     if twice is not None:
-        raise InputError(f"{what} {twice!r} stands twice: give each {what} once")
+        raise InputError(f"{what} {twice!r} is given twice: give each {what} once")
     return values
 
 
@@ -87,6 +87,6 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
         example = "adam:lr=0.01" if setting == "server_optimiser" else "dirichlet:alpha=0.3"
         return f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example {example}"
     known = named or setting == "protocol"
-    inside = inner if known else [step for step in inner if isinstance(step, int)]  # texts name kinds of value
+    inside = inner if known else [step for step in inner if isinstance(step, int)]  # the text names the expected type
     where = ".".join(map(str, [setting, *inside]))
     return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"

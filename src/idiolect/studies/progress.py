@@ -19,14 +19,14 @@ from idiolect.report.tables import duration
 from idiolect.simulation import Engine
 
 Key = tuple[str, int]
-_SILENT = 60.0  # seconds after which a log has a sign of life
+_SILENT = 60.0  # after so many seconds without a line, the next round writes one
 
 
 class Watcher(Protocol):
-    """Told how a study goes on."""
+    """Is told about the progress of a study."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start showing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -34,16 +34,16 @@ class Watcher(Protocol):
         """Stop showing."""
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
-        """What is to run, ``rounds`` of each method's label and seed, in this order, and how many are on disk."""
+        """The plan: ``rounds`` for each method's label and seed, in this order, and how many are on disk."""
 
     def start(self, label: str, seed: int, done: int) -> None:
-        """A method begins with a seed, of which ``done`` rounds are done."""
+        """A method starts with a seed; ``done`` rounds are already done."""
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """A round is over; ``accuracy`` is the mean that the protocol asks for, where it was measured."""
+        """A round has ended; ``accuracy`` is the mean that the protocol asks for, if it was measured."""
 
     def diverged(self, label: str, seed: int, round: int) -> None:
-        """A method's training diverged in a round, now or when it was run before; nothing more comes of it."""
+        """A method's training diverged in a round, now or in an earlier run; it does not continue."""
 
 
 class Silent:
@@ -76,18 +76,18 @@ class _Job:
     seed: int
     done: int
     before: int = 0
-    """Rounds that were done when it began."""
+    """Rounds that were done when it started."""
     began: float | None = None
     first: float = 0.0
-    """When its first round here ended."""
+    """When its first round in this run ended."""
     last: float = 0.0
-    """When the last one did."""
+    """When its last round ended."""
     accuracy: float | None = None
     diverged: bool = False
 
     @property
     def pace(self) -> float | None:
-        """Seconds of a round, where one has been done; of several without the first, in which workers start."""
+        """Seconds of a round, if one is done; if there are several, without the first, in which workers start."""
         new = self.done - self.before
         if self.began is None or new == 0:
             return None
@@ -95,7 +95,7 @@ class _Job:
 
 
 class Bars(Silent):
-    """A live table: per method and seed how far it is, and a line for the whole; never higher than the terminal."""
+    """A live table: the progress of each method and seed, and a line for all; never higher than the terminal."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._lock = console, clock, threading.Lock()
@@ -134,7 +134,7 @@ class Bars(Silent):
             job.accuracy = job.accuracy if accuracy is None else accuracy
 
     def diverged(self, label: str, seed: int, round: int) -> None:
-        """Say so in its row."""
+        """Write it in the method's row."""
         with self._lock:
             self._jobs[label, seed].diverged = True
 
@@ -149,7 +149,7 @@ class Bars(Silent):
             left = [j for j in jobs if j.done < self._rounds and not j.diverged]
             running = [j for j in left if j.began is not None]
             queued = [j for j in left if j.began is None]
-            room = self._console.height - 3  # the header, the whole, and the line that the cursor is on
+            room = self._console.height - 3  # the header, the line for all, and the line of the cursor
             lines: list[RenderableType] = []
             if len(jobs) > room:
                 lines.append(_line(f"{len(finished)} finished: {_named(finished, accuracy=True)}"))
@@ -188,7 +188,7 @@ class Bars(Silent):
         return "" if job.pace is None else duration(self._rest(job, job.pace))
 
     def _rest(self, job: _Job, pace: float) -> float:
-        """Seconds that a job takes from now on; a round under way that takes longer than usual ends at once."""
+        """Seconds that a job still takes; a current round that takes longer than usual counts as ended."""
         rest = (self._rounds - job.done) * pace
         return rest if job.began is None else rest - min(pace, self._clock() - job.last)
 
@@ -206,7 +206,7 @@ class Bars(Silent):
         return "; ".join([*parts, f"{duration(left)} left"] if left else parts)
 
     def _time_left(self, jobs: Sequence[_Job]) -> float | None:
-        """Of the whole: what is queued goes at the pace of its method, else at the mean; so many side by side."""
+        """Seconds left for all; a queued job is as fast as its method so far, or as the mean; some run side by side."""
         paces: dict[str, list[float]] = {}
         for j in self._jobs.values():
             if j.pace is not None:
@@ -224,7 +224,7 @@ def _line(text: str) -> Text:
 
 
 def _named(jobs: Sequence[_Job], accuracy: bool = False) -> str:
-    """Methods, each once, with how many seeds where several, or with their mean accuracy."""
+    """Methods, each once, with the number of seeds if several, or with their mean accuracy."""
     found: dict[str, list[_Job]] = {}
     for j in jobs:
         found.setdefault(j.label, []).append(j)
@@ -249,12 +249,12 @@ class Lines(Silent):
         self._said: dict[str, float] = {}
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
-        """Note how many rounds each method has, of all its seeds."""
+        """Remember how many rounds each method has, over all its seeds."""
         for label, _ in done:
             self._total[label] = self._total.get(label, 0) + rounds
 
     def start(self, label: str, seed: int, done: int) -> None:
-        """Say where the method stands."""
+        """Write how far the method is."""
         first, total = label not in self._since, self._total[label]
         self._since.setdefault(label, time.monotonic())
         self._done[label] = self._done.get(label, 0) + done
@@ -262,7 +262,7 @@ class Lines(Silent):
             self._say(f"{label}: {self._done[label]} of {total} rounds done" if done else f"{label}: {total} rounds")
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """Say the accuracy where it was measured, and the round where nothing was said for a minute."""
+        """Write the accuracy if it was measured, and the round if nothing was written for a minute."""
         self._done[label] += 1
         now = time.monotonic()
         if accuracy is not None or now - self._said.get(label, self._since[label]) >= _SILENT:

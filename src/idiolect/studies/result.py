@@ -1,4 +1,4 @@
-"""What a run measured: from its folder alone."""
+"""The result of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Result:
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """What ran it, once for each time that it was taken up and did some rounds.
+        """The engine and machine of the run, once for each time that it was started or resumed and did some rounds.
 
-        ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy``, the share of the workers' time
-        that was work, ``versions``, ``dtype`` and ``machine``; older runs lack some.
+        ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy`` (the share of time in which the
+        workers worked), ``versions``, ``dtype`` and ``machine``. Older runs have fewer.
         """
         return sittings(self.folder)
 
     @property
     def diverged(self) -> list[report.Divergence]:
-        """The methods and seeds whose training diverged: ``method``, ``seed``, ``round`` and what is ``said`` of it."""
+        """The methods and seeds whose training diverged: ``method``, ``seed``, ``round`` and the message ``said``."""
         return report.divergences(self.folder)
 
     @property
@@ -42,8 +42,8 @@ class Result:
     def accuracy(self) -> Any:
         """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
 
-        It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The mean
-        over seeds is the table's. Methods without a result are left out.
+        It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The table has
+        the mean over seeds. Methods without a result are left out.
         """
         return report.accuracies(report.read(self.folder))
 
@@ -61,7 +61,7 @@ class Result:
         return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
 
     def new_clients(self) -> list[report.NewClients]:
-        """How clients that did not train fare after they joined, a row per condition; empty where there are none."""
+        """The accuracy of new clients, a row for each condition; empty if there are none."""
         return report.new_clients(report.read(self.folder))
 
     def new_clients_table(self) -> Table | None:
@@ -71,5 +71,5 @@ class Result:
         return report.render_new_clients(rows, run.titles) if rows else None
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page (``report.html`` in the run's folder unless told otherwise) and return where it is."""
+        """Write the page (by default ``report.html`` in the run's folder) and return its path."""
         return report.write([self.folder], Path(out) if out else self.folder / "report.html")

@@ -56,26 +56,26 @@ def run(
 ) -> Result:
     """Run a study, or the rest of it, and return what it measured.
 
-    A method whose training diverges with a seed ends there, and the others go on: a logged warning says so, and
-    ``Result.diverged``. A run that is resumed does not try it again, which would give the same.
+    If a method's training diverges with a seed, it ends there, and the others go on. A logged warning and
+    ``Result.diverged`` say so. A resumed run does not try it again, because the result would be the same.
 
     Args:
-        study: what to run.
+        study: the study to run.
         out: folder of the run; None takes the first free one of ``runs/NAME``, ``runs/NAME-2``, ...
         engine: ``auto``, ``sequential``, ``processes``, ``vectorised`` or ``ray``, with options as in
-            ``vectorised:chunk=20``; no choice changes a number, but for the rounding of ``vectorised``.
+            ``vectorised:chunk=20``; the choice changes no number, except by the rounding of ``vectorised``.
         workers: worker processes; None takes one per core.
-        resume: continue what ``out`` holds (or start, where it holds nothing).
-        watcher: is told of progress.
-        budget: seconds after which the run stops at its last whole round, as a signal would stop it.
-        track: experiment trackers to tell, as ``tensorboard``, ``mlflow:URI`` or ``wandb:PROJECT``, or makers of one's
+        resume: continue the run in ``out`` (or start it, if ``out`` is empty).
+        watcher: is told about the progress.
+        budget: seconds after which the run stops at its last whole round, as after a signal.
+        track: experiment trackers, as ``tensorboard``, ``mlflow:URI`` or ``wandb:PROJECT``, or functions that make your
             own (see ``trackers.Tracker``); one that fails is left out with a warning.
 
     Raises:
-        InputError: a setting, the data or the folder do not allow the run, or another process runs in the folder;
+        InputError: a setting, the data or the folder does not allow the run, or another process uses the folder;
             nothing is written.
         RunError: a client failed, a worker died, or the disk is full; whole rounds are on disk.
-        Interrupted: SIGINT or SIGTERM came, or the budget is spent; whole rounds are on disk.
+        Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
     ends = None if budget is None else time.monotonic() + budget
     runs = engines.engine(engine, workers)
@@ -108,7 +108,7 @@ def run(
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
-            if runs.seconds or not isinstance(error, InputError):  # else nothing was done, and nothing changes
+            if runs.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
                 with suppress(IdiolectError):
                     store.merge()
             again = f"continue with: {_command(store.folder, engine, workers, bool(study.imports()))}"
@@ -122,7 +122,7 @@ def run(
 
 
 def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:
-    """What ran a sitting, and with what: all that can change a number besides the study."""
+    """The engine, versions and machine of this start of a run: all that can change a number besides the study."""
     return {
         "engine": runs.name,
         "options": Spec.parse(asked).options,
@@ -136,7 +136,7 @@ def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:
 
 
 class _Sitting:
-    """The jobs of a study on one engine, as many side by side as it takes to keep its workers busy."""
+    """The jobs of a study on one engine, as many side by side as keep its workers busy."""
 
     def __init__(self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
         self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
@@ -145,15 +145,15 @@ class _Sitting:
 
     @property
     def where(self) -> str:
-        """How far the jobs under way have come."""
+        """How far the running jobs are."""
         rounds = self._store.study.rounds
         parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._at.items()]
         return f"after {' and '.join(parts)}" if parts else "before the first round"
 
     def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
-        """Run the rest of every job; the first failure ends all, each at its last whole round.
+        """Run the remaining rounds of every job; the first failure ends all, each at its last whole round.
 
-        One that diverges ends alone.
+        If a job diverges, only this job ends.
         """
         lanes = min(self._engine.lanes, len(jobs))
         watcher.plan(self._store.study.rounds, self._done(jobs), self._engine)
@@ -169,7 +169,7 @@ class _Sitting:
             futures = [pool.submit(self._one, job, watcher, stop) for job in jobs]
             try:
                 left, failed = set(futures), False
-                while left and not failed:  # a signal that another thread is given waits for this one to wake
+                while left and not failed:  # a signal in another thread is handled only when this one wakes up
                     done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
                     failed = any(f.exception() for f in done)
             finally:
@@ -182,7 +182,7 @@ class _Sitting:
                 raise error
 
     def left(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
-        """Rounds on disk of the jobs that have rounds to do."""
+        """Rounds on disk, for the jobs that are not finished."""
         ended = {(d.method, d.seed) for d in self._store.diverged}
         return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
 
@@ -239,13 +239,13 @@ class _Sitting:
                 )  # fmt: skip
         except Exception:
             if latest.round > saved:
-                with suppress(RunError):  # the first error is the one to tell
+                with suppress(RunError):  # the first error is the one to report
                     cell.save(latest)
             raise
 
 
 def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
-    """Say which methods diverged, and of those that did in a sitting before this one, how to try again."""
+    """Warn which methods diverged, and for those that diverged before this start, how to try again."""
     for d in store.diverged:
         retry = f"; it was not tried again: to do so, delete {store.folder / DIVERGED} and resume"
         log.warning(
@@ -255,7 +255,7 @@ def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The SIGINT and SIGTERM that have come; a second one stops at once."""
+    """The SIGINT and SIGTERM received so far; a second one stops at once."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -287,7 +287,7 @@ def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> s
 
 
 def _about(use: Use) -> dict[str, Any]:
-    """What a manifest says of a method."""
+    """The manifest's entry for a method."""
     entry = methods.get(use.name)
     return {
         "name": use.name, "title": _title(use), "summary": entry.summary, "reports": reports.to_json(entry.reports)
@@ -295,7 +295,7 @@ def _about(use: Use) -> dict[str, Any]:
 
 
 def _title(use: Use) -> str:
-    """A label of one's own, or the method's title with its options, or what the literature calls it with these."""
+    """The user's label, or the method's title with its options, or the name in the literature for these options."""
     entry = methods.get(use.name)
     if use.label != use.name and not use.label.startswith(f"{use.name}:"):
         return use.label

@@ -1,7 +1,7 @@
-"""The settings of a study: of each the one description, the one default and the option that gives it.
+"""The settings of a study: for each one description, one default and one option.
 
-``Study`` takes its fields' defaults and descriptions from here, the command line its options, the documentation its
-table. Nothing heavy is imported, so that help is quick.
+``Study`` takes its defaults and descriptions from here, the command line its options, and the documentation its table.
+Nothing heavy is imported, so that help is quick.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
-USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # where nothing else decides
+USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # if nothing else decides
 
 
 class Setting(NamedTuple):
     """One setting of a study.
 
     Attributes:
-        group: what it is about.
-        about: what it says, one or two sentences.
+        group: the topic under which help lists it.
+        about: the description, one or two sentences.
         default: its value unless given.
-        unset: what its default means, where that is not to be read off the value.
+        unset: what its default means, if the value does not show it.
         type: of the value on the command line.
         repeat: whether its option is repeated, once for each value.
-        metavar: what stands for its value in help.
-        option: its name on the command line where that is another, "" where only a file takes it.
-        common: whether it is among those that people use most.
+        metavar: the name of its value in help.
+        option: its name on the command line if that differs, "" if only a file can give it.
+        common: whether it is one of those that people use most.
     """
 
     group: str
@@ -64,7 +64,7 @@ SETTINGS = {
         DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True
     ),
     "client_column": Setting(
-        DATA, "Column that says whose sample it is: a client for each value.", metavar="COLUMN"
+        DATA, "Column that says which client a sample belongs to.", metavar="COLUMN"
     ),
     "drop": Setting(DATA, "Columns to leave out, joined by +.", (), metavar="COLUMNS"),
     "resize": Setting(DATA, "Bring images to one size, as 32 or 32x24 (width x height).", metavar="SIZE"),
@@ -73,8 +73,8 @@ SETTINGS = {
     ),
     "normalise": Setting(
         DATA,
-        "By the set's usual mean and spread (reference), by those of its training samples (training), or to -1..1 "
-        "(symmetric).",
+        "By the literature's mean and std for the set (reference), by those of the training samples (training), or to "
+        "-1..1 (symmetric).",
         "reference",
     ),
     "clients": Setting(

@@ -1,4 +1,4 @@
-"""Experiment trackers: what a study measures, sent to TensorBoard, MLflow or Weights & Biases while it runs."""
+"""Experiment trackers: a study's numbers are sent to TensorBoard, MLflow or Weights & Biases while it runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _AVERAGED = ("accuracy", "loss", "calibration_error", "brier")
 
 
 class Tracker(Protocol):
-    """Told of one method with one seed; others that run beside it have trackers of their own, in other threads."""
+    """Is told about one method with one seed; others at the same time have their own trackers in other threads."""
 
     def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
-        """The method begins or, where rounds are ``done``, goes on; ``folder`` is its cell's and is kept."""
+        """The method starts or, if rounds are ``done``, continues; ``folder`` is its cell's and is kept."""
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """What an evaluated round measured: see ``measures``."""
+        """The numbers of an evaluated round: see ``measures``."""
 
     def end(self, status: Status) -> None:
-        """The method is through, or has been stopped or has failed."""
+        """The method has ended, was stopped or has failed."""
 
 
 Make = Callable[[], Tracker]
@@ -49,20 +49,21 @@ def measures(
     rows: Sequence[int],
     conditions: Sequence[str] = (),
 ) -> dict[str, float]:
-    """An evaluated round in a few numbers; nothing of a round that was not evaluated.
+    """An evaluated round in a few numbers; empty for a round that was not evaluated.
 
     Args:
         records: of the round.
         seconds: that it took.
-        what: whose models count, and how clients are averaged.
-        rows: on which each client tests.
-        conditions: of the last clients, which join afterwards; "" is that of their rows as they are.
+        what: whose models are measured, and how clients are averaged.
+        rows: the number of test samples of each client.
+        conditions: of the last clients, which are new; "" is for their samples as they are.
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
-        rows; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new clients,
-        under all conditions, where they have joined; ``bytes``, down and up, mean over participants; ``seconds``.
-        Where the protocol is about new clients, these are the clients, and ``trained_accuracy`` is of the others.
+        samples; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new
+        clients, under all conditions, once they are measured; ``bytes``, down and up, mean over participants;
+        ``seconds``. If the protocol is about new clients, the numbers are theirs, and ``trained_accuracy`` is that of
+        the others.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     sent: dict[int, float] = {}
@@ -90,13 +91,13 @@ def measures(
 
 
 class TensorBoard:
-    """Event files, in the cell's folder or in ``where``: ``tensorboard --logdir`` takes the run's folder or it."""
+    """Event files in the cell's folder, or in ``where``; ``tensorboard --logdir`` takes the run's folder or it."""
 
     def __init__(self, where: str | None = None) -> None:
         self._where = where
 
     def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
-        """Open the event file; what an earlier sitting wrote ahead of its checkpoint counts no more."""
+        """Open the event file; points that were written after the last checkpoint do not count."""
         from torch.utils.tensorboard import SummaryWriter
 
         into = Path(self._where, folder.parents[1].name, folder.name) if self._where else folder / "tensorboard"
@@ -115,9 +116,9 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment that is called as the study, on the server or in the store at ``where``.
+    """A run of the experiment with the study's name, on the server or in the store at ``where``.
 
-    ``where`` None is what MLflow takes: MLFLOW_TRACKING_URI, else a file of its own.
+    With None, MLflow chooses: MLFLOW_TRACKING_URI, else its own file.
     """
 
     _ENDS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -126,7 +127,7 @@ class MLflow:
         self._where = where
 
     def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
-        """Begin a run, or go on with the one whose number the cell's folder keeps."""
+        """Start a run, or continue the one whose number is in the cell's folder."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
@@ -135,7 +136,7 @@ class MLflow:
         self._client.update_run(self._run, status="RUNNING")
         known = _settings(study, label)
         params = [Param(k, str(v)[:500]) for k, v in known.items()] if done == 0 else []
-        for k in range(0, len(params), 100):  # as many as it takes at a time
+        for k in range(0, len(params), 100):  # as many as it accepts at a time
             self._client.log_batch(self._run, params=params[k : k + 100])
 
     def _new(self, study: Study, label: str, seed: int) -> str:
@@ -161,7 +162,7 @@ class WandB:
         self._where = where
 
     def start(self, study: Study, label: str, seed: int, folder: Path, done: int) -> None:
-        """Begin a run, or go on with the one whose name the cell's folder keeps."""
+        """Start a run, or continue the one whose name is in the cell's folder."""
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +172,7 @@ class WandB:
             name=f"{label}, seed {seed}",
             id=_kept(folder / "wandb.json", self._where or "", lambda: secrets.token_hex(4)),
             resume="allow",
-            reinit="create_new",  # one run does not end another that is under way
+            reinit="create_new",  # one run does not end another that is active
             dir=str(folder),
             config=_settings(study, label) | {"method": label, "seed": seed},
             settings=wandb.Settings(console="off", silent=True),
@@ -195,16 +196,16 @@ _KNOWN: Mapping[str, tuple[Callable[[str | None], Tracker], str]] = {
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, where MLflow would wait for two minutes and ask eight times
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds; MLflow's default is to wait for two minutes and to try eight times
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_INIT_TIMEOUT": "20",  # seconds
 }
-"""What trackers are told where the user has not: they ask nobody but the user's server, and a dead one not for long."""
+"""Defaults for trackers: they ask only the user's server, and give up soon if it does not answer."""
 
 
 def tracker(text: str) -> Make:
-    """What makes the trackers that a text such as ``mlflow:http://localhost:5000`` asks for.
+    """A function that makes the trackers for a text such as ``mlflow:http://localhost:5000``.
 
     Raises:
         InputError: there is no such tracker, or its package is missing.
@@ -213,7 +214,7 @@ def tracker(text: str) -> Make:
     if name not in _KNOWN:
         raise InputError(f"unknown tracker {name!r}; {nearest(name, _KNOWN)}")
     adapter, package = _KNOWN[name]
-    for variable, value in _ENVIRONMENT.items():  # read when the packages are imported
+    for variable, value in _ENVIRONMENT.items():  # the packages read these when they are imported
         os.environ.setdefault(variable, value)
     try:
         importlib.import_module(package)
@@ -223,7 +224,7 @@ def tracker(text: str) -> Make:
 
 
 class Tracking:
-    """The trackers of a run. One that fails is left out from then on, and told of at the end; the run goes on."""
+    """The trackers of a run. One that fails is left out from then on and reported at the end; the run goes on."""
 
     def __init__(self, wanted: Sequence[str | Make] = ()) -> None:
         self._makes = {str(w): tracker(w) if isinstance(w, str) else w for w in wanted}
@@ -234,7 +235,7 @@ class Tracking:
         return self
 
     def __exit__(self, *how: object) -> None:
-        """Warn of those that failed, when nothing else is shown any more."""
+        """Warn of the trackers that failed, after everything else was shown."""
         for sentence in self._failed:
             warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
@@ -242,7 +243,7 @@ class Tracking:
     def of(
         self, study: Study, label: str, seed: int, folder: Path, done: int
     ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-        """The trackers of one method and seed, to log to; how the block ends is how they end."""
+        """The trackers of one method and seed; they end as the block ends."""
         mine: dict[str, Tracker] = {}
 
         def log(round: int, values: Mapping[str, float]) -> None:
@@ -290,7 +291,7 @@ def _settings(study: Study, label: str) -> dict[str, Any]:
 
 
 def _kept(path: Path, where: str, make: Callable[[], str]) -> str:
-    """The name of the tracked run at ``where`` that a file keeps, made and written down where it keeps none."""
+    """The name of the tracked run at ``where`` from a file; if the file has none, a new one is written."""
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if where not in known:
         known[where] = make()

@@ -1,4 +1,4 @@
-"""Arrays as a data set, and rows that several clients hold."""
+"""Arrays as a data set, and samples that several clients have."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from idiolect.data.datasets.dataset import Column, Source
 
 log = logging.getLogger(__name__)
 
-# R rows, C channels, H height, W width, F features
+# R samples, C channels, H height, W width, F features
 
 _CHANNELS = (1, 3)
 
 
 class Duplicates(NamedTuple):
-    """How many rows stand at more than one client, and two such clients."""
+    """How many samples more than one client has, and two such clients."""
 
     rows: int
     pair: tuple[int, int] | None
@@ -40,16 +40,16 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     test: Sequence[Any] | None = None,
 ) -> Source:
-    """Rows from NumPy arrays, torch tensors or lists.
+    """A data set from NumPy arrays, torch tensors or lists.
 
     Args:
         x: images, uint8, (R, H, W), (R, H, W, C) or (R, C, H, W) with 1 or 3 channels; or numbers, (R, F) with NaN
             where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W). A column of
-            (R, F) whose numbers float32 would not keep apart is less its median.
+            (R, F) whose numbers float32 cannot tell apart has its median subtracted.
         y: one label per row, whole numbers or texts, (R,).
-        clients: whose each row is, numbers or texts, (R,); else a partition divides the rows.
+        clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         name: what to call the data set.
-        class_names: what y's numbers 0, 1, ... mean, or y's texts in the order wanted; else y's own values, sorted.
+        class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
         test: an official test split (x, y) or (x, y, clients).
 
     Raises:
@@ -58,12 +58,12 @@ def from_arrays(
     """
     if test is not None and (not isinstance(test, tuple | list) or len(test) != (2 if clients is None else 3)):
         found = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
-        raise InputError(f"test {found}: give (x, y), and its clients where the training rows have theirs")
+        raise InputError(f"test {found}: give (x, y), and its clients if the training samples have theirs")
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
     rows = [_rows(_array(part[0], what), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
     if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
         shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
-        raise InputError(f"x and x of test differ in kind ({shapes}): give both in one shape and type")
+        raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
     counts = [len(x_R) for x_R in rows]
     y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names)
     columns = {}
@@ -86,7 +86,7 @@ def from_arrays(
 
 
 def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
-    """The rows whose exact content stands at more than one client; ``code_R`` says whose each row is."""
+    """The samples whose exact content more than one client has; ``code_R`` says which client each belongs to."""
     x_RB = np.ascontiguousarray(x_R.numpy()).reshape(len(x_R), -1)
     digest_R = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB], dtype="V16")
     _, content_R = np.unique(digest_R, return_inverse=True)
@@ -102,7 +102,7 @@ def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
 def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
     if np.ma.is_masked(values):
         raise InputError(
-            f"{what} is a masked array, of which NumPy would take the values under the mask: fill them in, as "
+            f"{what} is a masked array, and NumPy would use the values under the mask: fill them in, as "
             f"x.astype(float).filled(np.nan) for missing numbers of x, or remove those rows"
         )
     try:
@@ -113,7 +113,7 @@ def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{what} cannot be read as an array ({type(error).__name__}): give a NumPy array, a dense "
-            "tensor, or a list whose rows are all of one length"
+            "tensor, or a list whose rows all have the same length"
         ) from error
 
 
@@ -150,7 +150,10 @@ def _float32(x_R: NDArray[Any]) -> NDArray[np.float32]:
     columns = [narrow(x_N) for x_N in x_R.T.astype(np.float64)]
     shifted = [str(i) for i, (_, less) in enumerate(columns) if less]
     if shifted:
-        log.info("columns of x are less their median, to keep their numbers apart in 32 bits: %s", listed(shifted))
+        log.info(
+            "columns of x whose median was subtracted, because 32 bits cannot tell their numbers apart: %s",
+            listed(shifted),
+        )
     return np.stack([x_N for x_N, _ in columns], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Which column is the target and which the client, and the values that they hold."""
+"""The columns of the target and of the client, and their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.errors import listed as listed
 
-# R rows of everybody
+# R samples of all clients
 
 log = logging.getLogger(__name__)
 
 TARGETS = ("label", "labels", "target", "class", "diagnosis", "y")
 MOST_CLASSES = 1000
 MOST_TEXTS = 50
-_FEW = 20  # so many different fractions may still be grades
+_FEW = 20  # up to so many different fractions may still be grades
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _OWNERS = re.compile(
     "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
@@ -43,28 +43,32 @@ def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
 
 
 def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
-    """The target column; where none is named, the only one that is called as targets are.
+    """The target column; if none is given, the only one with a usual name of a target.
 
     Raises:
-        InputError: there is no such column, or not exactly one by such a name.
+        InputError: there is no such column, or not exactly one with such a name.
     """
     if target is not None:
         return find(columns, target, "target", where)
     found = [c for c in columns if c.lower() in TARGETS]
     if len(found) != 1:
-        which = f"any of {listed(found)} may be the target of {where}" if found else f"no target is named for {where}"
+        which = (
+            f"several columns may be the target of {where} ({listed(found)})"
+            if found
+            else f"no target is given for {where}"
+        )
         raise InputError(f"{which}: give target as one of its columns ({listed(columns, 40)})")
     return found[0]
 
 
 def missing(values: pd.Series[Any]) -> NDArray[np.bool_]:
-    """Per row whether there is no value: none at all, an empty text, or "nan", which NumPy makes of a missing text."""
+    """For each row whether its value is missing: none, an empty text, or "nan", which NumPy makes of a missing text."""
     empty = values.astype(object).map(lambda v: isinstance(v, str) and v.strip().lower() in ("", "nan"))
     return (values.isna() | empty.astype(bool)).to_numpy(dtype=np.bool_)
 
 
 def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each row's place among the values' names, (R,), and the names that occur: by number, by category, else by text.
+    """For each row the place of its value among the names, (R,), and the names, in order of number, category or text.
 
     Raises:
         InputError: a value is missing or is a list or the like.
@@ -95,37 +99,37 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
 
 
 def labels(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The rows' classes (R,) and the classes' names.
+    """The samples' classes (R,) and the names of the classes.
 
     Raises:
-        InputError: a label is missing, there is one class only, or the values are measurements or identifiers.
+        InputError: a label is missing, there is only one class, or the values are measurements or identifiers.
     """
     y_R, names = codes(values, what)
     count = len(names)
     if count == 1:
-        raise InputError(f"{what} has one class only ({names[0]}): name a column with two classes or more")
+        raise InputError(f"{what} has only one class ({names[0]}): give a column with two classes or more")
     numbers = all(NUMBER.fullmatch(name) for name in names)
     if numbers and count > _FEW and not all(_WHOLE.fullmatch(name) for name in names):
         raise InputError(
             f"{what} has {count} different numbers with fractions, which looks like regression: idiolect "
-            "classifies, so cut the numbers into classes first, or name another column"
+            "classifies, so divide the numbers into classes first, or give another column"
         )
     if count > MOST_CLASSES:
         raise InputError(
-            f"{what} has {count} classes, more than {MOST_CLASSES}: is this an identifier? Name the column of labels"
+            f"{what} has {count} classes, more than {MOST_CLASSES}: is it an identifier? Give the column of labels"
         )
     if count == len(values) > _FEW:
-        raise InputError(f"{what} has another value in every row: is this an identifier? Name the column of labels")
+        raise InputError(f"{what} has a different value in every row: is it an identifier? Give the column of labels")
     return y_R, names
 
 
 def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, used: bool) -> tuple[str, ...]:
-    """Warn of columns that are called as sites or identifiers are; give the others of few repeated texts.
+    """Warn of columns with names of sites or identifiers; return the others with few, repeated texts.
 
     Args:
         frame: all columns.
-        columns: those that have no role.
-        owner: the client column, where one is named: then no other is looked for.
+        columns: those that are neither target nor client.
+        owner: the client column, if one is given: then no other is looked for.
         used: whether the columns become features.
     """
     few = []
@@ -137,17 +141,17 @@ def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, use
             continue
         try:
             different = values.nunique()
-        except TypeError:  # lists, of which another message speaks
+        except TypeError:  # lists have a message of their own
             continue
         repeated = different * 2 <= len(values)
         numbered = pd.api.types.is_integer_dtype(values) and different == len(values) > MOST_TEXTS
         called = owns or any(map(_IDENTIFIERS.fullmatch, words))
-        if called and used and not repeated and not numbered:  # of numbers ``features`` speaks
-            log.warning("column %r looks like an identifier, and is a feature here: drop it if it is one", name)
+        if called and used and not repeated and not numbered:  # ``features`` warns of numbers
+            log.warning("column %r looks like an identifier and is used as a feature: drop it if it is one", name)
         elif owns and repeated and owner is None:
             log.warning(
-                "column %r looks as if it said whose each sample is, and is %s: give %s, or drop it",
-                name, "a feature here" if used else "not used", option("client_column", name),
+                "column %r seems to say which client a sample belongs to, and is %s: give %s, or drop it",
+                name, "used as a feature" if used else "not used", option("client_column", name),
             )  # fmt: skip
         elif not pd.api.types.is_numeric_dtype(values) and 2 < different <= MOST_TEXTS and repeated and owner is None:
             few.append(name)
@@ -155,7 +159,7 @@ def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, use
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Sorted, by number where all are numbers.
+    """Sorted, by number if all are numbers.
 
     >>> ordered(["10", "9", "1"]), ordered(["10", "9", "b"])
     (['1', '9', '10'], ['10', '9', 'b'])
@@ -165,10 +169,10 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def narrow(x_R: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
-    """The numbers as float32, and whether they are less their median.
+    """The numbers as float32, and whether their median was subtracted.
 
-    They are where float32 would round whole numbers, or others by more than a millionth of their range, so that
-    different ones might become one.
+    It is subtracted if float32 would round whole numbers, or other numbers by more than a millionth of their range:
+    then different numbers might become equal.
     """
     known = x_R[~np.isnan(x_R)]
     span = np.ptp(known) if known.size else 0.0

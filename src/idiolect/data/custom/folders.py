@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
-_ON_HUB = "hf:"  # begins a name on the hub, so that no mistyped path is asked for there
+_ON_HUB = "hf:"  # starts a name on the hub, so that a mistyped path is never looked for there
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _DEEPEST = 8
 _LEVELS = 64
@@ -64,15 +64,15 @@ def open_data(
             ``datasets``.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y. Folders
             of classes need none.
-        client_column: the column that says whose each row is; of client folders what to call that level, "client" if
-            None. Without one, a partition divides the rows.
+        client_column: the column that says which client each sample belongs to; for folders of clients the name of that
+            level, "client" if None. Without one, a partition divides the samples.
         drop: columns to leave out, such as identifiers.
-        resize: of images, 32 or "32x24" for width x height in pixels.
-        outside: whether files that lie elsewhere are read, to which a link in the folder leads, or a name in a table
-            (``file_name``), absolute or with ``..``: only for data whose maker you trust.
+        resize: for images, 32 or "32x24" for width x height in pixels.
+        outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
+            absolute or with ``..``) leads to: only for data from someone you trust.
 
     Raises:
-        InputError: there is nothing of the kind, it may not be read, or a file, a column or an image is not fit.
+        InputError: there is nothing of the kind, reading is not permitted, or a file, column or image cannot be used.
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
@@ -80,7 +80,9 @@ def open_data(
         return _open(where, options, outside)
     except OSError as error:
         what = error.filename or where
-        raise InputError(f"cannot read {what} ({error.strerror or error}): allow it, or give another path") from error
+        raise InputError(
+            f"cannot read {what} ({error.strerror or error}): allow reading it, or give another path"
+        ) from error
     except UnicodeError as error:
         raise InputError(f"{where} has names or texts that are not UTF-8 ({error}): rename them") from error
 
@@ -105,7 +107,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     if path.is_file():
         parts = [_table(path, options, within)]
     elif not path.is_dir():
-        raise InputError(f"{path} is neither a file nor a folder, but a pipe or a device: write a file, and name that")
+        raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return read_dataset(_from_disk(path), name=name, within=within, **options)
     elif (tables := _split_tables(path)) and not _metadata(path):
@@ -126,7 +128,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
 
 
 def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
-    """One table, with an image per row where it holds them or names their files."""
+    """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
     kind = path.suffix.lower()
@@ -146,7 +148,7 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         part = Part(frame)
     else:
         raise InputError(
-            f"{path} is no table that idiolect reads: give one of {listed(_TABLES)}, or a folder of images"
+            f"{path} is not a table that idiolect reads: give one of {listed(_TABLES)}, or a folder of images"
         )
     if "file_name" in part.frame and part.pictures is None:
         names = part.frame["file_name"]
@@ -154,8 +156,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         lost = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
         if lost:
             raise InputError(
-                f"{path} names {len(lost)} images that are not there (the first is {names.iloc[lost[0]]}): write "
-                f"file_name as it is seen from {path.parent}, or remove these rows"
+                f"{path} names {len(lost)} images that do not exist (the first is {names.iloc[lost[0]]}): write "
+                f"file_name relative to {path.parent}, or remove these rows"
             )
         if within:
             within.check([file for file in paths if file])
@@ -167,7 +169,7 @@ def _tables(files: list[Path], options: dict[str, Any], within: Within | None) -
     """The shards of one split."""
     parts = [_table(file, options, within) for file in files]
     if len({(*part.frame, part.pictures is None) for part in parts}) > 1:
-        raise InputError(f"{listed(files)} differ in their columns: give all the same")
+        raise InputError(f"{listed(files)} have different columns: give all the same columns")
     pictures = None if parts[0].pictures is None else [one for part in parts for one in part.pictures or ()]
     return Part(pd.concat([part.frame for part in parts], ignore_index=True), pictures)
 
@@ -213,15 +215,15 @@ def _jsonl(path: Path) -> pd.DataFrame:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is no table ({_said(error)}): write one JSON object per line") from error
+        raise InputError(f"{path} is not a table ({_said(error)}): write one JSON object per line") from error
     return frame
 
 
 def _shallow(path: Path) -> None:
-    """Refuse lines on which Arrow's parser would go too deep and take the process with it.
+    """Refuse lines that are nested so deeply that Arrow's parser would end the process.
 
     Raises:
-        InputError: a line is no whole JSON object, or is nested too deeply.
+        InputError: a line is not a whole JSON object, or is nested too deeply.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -234,12 +236,12 @@ def _shallow(path: Path) -> None:
                 if depth > _LEVELS:
                     break
             if depth:
-                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not whole"
-                raise InputError(f"{path} is no table (line {number} {what}): write one JSON object per line")
+                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not a whole object"
+                raise InputError(f"{path} is not a table (line {number} {what}): write one JSON object per line")
 
 
 def _split_tables(folder: Path) -> list[list[Path]]:
-    """The folder's only table, or the tables of the training split and of the test split; none where there are none."""
+    """The folder's only table, or the tables of the training split and of the test split, if there are any."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix.lower() in _TABLES and not path.name.startswith("."):
@@ -272,7 +274,7 @@ def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None)
     part = _table(path, options, within)
     if part.pictures is None:
         raise InputError(
-            f"{path} has no column file_name ({listed(part.frame)}): call the column of the images' files file_name"
+            f"{path} has no column file_name ({listed(part.frame)}): give this name to the column of the image files"
         )
     beside = len(_images(folder, None)) - len({picture.data for picture in part.pictures})
     if beside > 0:
@@ -294,19 +296,19 @@ def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Par
     label, client = options["target"], options["client_column"]
     if client is not None and depth == 1:
         raise InputError(
-            f"client_column: {folder} has folders of classes and none of clients: give images as "
+            f"client_column: {folder} has folders for classes but none for clients: give images as "
             "<folder>/<client>/<class>/<image>, or leave client_column out"
         )
     full = {path.parent for path in found}
     folders = (path for path in sorted(folder.glob("/".join("*" * depth))) if path.is_dir())
     empty = [path for path in folders if path not in full and not path.name.startswith(".")]
     if empty:
-        log.warning("%s: %d folders hold no image and are left out (%s)", folder, len(empty), listed(empty, 3))
+        log.warning("%s: %d folders contain no images and are left out (%s)", folder, len(empty), listed(empty, 3))
     columns = {label: [level[-1] for level in levels]}
     if depth == 2:
         columns = {client or "client": [level[0] for level in levels]} | columns
     if len(columns) < depth:
-        raise InputError(f"target and client_column are both {label!r}: give the two levels of folders two names")
+        raise InputError(f"target and client_column are both {label!r}: give the two levels of folders different names")
     return Part(pd.DataFrame(columns), [Encoded(str(path), path) for path in found])
 
 
@@ -322,12 +324,12 @@ def _images(folder: Path, within: Within | None) -> list[Path]:
     if not images:
         fix = _LAYOUTS
         if set(_TABLES) & set(kinds):
-            fix = "name one of its tables, or call them train and test, for example train.csv and test.csv"
+            fix = "give one of its tables, or call them train and test, for example train.csv and test.csv"
         if ".dcm" in kinds:
             fix = "convert DICOM files to PNG or TIFF"
         raise InputError(f"{folder} has no images (files: {counted}): {fix}")
     if kinds:
-        log.warning("%s: files that are no images are left out (%s)", folder, counted)
+        log.warning("%s: files that are not images are left out (%s)", folder, counted)
     return images
 
 
@@ -360,17 +362,17 @@ def _from_hub(where: str) -> Any:
     match = _HUB.fullmatch(where)
     if not match:
         raise InputError(
-            f"{_ON_HUB}{where} is no name on the Hugging Face hub: write {_ON_HUB}owner/name, or "
+            f"{_ON_HUB}{where} is not a name on the Hugging Face hub: write {_ON_HUB}owner/name, or "
             f"{_ON_HUB}owner/name:config"
         )
 
-    datasets = optional("datasets", "datasets", f"fetching {where} from the Hugging Face hub")
+    datasets = optional("datasets", "datasets", f"downloading {where} from the Hugging Face hub")
     try:
         return datasets.load_dataset(match[1], match[2])
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
-            f"{where} cannot be fetched from the Hugging Face hub ({_said(error)}): check the name (hf:owner/name or "
-            "hf:owner/name:config), or fetch it elsewhere, save it with save_to_disk, and give that folder"
+            f"{where} cannot be downloaded from the Hugging Face hub ({_said(error)}): check the name (hf:owner/name "
+            "or hf:owner/name:config), or download it elsewhere, save it with save_to_disk, and give that folder"
         ) from error
 
 
@@ -380,7 +382,7 @@ def _said(error: Exception) -> str:
 
 def _nothing(path: Path) -> InputError:
     above = path.parent
-    hub = f"; a data set of the Hugging Face hub is named {_ON_HUB}{path}" if _HUB.fullmatch(str(path)) else ""
+    hub = f"; for a data set of the Hugging Face hub write {_ON_HUB}{path}" if _HUB.fullmatch(str(path)) else ""
     if not above.is_dir():
         return InputError(f"there is no folder {above}: give the path of a file or a folder{hub}")
     entries = sorted(p.name for p in above.iterdir() if not p.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Encoded images of any kind, read into one array of 8-bit rows."""
+"""Encoded images of any kind, read into one 8-bit array."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from idiolect.core.errors import InputError
 from idiolect.data import shared_memory
 from idiolect.data.datasets import cache
 
-# R rows, C channels, H height, W width
+# R images, C channels, H height, W width
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST = 512  # pixels a side, without resize
-MOST_PIXELS = 2**26  # of an image that is decoded: 8192 x 8192, or a camera's 67 megapixels
+MOST_PIXELS = 2**26  # of one image: 8192 x 8192, or a camera's 67 megapixels
 _LARGEST_RESIZED = 4096  # pixels a side
 _KEPT = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
@@ -58,7 +58,7 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
     """Width and height in pixels.
 
     Raises:
-        InputError: it is no size, or more than 4096 pixels a side.
+        InputError: it is not a size, or more than 4096 pixels a side.
 
     >>> parse_size("32x24"), parse_size(32), parse_size(None)
     ((32, 24), (32, 32), None)
@@ -76,17 +76,17 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
 
 
 def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) -> Tensor:
-    """Decode all images: (R, C, H, W), uint8, grey where all are grey and else RGB.
+    """Decode all images: (R, C, H, W), uint8, grey if all are grey, else RGB.
 
-    A camera's orientation is applied, transparency laid on white, and of several frames the first is taken. Greys of
-    more than 8 bits are scaled by one factor for all images, from the fewest whole bits that hold the brightest pixel
-    of all, so that images of 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H), bilinear with
-    antialiasing. Many images are kept in the cache once decoded, by their bytes, or by what the system says of their
-    files (see ``cache.mark``). Nothing is decoded before all sizes are known.
+    A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
+    Grey values of more than 8 bits are scaled by one factor for all images. The factor follows from the number of bits
+    of the brightest pixel, so that images with 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H),
+    bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache, by their bytes or by
+    their files' marks (see ``cache.mark``). Nothing is decoded before all sizes are known.
 
     Raises:
-        InputError: an image cannot be read or is too large, all together are, or without ``resize`` sizes or colours
-            are mixed or images are large.
+        InputError: an image cannot be read, one image or all together are too large, or, without ``resize``, images
+            have mixed sizes or colours or are large.
     """
     place = cache.place(f"own-{_digest(images, resize)}") if len(images) > _MANY else None
     if place and (kept := cache.load(place)):
@@ -101,7 +101,7 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) 
 
 
 def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
-    """What the decoded rows depend on."""
+    """What the decoded images depend on."""
     digest = hashlib.blake2b(f"2 {resize}".encode(), digest_size=16)
     for name, data in images:
         if isinstance(data, Path):
@@ -123,14 +123,14 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
         count = sum(look.colour for look in looks)
         raise InputError(
             f"{where} mixes {count} colour images (for example {kinds[0]}) and {len(looks) - count} grey ones (for "
-            f"example {kinds[1]}): give resize={size[0]}x{size[1]} to have all in colour, or convert them"
+            f"example {kinds[1]}): give resize={size[0]}x{size[1]} to make all of them colour images, or convert them"
         )
     several = sum(look.frames > 1 for look in looks)
     if several:
-        log.warning("%s: %d images have several frames, of which the first is taken", where, several)
+        log.warning("%s: %d images have several frames, and only the first is used", where, several)
     bits = max(8, max(look.top for look in looks).bit_length())
     if bits > 8:
-        log.info("%s: greys of %d bits are scaled to 8", where, bits)
+        log.info("%s: grey values of %d bits are scaled to 8 bits", where, bits)
     shape = (len(images), 3 if colour else 1, size[1], size[0])
     shared_memory.check(
         math.prod(shape), f"{where}: {len(images)} images of {size[0]}x{size[1]}", "give a smaller resize"
@@ -168,7 +168,7 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
     if item.data is None:
         raise InputError(f"{item.name} has no image: fill it in or remove it")
     if isinstance(item.data, Path) and not item.data.is_file() and item.data.exists():
-        raise InputError(f"{item.name} is no file, but a folder, a pipe or a device: remove it")
+        raise InputError(f"{item.name} is a folder, a pipe or a device, not a file: remove it")
     try:
         with Image.open(item.data if isinstance(item.data, Path) else io.BytesIO(item.data)) as image:
             yield image
@@ -186,7 +186,7 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
 
 
 def _look(item: Encoded) -> _Look:
-    """What the head of the file says; pixels are read only where it does not say enough."""
+    """What the head of the file says; pixels are read only if it does not say enough."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
         return _head(item)
@@ -211,8 +211,8 @@ def _head(item: Encoded) -> _Look:
 
 def _too_large(name: str, pixels: str) -> InputError:
     return InputError(
-        f"{name} has {pixels} pixels, more than the {MOST_PIXELS:,} of an image that is decoded: make it smaller with "
-        "another program, or remove it"
+        f"{name} has {pixels} pixels, and an image may have {MOST_PIXELS:,}: make it smaller with another program, or "
+        "remove it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether the files that a data set names lie where they should."""
+"""A check that the files which a data set names are inside its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from idiolect.core.errors import InputError
 
 
 class Within:
-    """Folders outside of which nothing is read, wherever links and names lead."""
+    """Nothing outside these folders is read, wherever links and names lead."""
 
     def __init__(self, *folders: str | Path) -> None:
         self._roots = tuple(os.path.realpath(folder) for folder in folders)
@@ -25,7 +25,7 @@ class Within:
         return cls(config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
 
     def check(self, files: Iterable[Path]) -> None:
-        """Nothing where all are inside.
+        """Check that all are inside.
 
         Raises:
             InputError: one is not.
@@ -33,8 +33,8 @@ class Within:
         outside = next((file for file in files if not self._holds(file)), None)
         if outside is not None:
             raise InputError(
-                f"{outside} leads out of {self._roots[0]}: copy such files into it, or, if you trust who made it, read "
-                "it from Python with idiolect.data.open_data(..., outside=True)"
+                f"{outside} leads out of {self._roots[0]}: copy the file into it, or, if you trust who made the data, "
+                "read them from Python with idiolect.data.open_data(..., outside=True)"
             )
 
     def _holds(self, file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Stretches of rows, training before test, made into one ``Source``."""
+"""Tables and images of the training and the test split, made into one ``Source``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEST = ("test", "testing", "validation", "valid", "val", "dev")
 
 
 class Part(NamedTuple):
-    """The rows of one split: columns, and beside them an image per row or none."""
+    """One split: a table, and an image for each of its rows or none."""
 
     frame: pd.DataFrame
     pictures: list[Encoded] | None = None
@@ -41,13 +41,13 @@ def from_frame(
     name: str = "table",
     test: pd.DataFrame | None = None,
 ) -> Source:
-    """Rows from a pandas data frame; every column but target, client and ``drop`` is a feature, the index is none.
+    """A data set from a pandas data frame; all columns except target, client and ``drop`` are features.
 
-    Numbers stay numbers, NaN where missing, and a column with gaps adds a 0/1 feature; texts and categories become one
-    0/1 feature per value.
+    Numbers stay numbers, NaN if missing, and a column with gaps adds a 0/1 feature. Texts and categories become one
+    0/1 feature for each value. The index is not used.
 
     Args:
-        frame: one row per example.
+        frame: one row for each sample.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
         client_column: the column that says whose each row is; else a partition divides the rows.
         drop: columns to leave out, such as identifiers.
@@ -55,7 +55,7 @@ def from_frame(
         test: an official test split, with the same columns.
 
     Raises:
-        InputError: a column is missing or not fit for its role, or no feature is left.
+        InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
     parts = [Part(_named(f)) for f in ((frame,) if test is None else (frame, test))]
     return assemble(name, parts, target=target, client_column=client_column, drop=drop)
@@ -71,7 +71,7 @@ def from_dataset(
     resize: str | int | None = None,
     name: str = "dataset",
 ) -> Source:
-    """Rows from a Hugging Face ``Dataset``, or a ``DatasetDict`` of train and test, or else of its first two splits.
+    """A data set from a ``Dataset`` of Hugging Face, or from train and test (else two splits) of a ``DatasetDict``.
 
     Args:
         dataset: images in one column, or a table.
@@ -83,7 +83,7 @@ def from_dataset(
         name: what to call the data set.
 
     Raises:
-        InputError: a column is missing or not fit for its role, or an image cannot be read.
+        InputError: a column is missing or cannot be used as asked, or an image cannot be read.
     """
     return read_dataset(
         dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
@@ -102,7 +102,7 @@ def read_dataset(
     name: str = "dataset",
     within: Within | None = None,
 ) -> Source:
-    """As ``from_dataset``, the files of images ``within`` some folders."""
+    """As ``from_dataset``; files of images must be ``within`` some folders."""
     if isinstance(dataset, Mapping) and dataset:
         which = [key for key in choose_splits(list(map(str, dataset)), name) if key]
         splits = {f"{name} ({key})": dataset[key] for key in which}
@@ -131,12 +131,14 @@ def from_arrow(
     drop: Sequence[str] = (),
     within: Within | None = None,
 ) -> Part:
-    """A table in the hub's layout; ``class_names`` are those of the columns that hold numbers of classes."""
+    """A table in the hub's layout; ``class_names`` has the names for columns that contain numbers of classes."""
     found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
     if image_column is not None:
         found = [c for c in found if c == find(table.column_names, image_column, "image_column", where)]
         if not found:
-            raise InputError(f"image_column: column {image_column!r} of {where} holds no encoded images: name another")
+            raise InputError(
+                f"image_column: column {image_column!r} of {where} contains no encoded images: give another column"
+            )
     if len(found) > 1:
         raise InputError(f"{where} has images in {listed(found)}: keep one and drop the others")
     pictures = None
@@ -162,8 +164,8 @@ def from_arrow(
             code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
             if code_R.max() >= len(classes):
                 raise InputError(
-                    f"column {name!r} of {where} holds a larger number than its {len(classes)} class names, which are "
-                    f"for 0 to {len(classes) - 1}: correct the numbers, or name every class"
+                    f"column {name!r} of {where} contains a number that is too large: its {len(classes)} class names "
+                    f"are for 0 to {len(classes) - 1}; correct the numbers, or name every class"
                 )
             frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
     return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
@@ -182,7 +184,7 @@ def choose_splits(names: Sequence[str], where: str) -> tuple[str, str | None]:
 
 
 def is_split(name: str) -> bool:
-    """Whether a split goes by this name."""
+    """Whether this is a usual name of a split."""
     return name.lower() in (*_TRAIN, *_TEST)
 
 
@@ -210,7 +212,7 @@ def assemble(
     if owner == label or {label, owner} & set(dropped):
         raise InputError(f"target {label}, client_column {owner} and drop {listed(dropped)} must be different columns")
     if parts[0].pictures is None and size:
-        raise InputError(f"resize: {name} is a table, and resize is for images: leave it out")
+        raise InputError(f"resize: {name} is a table, and resize is only for images: leave it out")
 
     y_R, class_names = labels(frame[label], f"target {label!r} of {name}")
     owners = {}
@@ -250,14 +252,14 @@ def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
         if other or (first.pictures is None) != (part.pictures is None):
             raise InputError(
                 f"{name}: training and test split differ in the columns {listed(sorted(other) or ['of images'])}: give "
-                "both the same, or drop these"
+                "both the same columns, or drop these"
             )
         for column in first.frame:
             kinds = [pd.api.types.is_numeric_dtype(p.frame[column].dropna().infer_objects()) for p in (first, part)]
             full = all(p.frame[column].notna().any() for p in (first, part))
             if full and len(set(kinds)) > 1:
                 raise InputError(
-                    f"{name}: column {column!r} holds numbers in one split and texts in the other: make them alike"
+                    f"{name}: column {column!r} has numbers in one split and texts in the other: make both the same"
                 )
     if not rest:
         return first.frame

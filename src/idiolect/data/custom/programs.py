@@ -1,4 +1,4 @@
-"""Data that a function of the user's gives, by its import path."""
+"""Data from the user's own function, given by its import path."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from idiolect.data.datasets.dataset import Source
 
 
 def from_program(path: str, **options: Any) -> Source:
-    """What the function at an import path gives, called without arguments.
+    """The data that the function at an import path returns, called without arguments.
 
     Args:
         path: such as ``my_package.my_data``.
-        options: of ``open_data``; for a frame or a data set.
+        options: those of ``open_data``; for a frame or a data set.
 
     Raises:
-        InputError: the path leads to no function, it fails, or gives nothing that can be read.
+        InputError: there is no function at the path, it fails, or it returns something that cannot be read.
     """
     found = by_path(path, "data")
     if not callable(found):
-        raise InputError(f"data {path}: this is no function; name one without arguments that gives the data")
+        raise InputError(
+            f"data {path}: this is not a function; give a function without arguments that returns the data"
+        )
     try:
         given = found()
     except InputError:
@@ -38,13 +40,13 @@ def from_program(path: str, **options: Any) -> Source:
     if any(hasattr(one, "features") for one in (given.values() if isinstance(given, dict) else [given])):
         return from_dataset(given, name=path, **options)
     if set_ := [k for k, v in options.items() if v]:
-        raise InputError(f"{set_[0]} is for tables and images of files, and {path} gives arrays: leave it out")
+        raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(given, Source):
         return given
     if isinstance(given, tuple) and len(given) in (2, 3):
         x, y, *clients = given
         return from_arrays(x, y, clients=clients[0] if clients else None, name=path)
     raise InputError(
-        f"data {path} gives a {type(given).__name__}: let it give arrays (x, y) or (x, y, clients), a Source, a pandas "
-        "DataFrame or a data set of datasets"
+        f"data {path} returns a {type(given).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
+        "pandas DataFrame or a data set of datasets"
     )

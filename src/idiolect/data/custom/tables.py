@@ -19,7 +19,7 @@ from torch import Tensor
 from idiolect.core.errors import InputError
 from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, codes, listed, missing, narrow
 
-# R rows, F features
+# R samples, F features
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
 class Table(NamedTuple):
-    """Features of rows, what they are called, and which are brought to one scale."""
+    """Features of samples, their names, and which of them are scaled."""
 
     x_R: Tensor
     names: tuple[str, ...]
@@ -49,12 +49,12 @@ class _Feature(NamedTuple):
 
 
 def features(frame: pd.DataFrame, where: str) -> Table:
-    """Numbers as they are, NaN where missing, and one 0/1 feature per text: (R, F), float32.
+    """Numbers as they are, NaN if missing, and one 0/1 feature for each text: (R, F), float32.
 
-    A column whose numbers float32 would not keep apart, such as 20230101 and 20230102, is less its median.
+    If float32 cannot tell the numbers of a column apart, such as 20230101 and 20230102, its median is subtracted.
 
     A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
-    feature "<column>=missing". Columns of one value only are left out.
+    feature "<column>=missing". Columns with only one value are left out.
 
     Raises:
         InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
@@ -62,10 +62,10 @@ def features(frame: pd.DataFrame, where: str) -> Table:
     made = {str(name): _features(values, str(name)) for name, values in frame.items()}
     constant = [name for name, found in made.items() if not found]
     if constant:
-        log.warning("%s: columns of one value only are left out: %s", where, listed(constant))
+        log.warning("%s: columns with only one value are left out: %s", where, listed(constant))
     every = [feature for found in made.values() for feature in found]
     if not every:
-        raise InputError(f"{where} has no feature beside target and client: keep a column whose values differ")
+        raise InputError(f"{where} has no feature besides target and client: keep a column with different values")
     x_R = torch.from_numpy(np.stack([feature.x_R for feature in every], axis=1))
     return Table(x_R, tuple(f.name for f in every), tuple(f.scaled for f in every))
 
@@ -81,7 +81,7 @@ def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
     if kind in _TIMES:
         raise _dates(name)
     raise InputError(
-        f"column {name!r} holds values of mixed or unknown kind ({kind}): make it numbers or texts, or drop it"
+        f"column {name!r} has values of mixed or unknown type ({kind}): make them numbers or texts, or drop it"
     )
 
 
@@ -90,7 +90,7 @@ def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
     endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
     if endless.size:
         raise InputError(
-            f"column {name!r} holds an infinite or too large number in {endless.size} rows (the first is row "
+            f"column {name!r} has an infinite or too large number in {endless.size} rows (the first is row "
             f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
         )
     gone_R = np.isnan(x_R)
@@ -99,20 +99,20 @@ def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
     if len(different) > 1:
         numbers_R, shifted = narrow(x_R)
         if shifted:
-            log.info("column %r is less its median, to keep its numbers apart in 32 bits", name)
+            log.info("the median of column %r was subtracted, because 32 bits cannot tell its numbers apart", name)
         found.append(_Feature(numbers_R, name, not np.isin(different, (0, 1)).all()))
     if gone_R.any() and len(different):
         found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
     whole = pd.api.types.is_integer_dtype(values.dtype)
     if whole and len(values) > MOST_TEXTS and values.nunique() == len(values):
-        log.warning("column %r has another whole number in every row: drop it if it is an identifier", name)
+        log.warning("column %r has a different whole number in every row: drop it if it is an identifier", name)
     return found
 
 
 def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
     try:
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
-    except OverflowError:  # Python's whole numbers know no bound
+    except OverflowError:  # Python's whole numbers have no limit
         bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
         return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
 
@@ -128,10 +128,10 @@ def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
     if len(names) > MOST_TEXTS:
         raise InputError(
             f"column {name!r} has {len(names)} different texts, more than {MOST_TEXTS}{_first(values, texts)}: "
-            "drop it if it is an identifier, correct it if it should be numbers, or join rare texts"
+            "drop it if it is an identifier, correct it if it should be numbers, or merge rare texts"
         )
     if 0 < len(texts) < len(names) / 2:
-        log.warning("column %r is read as texts, though most are numbers%s", name, _first(values, texts))
+        log.warning("column %r is read as text, although most values are numbers%s", name, _first(values, texts))
     code_R = np.full(len(values), len(names))
     code_R[~gone_R] = code_N
     every = [*names, "missing"] if gone_R.any() else list(names)
@@ -141,28 +141,28 @@ def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
 
 
 def _first(values: pd.Series[Any], texts: list[str]) -> str:
-    """Where the first of some texts stands; a message shows no value of a feature."""
+    """Where the first of some texts is; a message never shows the value of a feature."""
     if not texts:
         return ""
     row = int(np.flatnonzero(values.astype(object).map(lambda v: str(v).strip()).isin(texts))[0])
-    return f" ({len(texts)} of them no number, the first in row {row}, counting from 0)"
+    return f" ({len(texts)} of them are not numbers, the first in row {row}, counting from 0)"
 
 
 def _dates(name: str) -> InputError:
-    return InputError(f"column {name!r} holds dates or times: drop it, or convert it to a number such as days")
+    return InputError(f"column {name!r} has dates or times: drop it, or convert it to a number such as days")
 
 
 # --- text files
 
 
 def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
-    """Read separated values with a line of names; columns of numbers become numbers, but not the column ``as_text``.
+    """Read separated values with a line of names; columns of numbers become numbers, except the column ``as_text``.
 
-    The separator is the comma, semicolon, tab or bar that the line of names has most of; where it is no comma, decimal
-    commas are read. Empty cells, the usual NA, NaN, null, None and a question mark are missing values.
+    The separator is the comma, semicolon, tab or bar that is most frequent in the line of names. If it is not the
+    comma, decimal commas are read. Empty cells, the usual NA, NaN, null, None and a question mark are missing values.
 
     Raises:
-        InputError: it is no text, has no rows or no line of names, or a line has too many cells.
+        InputError: it is not text, has no rows or no line of names, or a line has too many cells.
     """
     text = _decode(path)
     excel = re.match(r"sep=(.)\r?\n", text)  # a line that Excel understands
@@ -174,7 +174,7 @@ def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
         raw = pd.read_csv(io.StringIO(text), na_values=["?"], **how)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().rpartition("error: ")[2].lower()
-        raise InputError(f"{path} is no table ({reason}): give every line one cell per name") from error
+        raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
     header = [str(name).strip() for name in names.iloc[0]]
     named = [i for i, name in enumerate(header) if name]
     if len(named) < len(header):
@@ -194,25 +194,25 @@ def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
 
 
 def check_frame(frame: pd.DataFrame, where: str) -> None:
-    """A table has rows and a name of its own for each column.
+    """Check that a table has rows and that all names of columns are different.
 
     Raises:
         InputError: it has not.
     """
     twice = frame.columns[frame.columns.duplicated()].unique()
     if len(twice):
-        raise InputError(f"{where} has {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
+        raise InputError(f"{where} uses {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
     if not len(frame):
         raise InputError(f"{where} has no rows: add some, under one line of column names")
 
 
 def looks_like_data(names: list[str]) -> bool:
-    """Whether a line of column names is rather a row."""
+    """Whether a line of column names looks like a row."""
     return any(NUMBER.fullmatch(name) for name in names)
 
 
 def no_header(path: Path, names: list[str]) -> InputError:
-    """What to say where a file's line of column names is rather a row."""
+    """The error for a file whose line of column names looks like a row."""
     numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
     what = f"a line of which {numbers} of {len(names)} cells are numbers"
     return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
@@ -229,7 +229,7 @@ def _decode(path: Path) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError:
-        log.warning("%s is not in UTF-8 and is read as latin-1: look at its letters, or save it in UTF-8", path)
+        log.warning("%s is not in UTF-8 and is read as latin-1: check its letters, or save it in UTF-8", path)
         return content.decode("latin-1")
 
 

@@ -1,4 +1,4 @@
-"""Tensors kept in the user's cache folder, checked when they are read; a cache that fails costs time, nothing else."""
+"""Tensors in the user's cache folder, checked when they are read; if the cache fails, this only costs time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _DAY = 86_400  # seconds
 
 
 class Kept(NamedTuple):
-    """What a file of the cache holds; the tensors are mapped, not read."""
+    """The content of a cache file; the tensors are mapped, not read."""
 
     tensors: dict[str, Tensor]
     about: dict[str, str]
 
 
 def place(name: str) -> Path | None:
-    """Where a file of that name is kept; None without a home."""
+    """The place of the cache file of this name; None if there is no home folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home, "idiolect", f"{name}.safetensors") if os.path.isabs(home) else None
 
 
 def mark(file: Path) -> list[str | int]:
-    """What tells one content of a file from another without reading it: place, size, inode, and two times.
+    """What shows whether a file has changed, without reading it: place, size, inode, and two times.
 
-    A program can set the time of change of content back, and a file of the same size then looks the same; the time of
-    change of the entry is the system's own. On Windows that is the time at which the file was made.
+    A program can set back the time of the last change of content. Only the system sets the time of the last change of
+    the entry. On Windows that is the time at which the file was made.
 
     Raises:
         OSError: there is no such file.
@@ -47,39 +47,39 @@ def mark(file: Path) -> list[str | int]:
 
 
 def load(path: Path) -> Kept | None:
-    """What is kept there; None where there is nothing or it fails its check sum."""
+    """What the cache has at this place; None if there is nothing or its check sum is wrong."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
             about = dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
         if path.exists():
-            log.info("the cache %s is broken (%s) and is built again", path, error)
+            log.info("the cache %s is broken (%s) and is made again", path, error)
         return None
     return Kept(tensors, about) if about.pop("crc", None) == _crc(tensors) else None
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bool:
-    """Write beside the place and rename; whether it worked."""
+    """Write into a second file and rename it; returns whether this worked."""
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), draft, metadata={**about, "crc": _crc(tensors)})
         draft.replace(path)
     except (OSError, SafetensorError) as error:
-        log.info("no cache is kept at %s: %s", path, error)
+        log.info("nothing can be cached at %s: %s", path, error)
         try:
             draft.unlink(missing_ok=True)
         except OSError:
-            log.info("%s is left behind", draft)
+            log.info("%s could not be removed", draft)
         return False
     return True
 
 
 def trim(beside: Path, begins: str, most: float) -> None:
-    """Of the files whose names begin so, remove the oldest until they hold at most ``most`` bytes.
+    """Remove the oldest of the files with this beginning, until they have at most ``most`` bytes together.
 
-    ``beside``, which is one of them, stays. Drafts of more than a day ago, which nobody will finish, go too.
+    ``beside``, which is one of them, stays. Unfinished files that are more than a day old are removed too.
     """
     found = []
     for file in [*beside.parent.glob(f"{begins}*.safetensors"), *beside.parent.glob("*.tmp")]:

@@ -1,4 +1,4 @@
-"""The data sets by name: what each shows, who published it, where its files lie and how they are to be read.
+"""The data sets by name: what each shows, who published it, where its files are and how they are read.
 
 To add a data set of images, add one ``Card`` to ``SETS``.
 """
@@ -16,9 +16,9 @@ class Origin:
     """Where the files of a data set, or of one domain of it, are published.
 
     Attributes:
-        hub: owner/name on the Hugging Face hub; "" where they have to be fetched by hand.
+        hub: owner/name on the Hugging Face hub; "" if they have to be downloaded by hand.
         train: the files of the training split: parquet; or IDX, first the images, then the labels; or MATLAB's.
-        test: the files of the test split; () where there is none.
+        test: the files of the test split; () if there is none.
         address: where a person finds them; "" for the page of ``hub``.
     """
 
@@ -41,23 +41,23 @@ class Card:
         title: what it shows, in a few words.
         reference: who published it.
         licence: its licence, as its publisher or the hub states it.
-        train_rows: rows of the official training split.
-        test_rows: rows of the official test split; 0 where there is none.
+        train_rows: samples of the official training split.
+        test_rows: samples of the official test split; 0 if there is none.
         shape: (C, H, W).
         class_names: one name per class, in label order.
-        mean: per channel, on a scale of 0 to 1; None to take the training rows'.
-        std: per channel, on a scale of 0 to 1; None to take the training rows'.
-        origin: where its files are published; None where it is bundled or has ``domains``.
+        mean: per channel, on a scale of 0 to 1; None to take the training samples'.
+        std: per channel, on a scale of 0 to 1; None to take the training samples'.
+        origin: where its files are published; None if it is bundled or has ``domains``.
         domains: by name, where the files of each domain are published; they make the column "domain".
         image: the files' column of images, by any of these names.
         label: the files' column of labels, by any of these names.
-        columns: by name, the files' column of what else is known of each row.
-        client_column: the one of ``columns`` that says whose rows they are, where one does.
-        labels: the labels in the files, where they are not those of ``class_names``; the first of them are the
-            classes, and the rows of the others are left out.
+        columns: by name, the files' column of what else is known of each sample.
+        client_column: the one of ``columns`` that says which client a sample belongs to, if there is one.
+        labels: the labels in the files, if they are not those of ``class_names``; the first of them are the classes,
+            and the samples of the others are left out.
         convert: whether an image of another mode is converted to grey or RGB, instead of refused.
         resize: whether an image of another size is resized (bilinear), instead of refused.
-        transposed: whether the files hold each image with its rows and columns exchanged.
+        transposed: whether the files have each image with its rows and columns exchanged.
         note: what a user should know besides.
     """
 
@@ -204,7 +204,7 @@ SETS: dict[str, Card] = {
             ("emnist-byclass-test-images-idx3-ubyte.gz", "emnist-byclass-test-labels-idx1-ubyte.gz"),
         ),
         transposed=True,
-        note="The published images lie transposed; they are set upright.",
+        note="The published images are transposed; they are turned upright.",
     ),
     "emnist_letters": Card(
         title="handwritten letters, the first ten of EMNIST letters, 28x28 grey",
@@ -223,7 +223,7 @@ SETS: dict[str, Card] = {
         ),
         labels=range(26),
         transposed=True,
-        note="The files hold 26 letters as labels 0 to 25, transposed; K to Z are left out, the rest set upright.",
+        note="The files hold 26 letters as labels 0 to 25, transposed; K to Z are left out, the rest turned upright.",
     ),
     "femnist": Card(
         title="handwritten digits and letters by writer (FEMNIST), 28x28 grey",
@@ -289,7 +289,7 @@ SETS: dict[str, Card] = {
         std=(0.24205776, 0.23828046, 0.25874835),
         origin=Origin("flwrlabs/cinic10"),
         convert=True,
-        note="The training and the test split; the validation split, another 90,000 rows, is not used.",
+        note="The training and the test split; the validation split, another 90,000 samples, is not used.",
     ),
     "tiny_imagenet": Card(
         title="two hundred kinds of things, 64x64 colour",
@@ -330,7 +330,7 @@ SETS: dict[str, Card] = {
         client_column="domain",
         convert=True,
         resize=True,
-        note="Every row of every domain, resized to 32x32; SynthDigits has to be fetched by hand.",
+        note="Every sample of every domain, resized to 32x32; SynthDigits has to be downloaded by hand.",
     ),
     "digits3": Card(
         title="digits of three of DIGIT-5's five domains, and so not DIGIT-5, 32x32 colour",
@@ -347,6 +347,6 @@ SETS: dict[str, Card] = {
         client_column="domain",
         convert=True,
         resize=True,
-        note="Every row of every domain, resized to 32x32; SVHN and SynthDigits are missing.",
+        note="Every sample of every domain, resized to 32x32; SVHN and SynthDigits are missing.",
     ),
 }

@@ -1,4 +1,4 @@
-"""What a data set is once it is read, whoever's it is."""
+"""A data set that has been read, whether by name or the user's own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# R rows, C channels, H height, W width, F features
+# R samples, C channels, H height, W width, F features
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What each row belongs to: a writer, a domain, a hospital.
+    """What each sample belongs to: a writer, a domain, a hospital.
 
     Attributes:
-        code_R: the place in ``names`` of each row's value, int64.
-        names: the values, sorted; each stands in some row.
+        code_R: the place in ``names`` of each sample's value, int64.
+        names: the values, sorted; each occurs at least once.
     """
 
     code_R: NDArray[np.int64]
@@ -34,20 +34,20 @@ class Source:
     """A labelled set of rows: 8-bit images, or numbers.
 
     Attributes:
-        name: the name it was loaded by.
-        x_R: images (R, C, H, W), uint8, mapped from the cache file where there is one, to save memory; or float32
-            (R, ...), of which a table (R, F) may hold NaN where a value is missing.
+        name: the name by which it was loaded.
+        x_R: images (R, C, H, W), uint8, mapped from the cache file if there is one, to save memory; or float32
+            (R, ...). In a table (R, F), NaN is a missing value.
         y_R: labels in 0..classes-1, int64.
         classes: the number of classes.
         class_names: one name per class.
-        mean: per channel or feature (axis 1), on a scale of 0 to 1 for images; None to take the training rows'.
+        mean: per channel or feature (axis 1), on a scale of 0 to 1 for images; None to take the training samples'.
         std: per channel or feature, like ``mean``.
-        train_rows: rows [0, train_rows) are the official training split, the rest the official test split.
-        columns: by name, what else is known of each row.
-        client_column: the column that says whose rows they are, where one does.
-        feature_names: of a table, one per feature.
-        scaled: of a table, per feature whether it is brought to mean 0 and standard deviation 1; () for all.
-        few: where no column says whose the rows are, those that might: of few texts, each in several rows.
+        train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
+        columns: by name, what else is known of each sample.
+        client_column: the column that says which client a sample belongs to, if there is one.
+        feature_names: for a table, one name for each feature.
+        scaled: for a table, whether each feature is brought to mean 0 and standard deviation 1; () for all.
+        few: if there is no client column, the columns that might be one: few texts, each in several samples.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Source:
     few: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Shapes alone: samples and labels may be nobody's business."""
+        """Shapes only: samples and labels may be private."""
         of = "" if self.client_column is None else f", client_column={self.client_column!r}"
         return f"Source({self.name!r}, x_R={shape(self.x_R)}, y_R={shape(self.y_R)}, classes={self.classes}{of})"
 
@@ -76,7 +76,7 @@ def shape(x: Tensor) -> str:
 
 
 def digest(source: Source) -> str:
-    """A short fingerprint of a source's rows, labels and columns."""
+    """A short fingerprint of a source's samples, labels and columns."""
     found = hashlib.blake2b(digest_size=8)
     for array in (source.x_R.numpy(), source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
         found.update(str((array.shape, array.dtype)).encode())

@@ -1,4 +1,4 @@
-"""Images, labels and columns out of the files of a data set, all in one way."""
+"""Reads images, labels and columns from the files of a data set, whatever their format."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from idiolect.data.datasets.dataset import Column
 from idiolect.data.datasets.files import Part
 from idiolect.data.datasets.formats import Opened, open_part
 
-# R rows, N rows of a batch, C channels, H height, W width
+# R samples, N samples of a batch, C channels, H height, W width
 
-_MOST_TIMES = 1024  # the pixels wanted has an image that is resized, at most
+_MOST_TIMES = 1024  # an image that is resized has at most so many times the pixels that are wanted
 
 
 class Samples(NamedTuple):
-    """What reading a data set gives."""
+    """What reading a data set returns."""
 
     x_R: Tensor
     y_R: Tensor
@@ -38,7 +38,7 @@ def decode(name: str, card: Card, train: list[Part], test: list[Part]) -> Sample
     """Read the files of both splits.
 
     Raises:
-        InputError: a file is missing, broken or not of this data set.
+        InputError: a file is missing, broken or from another data set.
     """
     opened = [open_part(part, card) for part in (*train, *test)]
     labels = [_labels(part, name, card) for part in opened]
@@ -50,7 +50,7 @@ def decode(name: str, card: Card, train: list[Part], test: list[Part]) -> Sample
         columns[key] = _column(pa.concat_arrays(values))
     _check_domains(name, card, columns)
     shared_memory.check(
-        sum(kept) * math.prod(card.shape), f"{name}: {sum(kept):,} rows", f"put the files of {name} there"
+        sum(kept) * math.prod(card.shape), f"{name}: {sum(kept):,} samples", f"put the files of {name} there"
     )
     x_R = np.empty((sum(kept), *card.shape), np.uint8)  # filled batch by batch: there is no second copy
     start = 0
@@ -72,7 +72,7 @@ def decode(name: str, card: Card, train: list[Part], test: list[Part]) -> Sample
 
 
 def _labels(part: Opened, name: str, card: Card) -> NDArray[np.int64]:
-    """The labels from 0; those past the classes are of rows that are left out."""
+    """The labels from 0; samples with labels above the classes are left out."""
     allowed = card.labels or range(len(card.class_names))
     y_R = np.asarray(part.labels.fill_null(allowed.start - 1), dtype=np.int64)
     wrong = np.flatnonzero((y_R < allowed.start) | (y_R >= allowed.stop))
@@ -100,8 +100,8 @@ def _check_domains(name: str, card: Card, columns: dict[str, Column]) -> None:
     if found != known:
         odd = "its files have the domains" if found - known else "its files have only the domains"
         raise InputError(
-            f"data set {name}: {odd} {', '.join(sorted(found))}; it needs rows of {', '.join(sorted(known))}: rename "
-            f"the domains, or put the files of {name} there"
+            f"data set {name}: {odd} {', '.join(sorted(found))}; it needs samples of {', '.join(sorted(known))}: "
+            f"rename the domains, or put the files of {name} there"
         )
 
 
@@ -130,7 +130,7 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError(f"{where} holds no readable image: fetch the file again") from error
+        raise InputError(f"{where} has no readable image: download the file again") from error
     if image.size != (width, height) or image.mode != mode:
         raise InputError(
             f"{where} is an image of {found}, where {name} has {width}x{height} in mode {mode}: put the files of "

@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """Rows that are not read yet: a parquet or MATLAB file, or the two IDX files of images and labels."""
+    """Files that are not read yet: a parquet or MATLAB file, or the two IDX files of images and labels."""
 
     files: tuple[Path, ...]
     domain: str | None
 
 
 def locate(name: str, card: Card, folder: Path | None) -> tuple[list[Part], list[Part]]:
-    """The parts of the training and of the test split, fetched where the folder does not hold them.
+    """The parts of the training and of the test split; those that are not in the folder are downloaded.
 
     Raises:
-        InputError: a file is missing, and the hub has none or is out of reach.
+        InputError: a file is missing, and it is not on the hub or the hub cannot be reached.
     """
     if card.origin:
         return _published(name, card, card.origin, folder, None)
@@ -34,11 +34,11 @@ def locate(name: str, card: Card, folder: Path | None) -> tuple[list[Part], list
             f"data set {name}: {folder} has no test.parquet; put one there {_columns(card, *card.columns.values())}"
         )
     places = {domain: folder / domain if folder and (folder / domain).is_dir() else None for domain in card.domains}
-    for domain, origin in card.domains.items():  # first, so that nothing is fetched in vain
+    for domain, origin in card.domains.items():  # first, so that no download is wasted
         if not origin.hub and not places[domain]:
             here = f"{folder or f'<data_dir>/{name}'}/{domain}"
             raise InputError(
-                f"data set {name}: its domain {domain} cannot be fetched by name; {_by_hand(card, origin, here)}"
+                f"data set {name}: its domain {domain} cannot be downloaded by name; {_by_hand(card, origin, here)}"
                 + ("" if folder else ", and give that data_dir or set IDIOLECT_DATA to it")
             )
     each = [_published(f"{name}/{d}", card, origin, places[d], d) for d, origin in card.domains.items()]
@@ -57,7 +57,7 @@ def _published(
             found = _in_folder(folder, split, files)
             if not found:
                 lacks = f"{folder} has no {split}.parquet" if folder.is_dir() else f"there is no folder {folder}"
-                fetch = ", or leave out data_dir and IDIOLECT_DATA to fetch it by name" if origin.hub else ""
+                fetch = ", or leave out data_dir and IDIOLECT_DATA to download it by name" if origin.hub else ""
                 raise InputError(f"data set {name}: {lacks}; {_by_hand(card, origin, str(folder))}{fetch}")
         else:
             found = _group([_fetch(name, card, origin, file) for file in files])
@@ -90,29 +90,30 @@ def _fetch(name: str, card: Card, origin: Origin, file: str) -> Path:
     here = try_to_load_from_cache(origin.hub, file, repo_type="dataset")
     if isinstance(here, str):
         return Path(here)
-    log.warning("data set %s: fetching %s of %s from the Hugging Face hub", name, file, origin.hub)
+    log.warning("data set %s: downloading %s of %s from the Hugging Face hub", name, file, origin.hub)
     chatter = logging.getLogger("huggingface_hub")
     level = chatter.level
-    chatter.setLevel(logging.ERROR)  # one sentence at the end says it all
+    chatter.setLevel(logging.ERROR)  # the one sentence at the end is enough
     try:
         return Path(hf_hub_download(origin.hub, file, repo_type="dataset"))
     except OSError as error:
         raise InputError(
-            f"data set {name} cannot be fetched from the Hugging Face hub ({first_line(error)}); elsewhere, "
-            f"{_by_hand(card, origin, f'<data_dir>/{name}')}, and give that data_dir or set IDIOLECT_DATA to it"
+            f"data set {name} cannot be downloaded from the Hugging Face hub ({first_line(error)}); "
+            f"elsewhere, {_by_hand(card, origin, f'<data_dir>/{name}')}, and give that data_dir or set "
+            "IDIOLECT_DATA to it"
         ) from error
     finally:
         chatter.setLevel(level)
 
 
 def _by_hand(card: Card, origin: Origin, here: str) -> str:
-    """What to fetch and where to put it."""
+    """What to download and where to put it."""
     files = " and ".join([*origin.train, *origin.test])
     columns = _columns(card, *(card.columns.values() if card.origin else ()))
     places = f"{here}/train.parquet" + (f" and {here}/test.parquet" if origin.test else "")
     if origin.train[0].endswith(".parquet"):
-        return f"fetch {files} from {origin.page} and put them at {places}, {columns}"
-    return f"fetch {files} from {origin.page} and put them into {here}, or write {places} {columns}"
+        return f"download {files} from {origin.page} and put them at {places}, {columns}"
+    return f"download {files} from {origin.page} and put them into {here}, or write {places} {columns}"
 
 
 def _columns(card: Card, *more: str) -> str:
@@ -121,5 +122,5 @@ def _columns(card: Card, *more: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says, without the stop at its end."""
+    """The first line of an error's message, without its full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

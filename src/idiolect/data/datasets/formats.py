@@ -20,7 +20,7 @@ from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
 from idiolect.data.datasets.files import Part, first_line
 
-# R rows, N rows of a batch, C channels, H height, W width
+# R samples, N samples of a batch, C channels, H height, W width
 
 _BATCH = 1000
 _MOST_LABELS = 10**8  # in a compressed file
@@ -57,7 +57,7 @@ def open_part(part: Part, card: Card) -> Opened:
             raise blamed(error) from error
 
     def blamed(error: Exception) -> InputError:
-        return InputError(f"{path} cannot be read as {kind} ({first_line(error)}): fetch the file again")
+        return InputError(f"{path} cannot be read as {kind} ({first_line(error)}): download the file again")
 
     try:
         opened = reader(part, card)
@@ -66,7 +66,7 @@ def open_part(part: Part, card: Card) -> Opened:
     except broken as error:
         raise blamed(error) from error
     if not len(opened.labels):
-        raise InputError(f"{path} has no rows: fetch the file again")
+        raise InputError(f"{path} has no rows: download the file again")
     if part.domain:
         opened.columns["domain"] = pa.repeat(part.domain, len(opened.labels))
     return opened._replace(images=guarded(opened.images))
@@ -113,11 +113,11 @@ def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes
             return pa.array(class_names, pa.string()).take(values)
         return values.cast(pa.string())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
-        raise InputError(f"{path} has metadata that do not fit ({error}): write the file again") from error
+        raise InputError(f"{path} has metadata that do not fit its columns ({error}): write the file again") from error
 
 
 def _open_idx(part: Part, card: Card) -> Opened:
-    """LeCun's format: a magic number, the sizes as 32-bit integers of the big end first, then the bytes."""
+    """LeCun's format: a magic number, the sizes as big-endian 32-bit integers, then the bytes."""
     images_path, labels_path = part.files
     with gzip.open(labels_path) as file:
         labels = np.frombuffer(file.read(8 + _MOST_LABELS), np.uint8, offset=8)
@@ -143,14 +143,14 @@ def _idx_header(file: gzip.GzipFile) -> tuple[int, int, int, int]:
 
 
 def _open_mat(part: Part, card: Card) -> Opened:
-    """SVHN's format: images X (H, W, C, R) and labels y (R, 1), of which some write the digit 0 as 10."""
+    """SVHN's format: images X (H, W, C, R) and labels y (R, 1); some files write the digit 0 as 10."""
     from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
 
     (path,) = part.files
     try:
         for variable, shape, _ in whosmat(path):
-            shared_memory.check(math.prod(shape), f"{variable} of {path}", "fetch the file again")
+            shared_memory.check(math.prod(shape), f"{variable} of {path}", "download the file again")
         content = loadmat(path, variable_names=["X", "y"])
     except MatReadError as error:
         raise ValueError(error) from error

@@ -1,6 +1,6 @@
 """Reading a data set by name: from scikit-learn, from files in a folder, or from the Hugging Face hub.
 
-What is known of each set stands in ``catalogue.SETS``; its decoded samples are kept in the cache.
+``catalogue.SETS`` describes each set; decoded samples are kept in the cache.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 def load(name: str, data_dir: Path | None = None) -> Source:
     """Read a data set, from ``<data_dir>/<name>/{train,test}*.parquet`` or by its name on the Hugging Face hub.
 
-    A set of several domains is read from one table with a column domain, or else from ``<data_dir>/<name>/<domain>/``
-    where there is such a folder and from the hub where there is none.
+    A set of several domains is read from one table with a column domain, or else from ``<data_dir>/<name>/<domain>/``.
+    Domains without such a folder are downloaded from the hub.
 
     Args:
         name: one of ``names()``.
-        data_dir: the folder of folders of parquet files; else the environment variable IDIOLECT_DATA; else the hub.
+        data_dir: the folder with a folder for each data set; else the environment variable IDIOLECT_DATA; else the hub.
 
     Raises:
-        InputError: unknown name, a file that is missing, broken or not this data set, or the hub out of reach.
+        InputError: unknown name, a file that is missing, broken or from another data set, or no connection to the hub.
     """
     card = _card(name)
     place = data_dir or os.environ.get("IDIOLECT_DATA")
@@ -47,8 +47,8 @@ def load(name: str, data_dir: Path | None = None) -> Source:
     found, published = (train_rows, len(y_R) - train_rows), (card.train_rows, card.test_rows)
     if found != published:
         log.warning(
-            "data set %s: the files hold %s training and %s test rows where %s and %s are published; results will not "
-            "compare with published ones",
+            "data set %s: the files hold %s training and %s test samples where %s and %s are published; results will "
+            "not compare with published ones",
             name,
             *(f"{count:,}" for count in (*found, *published)),
         )
@@ -72,14 +72,14 @@ def names() -> list[str]:
 
 
 def at_hand(name: str, data_dir: str | None = None) -> bool:
-    """Whether a data set can be read without fetching it: bundled, or in the folder of parquet files."""
+    """Whether a data set can be read without a download: bundled, or in the data folder."""
     place = data_dir or os.environ.get("IDIOLECT_DATA")
     card = _card(name)
     return not (card.origin or card.domains) or bool(place and (Path(os.path.expanduser(place)) / name).is_dir())
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is known of a data set without reading it, ready for JSON; ``bytes`` is its size in memory.
+    """The facts about a data set that need no reading, ready for JSON; ``bytes`` is its size in memory.
 
     Raises:
         InputError: unknown name.
@@ -134,7 +134,7 @@ def _read(name: str, card: Card, folder: Path | None) -> Samples:
 
 
 def _key(name: str, card: Card, parts: list[Part]) -> str:
-    """A name for the decoded rows of these files, read in this way."""
+    """A name for the decoded samples of these files, read in this way."""
     files = [(part.domain, *cache.mark(f)) for part in parts for f in part.files]
     way = [card.shape, len(card.class_names), str(card.labels), card.transposed, card.convert, card.resize]
     key = json.dumps(["3", way, card.image, card.label, dict(card.columns), files])

@@ -1,4 +1,4 @@
-"""What partitions are made of: how many rows of each class a client gets, which ones, and which are for testing."""
+"""Parts of partitions: how many samples of each class a client gets, which ones, and which are for testing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from idiolect.data.datasets.dataset import Source
 
-# R rows, K clients, C classes, N rows of one client
+# R samples, K clients, C classes, N samples of one client
 
 Rows = NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """Row numbers per client, and what the clients are called, where they have names.
+    """The sample numbers of each client, and the clients' names, if they have names.
 
-    ``shared`` is true only where released code makes clients share rows: then a row may stand twice.
+    ``shared`` is true only if released code makes clients share samples: then a sample may occur twice.
     """
 
     train: list[Rows]
@@ -28,7 +28,7 @@ class Split(NamedTuple):
 
 
 def deal(y_R: Rows, rows: Rows, count_KC: Rows, rng: np.random.Generator) -> list[Rows]:
-    """Random, disjoint draws from ``rows``: count_KC[k, c] rows of class c for client k, in random order."""
+    """Random, disjoint draws from ``rows``: count_KC[k, c] samples of class c for client k, in random order."""
     hands: list[list[Rows]] = [[] for _ in count_KC]
     for c, count_K in enumerate(count_KC.T):
         deck = rng.permutation(rows[y_R[rows] == c])
@@ -38,9 +38,9 @@ def deal(y_R: Rows, rows: Rows, count_KC: Rows, rng: np.random.Generator) -> lis
 
 
 def cut(rows_K: Sequence[Rows], test_K: Rows, y_R: Rows | None, rng: np.random.Generator) -> Split:
-    """Set aside test_K[k] of each client's rows, which stand in random order, for testing.
+    """Take test_K[k] of each client's samples, which are in random order, for testing.
 
-    With labels ``y_R``, training and test rows have the same class proportions, to within one row of each class.
+    With labels ``y_R``, training and test samples have the same class proportions, to within one sample of each class.
     """
     if y_R is None:
         pairs = [
@@ -52,14 +52,14 @@ def cut(rows_K: Sequence[Rows], test_K: Rows, y_R: Rows | None, rng: np.random.G
 
 
 def held_out(rows_K: Rows, fraction: float) -> Rows:
-    """How many of each client's rows are for testing: at least one, and never all."""
+    """How many of each client's samples are for testing: at least one, but not all."""
     return np.asarray(np.clip(np.rint(fraction * rows_K).astype(np.int64), 1, rows_K - 1))
 
 
 def train_test_split(
     source: Source, rows_K: list[Rows], test_fraction: float, stratified: bool, rng: np.random.Generator
 ) -> Split:
-    """Set aside ``test_fraction`` of each client's samples, which stand in random order, for testing."""
+    """Take ``test_fraction`` of each client's samples, which are in random order, for testing."""
     test_K = held_out(np.array([len(rows) for rows in rows_K]), test_fraction)
     return cut(rows_K, test_K, source.y_R.numpy() if stratified else None, rng)
 
@@ -75,12 +75,12 @@ def _stratified(row_N: Rows, test: int, y_N: Rows, rng: np.random.Generator) -> 
 
 
 def draw_classes(classes: int, count: int, clients: int, rng: np.random.Generator) -> Rows:
-    """``count`` different classes for each client, (K, count); those of fewer clients are the first of more."""
+    """``count`` different classes for each client, (K, count); more clients do not change those of the first ones."""
     return np.asarray(rng.random((clients, classes)).argsort(axis=1)[:, :count])
 
 
 def whole(exact_KC: NDArray[np.float64], size_K: Rows) -> Rows:
-    """Whole numbers that sum to ``size_K``, by largest remainder; ties go round the classes from client to client."""
+    """Whole numbers that sum to ``size_K``, by largest remainder; ties go to the next class from client to client."""
     clients, classes = exact_KC.shape
     count_KC = np.floor(exact_KC.round(9)).astype(np.int64)
     rest_KC = (exact_KC - count_KC).round(9)
@@ -90,13 +90,14 @@ def whole(exact_KC: NDArray[np.float64], size_K: Rows) -> Rows:
 
 
 def fill(prior_KC: NDArray[np.float64], size_K: Rows, stock_C: Rows, rng: np.random.Generator) -> Rows:
-    """Rows per client and class (K, C) when clients that are not full yet, in random order, draw classes from priors.
+    """Samples per client and class (K, C): clients that are not full, in random order, draw classes from priors.
 
-    A class that has run out is drawn again, so the prior is renormalised over the others; a client with nothing left
-    of its prior draws uniformly among the classes that are left. ``size_K`` sums to no more than ``stock_C``.
+    If the class of a draw is used up, the client draws again, so the prior is renormalised over the others. If all
+    classes of its prior are used up, the client draws uniformly among the classes that are left. ``size_K`` sums to no
+    more than ``stock_C``.
     """
     clients, classes = prior_KC.shape
-    # "each time any client that is not full, uniformly" is the order of events of independent Poisson processes
+    # drawing uniformly among the clients that are not full gives the order of events of independent Poisson processes
     turn_R = np.repeat(np.arange(clients), size_K)
     time_R = rng.exponential(size=len(turn_R)).cumsum()
     time_R -= np.concatenate([[0.0], time_R])[(size_K.cumsum() - size_K)[turn_R]]
@@ -108,11 +109,11 @@ def fill(prior_KC: NDArray[np.float64], size_K: Rows, stock_C: Rows, rng: np.ran
         share_KC = np.where(share_KC.sum(1, keepdims=True) > 0, share_KC, left_C > 0)
         level_KC = share_KC.cumsum(1)
         level_KC /= level_KC[:, -1:]
-        # one search for everybody: client k's levels lie in (k, k + 1]
+        # one search for all clients: client k's levels are in (k, k + 1]
         draw_R = np.minimum(turn_R + rng.random(len(turn_R)), np.nextafter(turn_R + 1.0, 0))
         class_R = np.searchsorted((level_KC + np.arange(clients)[:, None]).ravel(), draw_R, side="right")
         class_R -= turn_R * classes
-        # everything counts until a class is drawn that has run out; the rest draws again without it
+        # draws count until one of a class that is used up; the rest are drawn again without that class
         drawn_C = np.bincount(class_R, minlength=classes)
         over_C = np.flatnonzero(drawn_C > left_C)
         first_over = (drawn_C.cumsum() - drawn_C + left_C)[over_C]
@@ -124,10 +125,10 @@ def fill(prior_KC: NDArray[np.float64], size_K: Rows, stock_C: Rows, rng: np.ran
 
 
 def allocate(own_KC: NDArray[np.bool_], size_K: Rows, stock_C: Rows, rng: np.random.Generator) -> Rows | None:
-    """Rows per client and class (K, C), of own classes only, as equal as the stock allows; None where it cannot be.
+    """Samples per client and class (K, C), of its own classes only, as equal as the stock allows; None if impossible.
 
-    x_kc = size_k w_c / sum of w over the client's classes, with w = 1 for classes that suffice and less for those in
-    demand (iterative proportional fitting), brought to whole numbers by a maximum flow.
+    x_kc = size_k w_c / sum of w over the client's classes, with w = 1 for classes with enough samples and less for the
+    others (iterative proportional fitting). A maximum flow makes them whole numbers.
     """
     if not suffices(own_KC, size_K, stock_C):
         return None
@@ -141,7 +142,7 @@ def allocate(own_KC: NDArray[np.bool_], size_K: Rows, stock_C: Rows, rng: np.ran
         weight_C = np.clip(weight_C * stock_C / np.maximum(demand_C, 1e-300), 1e-200, 1)
         weight_C /= weight_C.max()
     floor_KC = np.floor(exact_KC.round(6)).astype(np.int64)
-    # a random order of clients and classes: who gets the odd row is nobody's privilege
+    # clients and classes in random order, so that no client is preferred when samples remain
     k, c = rng.permutation(len(size_K)), rng.permutation(len(stock_C))
     slack = 0
     while True:
@@ -154,7 +155,7 @@ def allocate(own_KC: NDArray[np.bool_], size_K: Rows, stock_C: Rows, rng: np.ran
 
 
 def suffices(own_KC: NDArray[np.bool_], size_K: Rows, stock_C: Rows) -> bool:
-    """Whether everybody can have their rows of their own classes."""
+    """Whether all clients can have enough samples of their own classes."""
     return _flow(np.zeros(own_KC.shape, np.int64), own_KC * size_K[:, None], size_K, stock_C) is not None
 
 
@@ -173,7 +174,7 @@ def _flow(low_KC: Rows, high_KC: Rows, size_K: Rows, stock_C: Rows) -> Rows | No
     tail = np.concatenate([np.zeros(clients, np.int64), client_K[k], class_C])
     head = np.concatenate([client_K, class_C[c], np.full(classes, end)])
     capacity = np.concatenate([need_K, (high_KC - low_KC)[k, c], room_C]).astype(np.int32)
-    from scipy.sparse import csr_array  # slow to import, and every worker would
+    from scipy.sparse import csr_array  # slow to import, and workers do not need it
     from scipy.sparse.csgraph import maximum_flow
 
     result = maximum_flow(csr_array((capacity, (tail, head)), shape=(end + 1, end + 1)), 0, end)

@@ -1,4 +1,4 @@
-"""Clients, or groups of clients, that a column of the data names."""
+"""Clients, or groups of clients, from the values of a column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from idiolect.data.partitions.allocation import Rows, Split, deal, train_test_sp
 from idiolect.data.partitions.option_types import Fraction, Least, Size
 from idiolect.data.partitions.registry import PARTITIONS
 
-# R rows, V values of a column
+# R samples, V values of a column
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,21 @@ def natural(
     """A client for every value of a column: writers, hospitals; with a number of clients, the first by name.
 
     Args:
-        column: the name of the column; null for the one that the data set says its clients by.
-        min_rows: leave clients with fewer rows out, and log how many they are; null to take everybody, where a client
-            with fewer than two rows is an error.
-        official_split: whether a client trains on its rows of the official training split and tests on the others,
-            and not on a ``test_fraction`` of all; null for true where every client has rows of both.
-        test_fraction: the share of a client's rows that it tests on, drawn at random.
-        stratified: whether a client's test rows have its training rows' class proportions; not with official_split.
+        column: the name of the column; null for the data set's own client column.
+        min_rows: leave out clients with fewer samples, and log how many they are. With null all clients are used, and
+            one with fewer than two samples is an error.
+        official_split: whether a client trains on its samples of the official training split and tests on the others,
+            and not on a ``test_fraction`` of all; null means true if every client has samples of both.
+        test_fraction: the share of a client's samples that it tests on, drawn at random.
+        stratified: whether a client's test samples have the class proportions of its training samples; not with
+            official_split.
 
     Raises:
-        InputError: no such column, fewer values than clients, or a client that has too few rows.
+        InputError: no such column, fewer values than clients, or a client that has too few samples.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1: the writers of EMNIST, with test_fraction=0.2.
     Differs from source: the released code takes the first 1,000 writers in no particular order, and LEAF (Caldas et
-    al., 2018), which divides their rows, sets a tenth aside by default.
+    al., 2018), which divides their samples, uses a tenth for testing by default.
     """
     by = _column(source, column, "natural")
     if official_split and source.train_rows == len(source.y_R):
@@ -58,9 +59,9 @@ def natural(
 
     def lacks(rows: Rows) -> str:
         if len(rows) < (min_rows or 2):
-            return "a single row, which cannot be divided"
+            return "a single sample, which cannot be divided"
         one_sided = official_split and not rows.min() < source.train_rows <= rows.max()
-        return "rows in one official split only" if one_sided else ""
+        return "samples in one official split only" if one_sided else ""
 
     lack_V = [lacks(rows) for rows in rows_V]
     chosen = [v for v, lack in enumerate(lack_V) if min_rows is None or not lack]
@@ -69,8 +70,8 @@ def natural(
     if not chosen or len(chosen) < (clients or 0):
         limit = f" with min_rows={min_rows}" if min_rows else ""
         raise InputError(
-            f"partition natural: clients={clients or 'null'} cannot be: {source.name} has {len(chosen)}{limit}; ask "
-            f"for fewer clients{' or a smaller min_rows' if min_rows else ''}"
+            f"partition natural: clients={clients or 'null'} is not possible: {source.name} has {len(chosen)}{limit}; "
+            f"take fewer clients{' or a smaller min_rows' if min_rows else ''}"
         )
     chosen = chosen[:clients]
     for v in chosen:
@@ -96,17 +97,17 @@ def domains(
     inside: str = "dirichlet(alpha=0.5)",
     train_rows: Size | None = None,
 ) -> Split:
-    """The same number of clients for every value of a column, whose rows another partition divides among them.
+    """The same number of clients for every value of a column, and another partition divides the samples of a value.
 
     Args:
-        column: the name of the column; null for the one that the data set says its clients by.
+        column: the name of the column; null for the data set's own client column.
         inside: the partition of each domain with its options in parentheses.
-        train_rows: of each domain's official training rows at most so many, drawn with its class proportions; its
-            official test rows stay. Null takes all.
+        train_rows: at most so many of each domain's official training samples, drawn with its class proportions; all
+            official test samples are used. Null takes all.
 
     Raises:
-        InputError: no such column or partition, a number of clients that the domains do not divide, or what the
-            partition says.
+        InputError: no such column or partition, a number of clients that cannot be divided equally over the
+            domains, or an error of the inner partition.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), appendix D.1: the five domains of DIGIT-5, four clients each.
     """
@@ -140,7 +141,7 @@ def _column(source: Source, name: str | None, what: str) -> Column:
     name = source.client_column if name is None else name
     if name is None:
         raise InputError(
-            f"partition {what}: {source.name} does not say whose rows they are; give column, "
+            f"partition {what}: {source.name} does not say which client a sample belongs to; give column, "
             f"{nearest('', source.columns)}"
         )
     if name not in source.columns:
@@ -149,7 +150,7 @@ def _column(source: Source, name: str | None, what: str) -> Column:
 
 
 def _part(source: Source, row_R: Rows, domain: str) -> Source:
-    """Some rows of a source, as one to divide: of the rows themselves it has the shape, and nothing to read."""
+    """Some samples of a source, as a source to divide. Its samples have a shape but cannot be read."""
 
     def part(column: Column) -> Column:
         found, code_R = np.unique(column.code_R[row_R], return_inverse=True)
@@ -166,7 +167,7 @@ def _part(source: Source, row_R: Rows, domain: str) -> Source:
 
 
 def _fewer(source: Source, row_R: Rows, train_rows: int, rng: np.random.Generator) -> Rows:
-    """The rows with at most ``train_rows`` of the official training split, in its class proportions; ascending."""
+    """The samples with at most ``train_rows`` of the official training split, in its class proportions; ascending."""
     y_R = source.y_R.numpy()
     train_R = row_R[row_R < source.train_rows]
     if len(train_R) <= train_rows:

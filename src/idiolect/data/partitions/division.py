@@ -1,4 +1,4 @@
-"""Dividing a source among clients by a partition that is named, whoever wrote it, and checking what it gives."""
+"""Dividing a data set among clients by any partition, and checking the result."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.registry import PARTITIONS
 from idiolect.data.partitions.sizes import draw_sizes
 
-_CLIENTS = 20  # where nothing says how many
+_CLIENTS = 20  # if nothing says how many
 
 
 def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function, or the class of partitioners, that a spec names, and its options, checked.
+    """The function or the class of partitioners for a spec, and its checked options.
 
     Raises:
         InputError: unknown name, import path or option.
@@ -40,14 +40,14 @@ def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
         return found, dict(spec.options)
     if not inspect.isfunction(found) or "source" not in inspect.signature(found).parameters:
         raise InputError(
-            f"{what}: this is no partition; name a function (source, clients, rng, *, options) -> Split, or a class of "
-            "flwr_datasets.partitioner"
+            f"{what}: this is not a partition; give a function (source, clients, rng, *, options) -> Split, or a class "
+            "of flwr_datasets.partitioner"
         )
     return found, check(found, spec.options, what)
 
 
 def follows_a_column(spec: Spec) -> bool:
-    """Whether the data say how many clients this partition makes, where nobody else does.
+    """Whether the data determine how many clients this partition makes, if the user does not.
 
     Raises:
         InputError: as for ``partition_of``.
@@ -63,10 +63,10 @@ def follows_a_column(spec: Spec) -> bool:
 def divide(
     source: Source, partition: Spec | Partitioner, clients: int | None, seed: int, sizes: Sequence[int]
 ) -> Split:
-    """Divide a source by a partition, with training sizes where they are given.
+    """Divide a source by a partition, with training sizes if they are given.
 
     Raises:
-        InputError: as for ``partition_of``, or the partition fails or gives what cannot be used.
+        InputError: as for ``partition_of``, or the partition fails or returns something that cannot be used.
     """
     rng = keys.generator(seed, "partition")
     draw = keys.generator(seed, "sizes")
@@ -91,48 +91,48 @@ def divide(
 
 
 def _guarded(divide: Callable[[], Any], name: str) -> Split:
-    """What a function of the user's gives, as a split."""
+    """The result of the user's function, as a split."""
     try:
         found = divide()
         train, test = ([np.asarray(rows) for rows in part] for part in found[:2])
         if not all(rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) for rows in [*train, *test]):
-            raise TypeError("row numbers are whole numbers, in one array for each client")
+            raise TypeError("sample numbers are whole numbers, in one array for each client")
         return Split([r.astype(np.int64) for r in train], [r.astype(np.int64) for r in test], *found[2:])
     except InputError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"partition {name} fails ({type(error).__name__}: {error}): let it return Split(train, test), each a list "
-            "with an array of row numbers for every client"
+            f"partition {name} fails ({type(error).__name__}: {error}): it must return Split(train, test), each a list "
+            "with an array of sample numbers for every client"
         ) from error
 
 
 def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
-    """Of each client the first so many training rows, which stand in random order."""
+    """Limit each client to its first training samples, which are in random order."""
     have_K = [len(rows) for rows in split.train]
     k = int(np.argmin(np.array(have_K) - np.array(sizes_K)))
     if have_K[k] < sizes_K[k]:
         who = split.names[k] if split.names else k
         raise InputError(
-            f"sizes: client {who} of partition {name} has {have_K[k]} training rows, not {sizes_K[k]}; the smallest "
-            f"client has {min(have_K)}: ask for at most that many, or leave out sizes"
+            f"sizes: client {who} of partition {name} has {have_K[k]} training samples, not {sizes_K[k]}; the smallest "
+            f"client has {min(have_K)}: take at most that many, or leave out sizes"
         )
     return split._replace(train=[rows[:size] for rows, size in zip(split.train, sizes_K, strict=True)])
 
 
 def _check_split(split: Split, clients: int | None, rows: int, name: str) -> None:
-    """What everything after relies on, whoever wrote the partition."""
+    """Check what the rest of the program relies on, whoever wrote the partition."""
     count = len(split.train)
     if not 0 < count == len(split.test) == (clients or count):
         asked = f" of {clients}" if clients else ""
-        fits = f", or ask for clients={count}" if count else ""
+        fits = f", or take clients={count}" if count else ""
         raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client{fits}")
     if split.names is not None and len(split.names) != count:
-        raise InputError(f"partition {name} gives {len(split.names)} names to {count} clients: give each client one")
+        raise InputError(f"partition {name} returns {len(split.names)} names for {count} clients: give each client one")
     for client, (train, test) in enumerate(zip(*split[:2], strict=True)):
         for kind, part in (("training", train), ("test", test)):
             if len(part) == 0:
-                raise InputError(f"partition {name}: client {client} has no {kind} rows; ask for fewer clients")
+                raise InputError(f"partition {name}: client {client} has no {kind} samples; take fewer clients")
     every = np.concatenate([*split.train, *split.test])
     if every.min() < 0 or every.max() >= rows or (not split.shared and len(np.unique(every)) < len(every)):
-        raise InputError(f"partition {name} gives a row twice or one that does not exist: draw without replacement")
+        raise InputError(f"partition {name} uses a sample twice or one that does not exist: draw without replacement")

@@ -15,7 +15,7 @@ from idiolect.data.partitions.official_splits import deal_from_splits
 from idiolect.data.partitions.option_types import Size
 from idiolect.data.partitions.sizes import rows_each
 
-# R rows, K clients, C classes, G groups of clients
+# R samples, K clients, C classes, G groups of clients
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 
@@ -34,35 +34,36 @@ def dominant(
     groups: Literal["auto", "consecutive", "characters"] = "auto",
     official_quirks: bool = False,
 ) -> Split:
-    """Equal sizes: ``share`` percent uniform over all classes, the rest equally over the client's dominant classes.
+    """Equal sizes: ``share`` percent evenly over all classes, the rest evenly over the client's dominant classes.
 
-    n_c = n share / (100 C) + [c dominant] n (1 - share / 100) / D, whole numbers by largest remainder, ties going
-    round the classes from client to client; n is 600 for training unless sizes are given. Client i belongs to group
-    i mod 5; with ten classes the dominant ones are {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}. With any other number
-    the classes are cut into five consecutive stretches (as many as there are classes if fewer), each joined by the
+    n_c = n share / (100 C) + [c dominant] n (1 - share / 100) / D, whole numbers by largest remainder; for
+    ties, the next class gets more from client to client. n is 600 for training unless sizes are given. Client i belongs
+    to group i mod 5; with ten classes the dominant ones are {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}. Any other
+    number of classes is cut into five consecutive parts (fewer if there are fewer classes); each part also gets the
     first class of the next.
 
-    Training rows come from the official training split and test rows from the official test split, where there is one
-    and both suffice for every class; otherwise both come from all rows, and a logged warning says so where there is an
-    official split. Draws are random and disjoint; a client's test rows have its training rows' class proportions.
+    Training samples come from the official training split and test samples from the official test split, if there is
+    one and both are large enough for every class. Otherwise both come from all samples, and if there is an official
+    split, a warning says so. Draws are random and disjoint; a client's test samples have the class proportions of its
+    training samples.
 
     Args:
-        share: percent of a client's rows that is uniform over the classes.
-        test_size: test rows per client.
+        share: percent of a client's samples that are spread evenly over all classes.
+        test_size: test samples per client.
         groups: "consecutive": the five above; "characters": client i belongs to group i mod 3, whose dominant classes
-            are 0-9 (digits), 10-35 (upper case) or 36-61 (lower case); "auto": characters where there are 62 classes.
-        official_quirks: whether clients get the released code's rows. There every client takes the next rows of a
-            class in the official split, beginning at row 2000 (500 for testing) of CIFAR and CINIC, else at 0; a slice
-            that would pass the end of the class is taken from its beginning, so that clients share rows. The uniform
-            part is floor(n share / 100) rows, floor of its C-th part for each class and what remains for the last, and
-            likewise among the dominant classes; with "characters", the last dominant class moves on by no more rows
-            than the others.
+            are 0-9 (digits), 10-35 (upper case) or 36-61 (lower case); "auto": characters if there are 62 classes.
+        official_quirks: whether clients get the same samples as in the released code. There every client takes the next
+            samples of a class in the official split, from sample 2000 (500 for testing) of CIFAR and CINIC, else from
+            0. A slice that would pass the end of the class is taken from its beginning, so clients share samples. The
+            even part is floor(n share / 100) samples: for each class floor of its C-th part, and the remainder for the
+            last. The dominant classes are divided in the same way; with "characters", the last dominant class moves on
+            by no more samples than the others.
 
     Raises:
-        InputError: a class runs out; the message says how many clients or which sizes fit.
+        InputError: a class has too few samples; the message says how many clients or which sizes fit.
 
     Source: FedPAC (Xu, Tong & Huang, ICLR 2023), section 6.1 and appendix B.2.
-    Differs from source: ``official_quirks``; its order of rows within a class is that of the data set.
+    Differs from source: ``official_quirks``; its order of samples within a class is that of the data set.
     """
     rows_each(source, clients)
     train_K = np.full(clients, 600) if sizes_K is None else sizes_K
@@ -93,7 +94,7 @@ def dominant(
 
 
 def _consecutive(classes: int) -> list[Rows]:
-    """Per group its dominant classes: a stretch of the classes and the first of the next."""
+    """The dominant classes of each group: one part of the classes and the first class of the next part."""
     groups = min(_GROUPS, classes)
     ends = [g * classes // groups for g in range(groups + 1)]
     widths = [max(1, min(b - a + 1, classes - 1)) for a, b in itertools.pairwise(ends)]
@@ -112,7 +113,7 @@ def _released_slices(
     y_R = source.y_R.numpy()
     if source.train_rows == len(y_R):
         raise InputError(
-            f"partition dominant: official_quirks takes test rows from an official test split and {source.name} has "
+            f"partition dominant: official_quirks takes test samples from an official test split and {source.name} has "
             "none; take official_quirks=false"
         )
     begin = (2000, 500) if source.name.startswith(("cifar", "cinic")) else (0, 0)
@@ -135,9 +136,9 @@ def _released_slices(
                 for c, count in zip(chosen, take, strict=True):
                     if count > stock_C[c]:
                         raise InputError(
-                            f"partition dominant: official_quirks needs {count} rows of class "
-                            f"{source.class_names[c]!r} at once, and a split of {source.name} has {stock_C[c]}; take "
-                            "smaller sizes or official_quirks=false"
+                            f"partition dominant: official_quirks needs {count} samples of class "
+                            f"{source.class_names[c]!r} in one piece, and a split of {source.name} has {stock_C[c]}; "
+                            "take smaller sizes or official_quirks=false"
                         )
                     at = 0 if used_C[c] + count > stock_C[c] else used_C[c]
                     hand.append(row_C[c][at : at + count])

@@ -18,7 +18,7 @@ _OURS = ("test_fraction", "stratified")
 
 
 class Partitioner(Protocol):
-    """What is needed of a ``flwr_datasets.partitioner.Partitioner``."""
+    """The parts of ``flwr_datasets.partitioner.Partitioner`` that are used."""
 
     dataset: Any
 
@@ -36,9 +36,9 @@ def is_kind(thing: object) -> TypeGuard[type[Partitioner]]:
 
 
 def made(kind: type[Partitioner], options: Mapping[str, Any], clients: int) -> tuple[Partitioner, dict[str, Any]]:
-    """A partitioner of a class, and the options that are ``from_flower``'s.
+    """A partitioner of a class, and the options for ``from_flower``.
 
-    ``num_partitions`` is ``clients`` and ``partition_by`` is ``label`` where the class has them and they are not given.
+    If they are not given, ``num_partitions`` is ``clients`` and ``partition_by`` is ``label``.
 
     Raises:
         InputError: an option is unknown or refused.
@@ -73,25 +73,25 @@ def from_flower(
     test_fraction: float = 0.2,
     stratified: bool = False,
 ) -> Split:
-    """Let a partitioner of Flower Datasets divide a source, official splits merged; each partition is a client.
+    """Divide a source by a partitioner of Flower Datasets; each partition is a client, and official splits are merged.
 
-    The partitioner, of which a copy is used, sees the columns ``label`` (a number), ``row`` (its number in the source)
-    and those of the source, whose values are strings. What it draws depends on its own seed.
+    A copy of the partitioner is used. It gets the columns ``label`` (a number), ``row`` (the sample's number in the
+    source) and those of the source, as strings. Its random draws depend on its own seed.
 
     Args:
         partitioner: a ``flwr_datasets.partitioner.Partitioner`` that has no data yet.
         source: the data.
-        clients: the number of partitions that is expected; None for any.
-        rng: draws which of a client's rows are for testing, and their order.
-        test_fraction: the share of a client's rows that it tests on, in (0, 1).
-        stratified: whether a client's test rows have its training rows' class proportions.
+        clients: the expected number of partitions; None for any.
+        rng: for the draw of test samples, and for their order.
+        test_fraction: the share of a client's samples that it tests on, in (0, 1).
+        stratified: whether a client's test samples have the class proportions of its training samples.
 
     Raises:
-        InputError: the partitioner has data, fails, makes another number of partitions, gives a row twice, or gives a
-            client fewer than two.
+        InputError: the partitioner has data, fails, makes another number of partitions, gives a sample twice, or gives
+            a client fewer than two.
     """
     kind = type(partitioner).__name__
-    datasets = optional("datasets", "datasets", f"partition {kind}")  # slow to import, and every worker would
+    datasets = optional("datasets", "datasets", f"partition {kind}")  # slow to import, and workers do not need it
     columns = {name: np.array(column.names)[column.code_R] for name, column in source.columns.items()}
     y_R = source.y_R.numpy()
     own = copy.deepcopy(partitioner)
@@ -101,15 +101,17 @@ def from_flower(
         rows_K = [np.asarray(part["row"][:], np.int64) for part in parts]
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise InputError(
-            f"{kind} cannot divide {source.name} ({error}): give a new one that fits these data"
+            f"{kind} cannot divide {source.name} ({error}): give a new partitioner that fits these data"
         ) from error
     if clients not in (None, len(rows_K)):
-        raise InputError(f"{kind} makes {len(rows_K)} partitions and clients={clients}: take clients={len(rows_K)}")
+        raise InputError(f"{kind} makes {len(rows_K)} partitions, but clients={clients}: take clients={len(rows_K)}")
     for k, rows in enumerate(rows_K):
         if len(rows) < 2:
-            raise InputError(f"{kind}: partition {k} has {len(rows)} rows of {source.name}; ask for fewer partitions")
+            raise InputError(f"{kind}: partition {k} has {len(rows)} samples of {source.name}; take fewer partitions")
     every = np.concatenate(rows_K)
     if len(np.unique(every)) < len(every):
-        raise InputError(f"{kind} gives a row of {source.name} twice; take a partitioner whose partitions are disjoint")
+        raise InputError(
+            f"{kind} uses a sample of {source.name} twice; take a partitioner whose partitions are disjoint"
+        )
     test_K = held_out(np.array([len(rows) for rows in rows_K]), test_fraction)
     return cut([rng.permutation(rows) for rows in rows_K], test_K, y_R if stratified else None, rng)

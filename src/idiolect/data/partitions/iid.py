@@ -18,14 +18,14 @@ def iid(
     test_fraction: Fraction = 0.2,
     stratified: bool = False,
 ) -> Split:
-    """Equal, random shares of all rows, official splits merged; the remainder of the division is left out.
+    """Equal, random shares of all samples; official splits are merged, and the remainder is left out.
 
     Args:
-        test_fraction: the share of a client's rows that it tests on.
-        stratified: whether a client's test rows have its training rows' class proportions.
+        test_fraction: the share of a client's samples that it tests on.
+        stratified: whether a client's test samples have the class proportions of its training samples.
 
     Raises:
-        InputError: fewer than two rows per client.
+        InputError: fewer than two samples per client.
     """
     each = rows_each(source, clients)
     order_R = rng.permutation(len(source.y_R))

@@ -25,13 +25,13 @@ from idiolect.data.partitions.allocation import (
 from idiolect.data.partitions.option_types import Fraction, Least, Size
 from idiolect.data.partitions.sizes import rows_each, span
 
-# R rows, K clients, C classes
+# R samples, K clients, C classes
 
 Alpha = Annotated[float, Field(gt=0, le=1e6)]
 
 _TRIES = 30_000  # 100 clients with alpha=0.1 on ten classes, a published setting, take some 2,000
-_SHARES = 15_000_000  # drawn in all, for a second or two: with more clients or classes, fewer deals
-_HOPELESS = 1000  # if the best of so many is not half way, none will be
+_SHARES = 15_000_000  # drawn in all, for a second or two: with more clients or classes, fewer attempts
+_HOPELESS = 1000  # if the best of so many attempts is not half way, none will succeed
 
 
 def dirichlet(
@@ -45,36 +45,36 @@ def dirichlet(
     test_fraction: Fraction = 0.2,
     stratified: bool = False,
 ) -> Split:
-    """Each class is dealt out in proportions p ~ Dir(alpha), to clients that hold fewer than R/K rows so far.
+    """Each class is divided in proportions p ~ Dir(alpha), among clients that have fewer than R/K samples so far.
 
-    Every row is dealt, official splits merged, so that clients have different numbers of rows. The deal is repeated
-    until the smallest client has ``min_rows``. Zeroing the p of full clients and renormalising is the same as drawing
-    p among the others, which cannot come out all zero.
+    Every sample is used, and official splits are merged, so clients have different numbers of samples. The draw is
+    repeated until the smallest client has ``min_rows``. The published rule sets the p of full clients to zero and
+    renormalises. This is the same as drawing p among the others, which cannot all be zero.
 
     Args:
         alpha: concentration; small is heterogeneous.
-        min_rows: rows of the smallest client; by default 63 (the released code's 50 / 0.8), or half the mean where
+        min_rows: samples of the smallest client; by default 63 (the released code's 50 / 0.8), or half the mean if
             that is less.
-        cap: whether a client that holds R/K rows gets nothing of the classes that follow; without it clients differ
+        cap: whether a client that has R/K samples gets nothing of the following classes; without it clients differ
             more in size.
-        test_fraction: the share of a client's rows that it tests on, drawn at random.
-        stratified: whether a client's test rows have its training rows' class proportions.
+        test_fraction: the share of a client's samples that it tests on, drawn at random.
+        stratified: whether a client's test samples have the class proportions of its training samples.
 
     Raises:
-        InputError: fewer than two rows per client, or no deal gives everyone ``min_rows``: in 30,000, in fewer where
-            clients x classes is above 500, or in 1,000 where none of them comes half way.
+        InputError: fewer than two samples per client, or no draw gives all clients ``min_rows``: in 30,000 draws, in
+            fewer if clients x classes is above 500, or in 1,000 if none of these comes half way.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1 and appendix C.1.2; the cap on full clients and
     ``min_rows`` are the released code's. FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.8, has 100 clients and
-    alpha=1 and speaks of neither: ``cap=false,min_rows=2``. FedLDA (McLaughlin & Su, 2023), column "Dir" of table 1,
-    deals out the whole set in this way.
+    alpha=1 and mentions neither: ``cap=false,min_rows=2``. FedLDA (McLaughlin & Su, 2023), column "Dir" of table 1,
+    divides the whole set in this way.
     """
     each = rows_each(source, clients)
     least = max(2, min(63, each // 2)) if min_rows is None else min_rows
     if least > each:
         raise InputError(
             f"partition dirichlet: min_rows={least} is more than {clients} clients can have of {source.name}'s "
-            f"{len(source.y_R)} rows; min_rows={each} is the most"
+            f"{len(source.y_R)} samples; min_rows={each} is the most"
         )
     y_R = source.y_R.numpy()
     size_C = np.bincount(y_R, minlength=source.classes)
@@ -91,8 +91,8 @@ def dirichlet(
             break
     fits = f"min_rows={best} fits, or take" if best >= 2 else "take"
     raise InputError(
-        f"partition dirichlet: {deals:,} deals with alpha={alpha:g} all left one of {clients} clients with fewer than "
-        f"{least} rows; {fits} fewer clients or a larger alpha"
+        f"partition dirichlet: in {deals:,} draws with alpha={alpha:g}, one of {clients} clients always had fewer than "
+        f"{least} samples; {fits} fewer clients or a larger alpha"
     )
 
 
@@ -107,27 +107,27 @@ def dirichlet_fixed(
     test_fraction: Fraction = 0.2,
     stratified: bool = False,
 ) -> Split:
-    """Everybody has the same number of rows, of classes drawn from a prior p_k ~ Dir_C(alpha) of their own.
+    """All clients have the same number of samples; each draws classes from its own prior p_k ~ Dir_C(alpha).
 
-    Again and again a random client that is not full draws a class from its prior, and a random row of that class that
-    nobody has. A class that has run out is drawn again, so the prior is renormalised over the others; a client whose
-    prior has nothing left draws uniformly among the classes that are left, which is how this always ends. Official
-    splits are merged.
+    Again and again, a random client that is not full draws a class from its prior, and a random sample of that class
+    that no client has. If the class is used up, the client draws again, so the prior is renormalised over the others.
+    If all classes of its prior are used up, the client draws uniformly among the classes that are left, so this always
+    ends. Official splits are merged.
 
     Args:
         alpha: concentration of the priors; small is heterogeneous.
-        rows: rows per client for training and testing together; null for all rows, divided equally.
-        test_fraction: the share of a client's rows that it tests on, drawn at random. With training sizes n given, a
-            client has round(n / (1 - test_fraction)) rows.
-        stratified: whether a client's test rows have its training rows' class proportions.
+        rows: samples per client for training and testing together; null for all samples, divided equally.
+        test_fraction: the share of a client's samples that it tests on, drawn at random. With training sizes n given, a
+            client has round(n / (1 - test_fraction)) samples.
+        stratified: whether a client's test samples have the class proportions of its training samples.
 
     Raises:
-        InputError: the clients need more rows than there are.
+        InputError: the clients need more samples than there are.
 
-    Source: FedLDA (McLaughlin & Su, 2023), section 4: 500 rows, alpha=0.1. FedCR (Zhang et al., ICML 2023), appendix
+    Source: FedLDA (McLaughlin & Su, 2023), section 4: 500 samples, alpha=0.1. FedCR (Zhang et al., ICML 2023), appendix
     A.1.1, non-iid_2, after FedDyn (Acar et al., ICLR 2021): rows=null, test_fraction=0.3 and alpha=0.5, or 0.3 for
     CIFAR-100.
-    Differs from source: FedCR's released code draws for ever where a client's prior has nothing left.
+    Differs from source: FedCR's released code never ends if all classes of a client's prior are used up.
     """
     total_K, test_K = _totals("dirichlet_fixed", source, clients, rows, sizes_K, test_fraction)
     y_R = source.y_R.numpy()
@@ -148,25 +148,25 @@ def classes(
     test_fraction: Fraction = 0.3,
     stratified: bool = False,
 ) -> Split:
-    """Everybody has the same number of rows, of ``per_client`` classes only, as many of each as the classes allow.
+    """All clients have the same number of samples, of ``per_client`` classes only, as equal as the classes allow.
 
-    Where some classes are in more demand than others, their clients take fewer rows of those and more of the rest, so
-    that everybody is full. Official splits are merged.
+    If too many clients have the same class, they take fewer samples of it and more of their other classes, so that all
+    clients are full. Official splits are merged.
 
     Args:
         per_client: classes of a client.
         draw: "consecutive": client i has classes (i + j) mod C, j < per_client; "random": any, drawn for each client.
-        rows: rows per client for training and testing together; null for all rows, divided equally.
-        test_fraction: the share of a client's rows that it tests on, drawn at random. With training sizes n given, a
-            client has round(n / (1 - test_fraction)) rows.
-        stratified: whether a client's test rows have its training rows' class proportions.
+        rows: samples per client for training and testing together; null for all samples, divided equally.
+        test_fraction: the share of a client's samples that it tests on, drawn at random. With training sizes n given, a
+            client has round(n / (1 - test_fraction)) samples.
+        stratified: whether a client's test samples have the class proportions of its training samples.
 
     Raises:
-        InputError: the clients need more rows than there are, or than their classes have.
+        InputError: the clients need more samples than there are, or than their classes have.
 
     Source: FedCR (Zhang et al., ICML 2023), section 5.1 and appendix A.1.1, non-iid_1: 5 classes, or 15 for CIFAR-100.
-    Differs from source: the paper draws random classes, the released code takes consecutive ones; it fills clients row
-    by row and lets them exchange rows where a class runs out.
+    Differs from source: the paper draws random classes, the released code takes consecutive ones; it fills clients
+    sample by sample and lets them exchange samples if a class is used up.
     """
     total_K, test_K = _totals("classes", source, clients, rows, sizes_K, test_fraction)
     y_R = source.y_R.numpy()
@@ -194,13 +194,13 @@ def classes(
     )
     fits = f"rows={most}" if sizes_K is None else f"training sizes of at most {int(most * (1 - test_fraction))}"
     raise InputError(
-        f"partition classes: {clients} clients cannot have {span(total_K)} rows each of {per_client} classes of "
-        f"{source.name}, some of which run out; {fits if most >= 2 else 'fewer clients'} or a larger per_client fits"
+        f"partition classes: {clients} clients cannot have {span(total_K)} samples each of {per_client} classes of "
+        f"{source.name}, as some are used up; {fits if most >= 2 else 'fewer clients'} or a larger per_client fits"
     )
 
 
 def _dirichlet_counts(size_C: Rows, clients: int, rng: np.random.Generator, alpha: float, cap: bool) -> Rows:
-    """Rows per client and class (K, C)."""
+    """Samples per client and class (K, C)."""
     rows = size_C.sum()
     count_CK = np.zeros((len(size_C), clients), np.int64)
     total_K = np.zeros(clients, np.int64)
@@ -219,7 +219,7 @@ def _dirichlet_counts(size_C: Rows, clients: int, rng: np.random.Generator, alph
 def _totals(
     what: str, source: Source, clients: int, rows: int | None, sizes_K: Rows | None, test_fraction: float
 ) -> tuple[Rows, Rows]:
-    """Rows per client, and those of them for testing, of a partition with training sizes or a fixed number of rows."""
+    """Samples per client, and how many are for testing, with training sizes or with a fixed number of samples."""
 
     def total(size_K: Rows) -> Rows:
         return np.maximum(np.rint(size_K / (1 - test_fraction)).astype(np.int64), size_K + 1)
@@ -237,7 +237,7 @@ def _totals(
         fewer = int((total_K.cumsum() <= len(source.y_R)).sum())
         fits = f"rows={each}" if sizes_K is None else f"training sizes of {mean} on average"
         raise InputError(
-            f"partition {what}: {clients} clients with {span(total_K)} rows each need {total_K.sum()} and "
+            f"partition {what}: {clients} clients with {span(total_K)} samples each need {total_K.sum()} and "
             f"{source.name} has {len(source.y_R)}; {fits}{f' or clients={fewer}' if fewer else ''} would fit"
         )
     return total_K, test_K

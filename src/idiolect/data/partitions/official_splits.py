@@ -1,4 +1,4 @@
-"""Training and test samples of chosen classes, from the official splits where both suffice."""
+"""Training and test samples of chosen classes, from the official splits if both are large enough."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def deal_from_splits(
     test_K: Rows,
     rng: np.random.Generator,
 ) -> Split:
-    """Deal as many rows of each class as ``counts`` says for sizes, from the official splits or else from all rows."""
+    """Draw so many samples of each class as ``counts`` gives for sizes, from the official splits or else from all."""
     clients = len(train_K)
     y_R = source.y_R.numpy()
     train_KC, test_KC = counts(train_K), counts(test_K)
@@ -51,14 +51,14 @@ def deal_from_splits(
         fits = [f"clients={fewer}"] if fewer else []
         fits += [f"training sizes of at most {smaller} with test_size={scaled(test_K, smaller)[0]}"] if smaller else []
         raise InputError(
-            f"partition {what}: class {source.class_names[c]!r} of {source.name} has {stock_C[c]} rows and {clients} "
-            f"clients with {span(train_K)} training rows and test_size={test_K[0]} need {need_KC[:, c].sum()}; "
-            f"{' or '.join(fits) or 'fewer clients'} would fit"
+            f"partition {what}: class {source.class_names[c]!r} of {source.name} has {stock_C[c]} samples and "
+            f"{clients} clients with {span(train_K)} training samples and test_size={test_K[0]} need "
+            f"{need_KC[:, c].sum()}; {' or '.join(fits) or 'fewer clients'} would fit"
         )
     if has_test:
         log.warning(
-            "partition %s: the official splits of %s are too small for %d clients with %s training rows and "
-            "test_size=%d, so training and test rows are drawn from both splits together",
+            "partition %s: the official splits of %s are too small for %d clients with %s training samples and "
+            "test_size=%d, so training and test samples are drawn from both splits together",
             what, source.name, clients, span(train_K), test_K[0],
         )  # fmt: skip
     both = deal(y_R, np.arange(len(y_R)), np.concatenate([train_KC, test_KC]), rng)

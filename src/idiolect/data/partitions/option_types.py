@@ -1,4 +1,4 @@
-"""Ranges of options that several partitions have."""
+"""Types of options that several partitions have."""
 
 from __future__ import annotations
 

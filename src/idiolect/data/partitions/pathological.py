@@ -1,4 +1,4 @@
-"""Every client has samples of a few classes only, how many depending on its group."""
+"""Every client has samples of only a few classes; how many depends on its group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from idiolect.data.partitions.official_splits import deal_from_splits
 from idiolect.data.partitions.option_types import Size
 from idiolect.data.partitions.sizes import rows_each
 
-# R rows, K clients, C classes, G groups of clients
+# R samples, K clients, C classes, G groups of clients
 
 
 def pathological(
@@ -26,20 +26,20 @@ def pathological(
     draw: Literal["random", "clustered"] = "random",
     test_size: Size = 300,
 ) -> Split:
-    """Equal sizes, equally over a few classes: how many depends on the client's group, client i being in group i mod G.
+    """Equal sizes, evenly over a few classes; how many depends on the client's group. Client i is in group i mod G.
 
-    A client has 600 rows for training unless sizes are given. Rows of a client's classes differ by one at most. Where
-    training and test rows come from, and how they are drawn, is as for ``dominant``.
+    A client has 600 samples for training unless sizes are given. The numbers of samples of its classes differ by one at
+    most. Training and test samples are drawn as for ``dominant``.
 
     Args:
-        classes_per_group: classes of a client of each group, joined by "+".
-        draw: "random": every client draws its classes; "clustered": every group does, for all its clients, and no two
-            groups the same ones (where there are enough).
-        test_size: test rows per client.
+        classes_per_group: for each group how many classes a client has, separated by "+".
+        draw: "random": every client draws its classes; "clustered": every group draws them for all its clients, and no
+            two groups draw the same (if there are enough classes).
+        test_size: test samples per client.
 
     Raises:
-        InputError: more classes than there are, or a class runs out; the message says how many clients or which sizes
-            fit.
+        InputError: more classes than there are, or a class has too few samples; the message says how many clients or
+            which sizes fit.
 
     Source: FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.7.
     """

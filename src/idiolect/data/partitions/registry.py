@@ -2,7 +2,7 @@
 
 To add a partition, write a public function with this signature into the module of its family, its options
 keyword-only, annotated with their range: ``def name(source, clients, rng, sizes_K=None, *, option: Type = default) ->
-Split``. A partition that has no number of samples per client of its own leaves ``sizes_K``, everybody's training
+Split``. A partition that does not choose the number of samples per client leaves ``sizes_K``, the clients' training
 samples, out of its signature.
 
 Label counts per client depend on how many samples a class has and not on their order, except for ``iid``: with the

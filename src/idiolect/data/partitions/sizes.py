@@ -1,4 +1,4 @@
-"""How many rows clients have: sizes that differ from client to client, and data made scarce."""
+"""How many samples clients have: sizes that differ between clients, and scarce data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from idiolect.data.partitions.allocation import Rows, Split
 
 
 def draw_sizes(sizes: Sequence[int], clients: int, rng: np.random.Generator) -> Rows:
-    """Training rows per client, int64 (K,): the one size that is given, or each client's drawn uniformly from several.
+    """Training samples per client, int64 (K,): one given size, or for each client one of several, drawn uniformly.
 
     Raises:
-        InputError: no size, or one below 1.
+        InputError: there is no size, or one is below 1.
 
     Source: FedPAC (Xu, Tong & Huang, ICLR 2023), appendix C.6: 300, 600 or 1200.
     """
@@ -28,29 +28,29 @@ def draw_sizes(sizes: Sequence[int], clients: int, rng: np.random.Generator) -> 
 
 
 def scarce(split: Split, keep: float, rng: np.random.Generator) -> Split:
-    """Keep some of each client's training rows, drawn at random; test rows stay.
+    """Keep some of each client's training samples, drawn at random; test samples stay.
 
-    For the same state of ``rng`` the rows of a smaller ``keep`` are among those of a larger one.
+    For the same state of ``rng`` the samples of a smaller ``keep`` are among those of a larger one.
 
     Args:
-        split: the clients' rows.
-        keep: a float in (0, 1] keeps floor(keep n) of a client's n training rows, at least one; an int exactly that
-            many.
-        rng: draws the rows.
+        split: the clients' samples.
+        keep: a float in (0, 1] keeps floor(keep n) of a client's n training samples, at least one; an int keeps
+            exactly that many.
+        rng: for the draw.
 
     Raises:
-        InputError: ``keep`` is out of range, or a client has fewer rows than that.
+        InputError: ``keep`` is out of range, or a client has fewer samples than that.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5: 25, 50 and 75 percent.
     """
     if not keep > 0 or (isinstance(keep, float) and keep > 1):
-        raise InputError(f"keep={keep} is not possible: give a fraction above 0 and up to 1.0, or a number of rows")
+        raise InputError(f"keep={keep} is not possible: give a fraction above 0 and up to 1.0, or a number of samples")
     least = min(len(rows) for rows in split.train)
     if isinstance(keep, int) and keep > least:
         who = next(k for k, rows in enumerate(split.train) if len(rows) < keep)
         client = split.names[who] if split.names else who
         raise InputError(
-            f"keep={keep} is more than the {len(split.train[who])} training rows of client {client}; "
+            f"keep={keep} is more than the {len(split.train[who])} training samples of client {client}; "
             f"keep={least} is the most that every client has"
         )
 
@@ -61,7 +61,7 @@ def scarce(split: Split, keep: float, rng: np.random.Generator) -> Split:
 
 
 def rows_each(source: Source, clients: int) -> int:
-    """How many samples everybody can have.
+    """How many samples each client can have.
 
     Raises:
         InputError: fewer than two.
@@ -69,8 +69,8 @@ def rows_each(source: Source, clients: int) -> int:
     rows = len(source.y_R)
     if rows < 2 * clients:
         raise InputError(
-            f"clients={clients} is too many for {source.name}: with a row to train on and one to test on for everyone, "
-            f"{rows} rows serve at most {rows // 2} clients"
+            f"clients={clients} is too many for {source.name}: each needs a sample to train on and one to test on, so "
+            f"{rows} samples are enough for at most {rows // 2} clients"
         )
     return rows // clients
 

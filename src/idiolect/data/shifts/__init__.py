@@ -1,4 +1,4 @@
-"""How clients' samples and labels are changed, so that no two see the same."""
+"""Shifts: changes of some clients' samples or labels, so that clients differ."""
 
 from idiolect.data.shifts.corruptions import Images
 from idiolect.data.shifts.selection import SHIFTS, members, shift_of

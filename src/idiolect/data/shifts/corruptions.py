@@ -4,7 +4,7 @@ Each takes the 8-bit images (N, C, H, W) of one client, grey or colour, at least
 1 to 5 and a generator, and returns 8-bit images of the same shape. Equations are for values from 0 to 1.
 
 Source: Hendrycks & Dietterich, ICLR 2019, and the constants of the code that made CIFAR-10-C.
-Differs from source: values are rounded to 8 bits, there cut off; all random draws.
+Differs from source: values are rounded to 8 bits, where the source truncates them; all random draws.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError
 
-# N rows of one client, S side of a square map, K side of a kernel
+# N samples of one client, S side of a square map, K side of a kernel
 
 Images = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 _TEXTURES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
-_TEXTURE_STEP = 5  # of a texture every fifth pixel: what the source's bilinear scaling by 0.2 comes to
+_TEXTURE_STEP = 5  # every fifth pixel of a texture, which is what the source's bilinear scaling by 0.2 gives
 
 
 def _unit(x_N: Images) -> Floats:
@@ -43,7 +43,7 @@ def _rounded(x_N: Floats) -> Images:
 
 
 def add_noise(x_N: Images, std: float, rng: np.random.Generator) -> Images:
-    """x + e, e ~ N(0, std^2) for every value by itself, rounded and clipped."""
+    """x + e, e ~ N(0, std^2) for each value independently, rounded and clipped."""
     noisy_N = rng.standard_normal(x_N.shape, dtype=np.float32)
     noisy_N *= 255 * std
     noisy_N += x_N
@@ -51,10 +51,10 @@ def add_noise(x_N: Images, std: float, rng: np.random.Generator) -> Images:
 
 
 def motion_blur(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """y(p) = sum over i = 0..2 radius of w_i x(p + i d), w_i ~ exp(-i^2 / (2 std^2)), the w_i adding up to 1.
+    """y(p) = sum over i = 0..2 radius of w_i x(p + i d), w_i ~ exp(-i^2 / (2 std^2)), with sum of w_i = 1.
 
-    The direction d has an angle ~ U(-45, 45) degrees per image; i d is rounded to whole pixels, and outside the image
-    its edge goes on.
+    The direction d has an angle ~ U(-45, 45) degrees for each image; i d is rounded to whole pixels. Outside the image
+    the pixels of its edge are repeated.
     """
     radius, std = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[severity - 1]
     step = np.arange(2 * radius + 1)
@@ -95,12 +95,12 @@ def _disk(radius: float, alias: float) -> Floats:
 
 
 def gaussian_noise(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """x + e, e ~ N(0, std^2) for every value by itself."""
+    """x + e, e ~ N(0, std^2) for each value independently."""
     return add_noise(x_N, (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1], rng)
 
 
 def shot_noise(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """Poisson(c x) / c for every value by itself."""
+    """Poisson(c x) / c for each value independently."""
     photons = (500, 250, 100, 75, 50)[severity - 1]
     out_N = rng.poisson(_unit(x_N) * photons).astype(np.float32)
     out_N /= photons
@@ -108,7 +108,7 @@ def shot_noise(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
 
 
 def impulse_noise(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """Salt and pepper: a share of all values, each by itself, half of them to 1 and half to 0."""
+    """Salt and pepper: a share of all values, chosen independently, becomes 1 or 0, half of them each."""
     share = (0.01, 0.02, 0.03, 0.05, 0.07)[severity - 1]
     draw_N = rng.random(x_N.shape, dtype=np.float32)
     return np.select([draw_N < share / 2, draw_N < share], [np.uint8(0), np.uint8(255)], x_N)
@@ -117,12 +117,12 @@ def impulse_noise(x_N: Images, severity: int, rng: np.random.Generator) -> Image
 def frost(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
     """a x + b t, t a random crop of one of five photographs of frost.
 
-    A photograph is scaled by 0.2, or by less where it would not cover the image; grey images take its luminance.
+    A photograph is scaled by 0.2, or by less if it would not cover the image; grey images take its luminance.
 
     Raises:
         InputError: the photographs are not installed.
 
-    Differs from source: crops come from everywhere, there never from the last row and column.
+    Differs from source: crops may use the last row and column, which the source never uses.
     """
     image, texture = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
     n, c, h, w = x_N.shape
@@ -138,18 +138,20 @@ def frost(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
 
 @cache
 def _texture(name: str, colour: bool) -> Images:
-    """A photograph, (height, width, 3 or 1). The package that holds them is not imported: it would import OpenCV."""
+    """A photograph, (height, width, 3 or 1). The package that has them is not imported, because it imports OpenCV."""
     from PIL import Image
 
     package = importlib.util.find_spec("imagecorruptions")
     if package is None or not package.submodule_search_locations:
-        raise InputError('corruption frost needs photographs that are not here: pip install "idiolect[corruptions]"')
+        raise InputError(
+            'corruption frost needs photographs that are not installed: pip install "idiolect[corruptions]"'
+        )
     with Image.open(Path(package.submodule_search_locations[0]) / "frost" / name) as photograph:
         return np.atleast_3d(np.asarray(photograph.convert("RGB" if colour else "L")))
 
 
 def _scaled(texture: Images, height: int, width: int) -> Images:
-    """The pixel in the middle of every 5 by 5, or of fewer where the result would not cover the image."""
+    """The middle pixel of every 5 by 5, or of fewer if the result would not cover the image."""
     size = texture.shape[:2]
     step = min(_TEXTURE_STEP, size[0] / height, size[1] / width)
     row, column = (
@@ -160,7 +162,7 @@ def _scaled(texture: Images, height: int, width: int) -> Images:
 
 
 def fog(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """(x + a m) max(x) / (max(x) + a), m from 0 to 1 a plasma fractal per image, the same for its channels."""
+    """(x + a m) max(x) / (max(x) + a), m from 0 to 1 a plasma fractal for each image, the same for all channels."""
     amount, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[severity - 1]
     n, _, h, w = x_N.shape
     out_N = _unit(x_N)
@@ -201,7 +203,7 @@ def _plasma(n: int, side: int, decay: float, rng: np.random.Generator) -> Floats
 
 
 def jpeg(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
-    """There and back through JPEG, colour with its usual halved chroma, else every channel as a grey image."""
+    """Compressed as JPEG and read again: colour images with halved chroma, other channels each as a grey image."""
     from PIL import Image
 
     quality = (80, 65, 58, 50, 40)[severity - 1]
@@ -220,7 +222,7 @@ def brightness(x_N: Images, severity: int, rng: np.random.Generator) -> Images:
     more = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     out_N = _unit(x_N)
     value_N = out_N.max(1, keepdims=True)
-    # a black pixel has neither hue nor saturation, and turns grey
+    # a black pixel has neither hue nor saturation, and becomes grey
     out_N = np.where(value_N > 0, out_N / np.maximum(value_N, np.float32(1 / 255)), 1)
     out_N *= np.minimum(value_N + more, 1)
     return _eight_bit(out_N)

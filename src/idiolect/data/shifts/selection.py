@@ -1,4 +1,4 @@
-"""Which shift a spec names, and which clients it is for."""
+"""The shift of a spec, and the clients that get it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHIFTS: dict[str, Callable[..., Shifted]] = dict(sorted(public_functions(transfo
 
 
 def shift_of(spec: Spec) -> tuple[Callable[..., Shifted], dict[str, Any]]:
-    """The function that a shift's name stands for, and its options without ``clients``, checked.
+    """The function of a shift, and its checked options without ``clients``.
 
     Raises:
         InputError: unknown name or option.
@@ -26,7 +26,7 @@ def shift_of(spec: Spec) -> tuple[Callable[..., Shifted], dict[str, Any]]:
 
 
 def members(value: object, clients: int, what: str) -> frozenset[int]:
-    """The client numbers that ``all``, ``half``, ``0-4+8``, a number or a list of numbers stand for.
+    """The client numbers for ``all``, ``half``, ``0-4+8``, a number or a list of numbers.
 
     Raises:
         InputError: it cannot be read, or there is no such client; ``what`` names the setting.

@@ -1,9 +1,9 @@
-"""What makes one client's rows different: one public function each, found by ``idiolect.data.SHIFTS``.
+"""The shifts: one public function each, found by ``idiolect.data.SHIFTS``.
 
 To add one, write a public function here with this signature, its options keyword-only, annotated with their range:
 ``def name(x_N, y_N, who, rng, *, option: Type = default) -> Shifted``, for the 8-bit images (N, C, H, W) and labels of
-one client, which it does not change in place; ``rng`` is this client's own. The option ``clients``, which says who is
-shifted, is common to all and handled by ``idiolect.data.build``.
+one client, which it does not change in place; each client has its own ``rng``. All shifts have the option ``clients``,
+which says who is shifted; ``idiolect.data.build`` handles it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from idiolect.core.option_spec import Spec
 from idiolect.data.shifts import corruptions
 from idiolect.data.shifts.corruptions import Images
 
-# N rows of one client, C classes
+# N samples of one client, C classes
 
 Labels = NDArray[np.int64]
 Degrees = Annotated[float, Field(allow_inf_nan=False)]
@@ -45,7 +45,7 @@ Kind = Literal[
 
 KINDS = get_args(Kind)[1:]
 _SEVERITIES = 5
-_LEAST = 8  # pixels that the corruptions need each way
+_LEAST = 8  # pixels that the corruptions need in width and height
 
 
 class Who(NamedTuple):
@@ -55,7 +55,7 @@ class Who(NamedTuple):
         client: its number.
         place: its place among the shifted clients, from 0.
         classes: of the data set.
-        common: ``common(*path)`` is a generator whose draws are the same for all clients of this shift.
+        common: ``common(*path)`` is a random generator that gives all clients of this shift the same draws.
     """
 
     client: int
@@ -65,12 +65,12 @@ class Who(NamedTuple):
 
 
 class Shifted(NamedTuple):
-    """A client's rows after a shift.
+    """A client's samples after a shift.
 
     Attributes:
         x_N: images (N, C, H, W), uint8.
         y_N: labels, int64.
-        says: the shift as a spec that would do the same to this client alone; "" where nothing was done.
+        says: a spec of a shift that would do the same to this client alone; "" if nothing was done.
     """
 
     x_N: NDArray[Any]
@@ -87,15 +87,16 @@ def rotate(
     degrees: Degrees | None = None,
     groups: Groups | None = None,
 ) -> Shifted:
-    """Rotate counter-clockwise about the centre, everyone alike or each group by its own angle.
+    """Rotate counter-clockwise about the centre, all clients by one angle or each group by its own.
 
-    Exact by multiples of 90 degrees where the image is square, else bilinear with black outside.
+    Exact for multiples of 90 degrees if the image is square, else bilinear with black outside.
 
     Args:
         degrees: the angle; by default 90, and with ``groups`` a full circle divided by their number.
-        groups: how many; client k is in group g = k mod groups and turns by g times the angle, so group 0 stays.
+        groups: how many; client k is in group g = k mod groups and turns by g times the angle, so group 0 does not
+            turn.
 
-    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), which leaves the angles open.
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), which does not state the angles.
     """
     if groups is None:
         angle = 90.0 if degrees is None else degrees
@@ -111,7 +112,7 @@ def _rotated(x_N: Images, angle: float) -> Images:
     square = x_N.shape[2] == x_N.shape[3]
     if angle % (90 if square else 180) == 0:
         return np.rot90(x_N, int(angle // 90) % 4, axes=(2, 3))
-    from scipy import ndimage  # slow to import, and every worker would
+    from scipy import ndimage  # slow to import, and workers do not need it
 
     return np.asarray(ndimage.rotate(x_N, angle, axes=(2, 3), reshape=False, order=1, mode="constant", cval=0))
 
@@ -119,19 +120,19 @@ def _rotated(x_N: Images, angle: float) -> Images:
 def permute_labels(
     x_N: NDArray[Any], y_N: Labels, who: Who, rng: np.random.Generator, *, groups: Groups = 5, to: str | None = None
 ) -> Shifted:
-    """Concept shift: each group of clients calls the classes by its own, fixed permutation of their labels.
+    """Concept shift: each group of clients has its own, fixed permutation of the labels.
 
-    Counts, class names and captions follow the labels that a client uses.
+    Counts, class names and captions are those of the permuted labels.
 
     Args:
-        groups: how many; client k is in group k mod groups. Each, the first too, has a random permutation, all
-            different as far as there are enough.
-        to: the permutation instead, for everyone: the new label of class 0, of class 1 and so on, as "2+0+1".
+        groups: how many; client k is in group k mod groups. Each group, also the first, has a random permutation; all
+            are different if there are enough.
+        to: instead, one permutation for all: the new label of class 0, of class 1 and so on, as "2+0+1".
 
     Raises:
         InputError: ``to`` does not name every class once.
 
-    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), table 3, which leaves the permutations open.
+    Source: FedPAC (Xu, Tong & Huang, ICLR 2023), table 3, which does not state the permutations.
     """
     to_C = _permutation(who, who.client % groups) if to is None else _read_permutation(to, who.classes)
     if to_C == tuple(range(who.classes)):
@@ -140,7 +141,7 @@ def permute_labels(
 
 
 def _permutation(who: Who, group: int) -> tuple[int, ...]:
-    """The group's permutation, drawn again where an earlier group has the same and there are others left."""
+    """The group's permutation, drawn again if an earlier group has the same and others are left."""
     drawn, different = _drawn(int(who.common("labels").integers(2**63)), who.classes)
     while len(drawn) <= group:
         rng = who.common("labels", len(drawn))
@@ -154,7 +155,7 @@ def _permutation(who: Who, group: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _drawn(shift: int, classes: int) -> tuple[list[tuple[int, ...]], set[tuple[int, ...]]]:
-    """Room for the permutations that one shift's groups have drawn, in order and as a set, so that each draws once."""
+    """The permutations that a shift's groups have drawn, as a list and as a set, so that each group draws only once."""
     return [], set()
 
 
@@ -169,15 +170,15 @@ def _read_permutation(text: str, classes: int) -> tuple[int, ...]:
 
 
 def invert(x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator) -> Shifted:
-    """Swap dark and bright: 255 - x."""
+    """Exchange dark and bright: 255 - x."""
     return Shifted(255 - x_N, y_N, "invert")
 
 
 def noise(x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator, *, std: UnitInterval = 0.1) -> Shifted:
-    """Add independent Gaussian noise to every value, rounded and clipped to 0..255.
+    """Add independent Gaussian noise to every value; the result is rounded and clipped to 0..255.
 
     Args:
-        std: of the noise, as a fraction of the intensity range.
+        std: standard deviation of the noise, as a fraction of the intensity range.
     """
     return Shifted(corruptions.add_noise(x_N, std, rng), y_N, _says("noise", std=std))
 
@@ -192,22 +193,22 @@ def corrupt(
     severity: Severity | None = None,
     official_assignment: bool = False,
 ) -> Shifted:
-    """Corrupt all images in one way: CIFAR-S, where every shifted client has a way of its own.
+    """Corrupt all images of a client in one way: CIFAR-S, where the shifted clients have different corruptions.
 
-    Assigned, the client in place i of the shifted ones takes the kind i mod 10, in the order in which they are listed,
-    at severity i // 10 + 1: 50 different pairs, after which they come round again.
+    With "assigned", the i-th shifted client (from 0) gets kind i mod 10, in the order of the list, at severity
+    i // 10 + 1. These are 50 different pairs; after them the same pairs are used again.
 
     Args:
         kind: the corruption, or "assigned" for the client's own.
         severity: 1 to 5; by default 3, or the assigned one.
-        official_assignment: assign severity i mod 5 + 1 as the released code does, which makes 10 pairs.
+        official_assignment: use severity i mod 5 + 1, as the released code does; this makes 10 pairs.
 
     Raises:
-        InputError: ``official_assignment`` beside a kind or a severity, images of fewer than 8 x 8 pixels, or frost
-            without its photographs.
+        InputError: ``official_assignment`` together with a kind or a severity, images smaller than 8 x 8 pixels, or
+            frost without its photographs.
 
     Source: pFedFDA (McLaughlin & Su, NeurIPS 2024), section 5.1; CIFAR-10-C (Hendrycks & Dietterich, ICLR 2019).
-    Differs from source: the paper speaks of unique pairs, the released code has each of its 10 on five clients.
+    Differs from source: the paper says unique pairs, the released code gives each of its 10 to five clients.
     """
     if official_assignment and (kind != "assigned" or severity is not None):
         raise InputError("shift corrupt: official_assignment=true chooses kind and severity: leave those two out")

@@ -1,4 +1,4 @@
-"""Persistent worker processes, one thread each, on the rows of one shared file."""
+"""Persistent worker processes, one thread each, with samples in one shared file."""
 
 from idiolect.engines.processes.pool import Processes, cores
 

@@ -1,8 +1,8 @@
-"""Workers as copies of one process that has imported what they need: the first one costs seconds, others milliseconds.
+"""Workers as copies of one process that has imported what they need: the first takes seconds, others milliseconds.
 
-The program starts that process when it first needs a worker, and keeps it for later engines. It ends with the program,
-however that ends. Linux only: elsewhere a copy of a process that has loaded the system's libraries is not safe, and
-every worker is an interpreter of its own.
+The program starts that process when it first needs a worker, and keeps it for later engines. The process ends with the
+program, however the program ends. Linux only: on other systems it is not safe to copy a process that has loaded the
+system's libraries, and every worker is a new interpreter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from threading import Lock
 from typing import Any
 
 _LENGTH = struct.Struct("!q")
-_STANDARD = (1, 2)  # output and errors, which the program may have sent elsewhere since the server began
+_STANDARD = (1, 2)  # output and errors, which the program may have redirected after the server started
 
 
 class Forked:
-    """A worker process, to be ended as a ``subprocess.Popen`` is."""
+    """A worker process, with the methods of ``subprocess.Popen`` that end it."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid, self._server = pid, server
@@ -34,11 +34,11 @@ class Forked:
         self._server.kill(self.pid)
 
     def wait(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: the process has already ended."""
 
 
 class ForkServer:
-    """The program's side.
+    """The program's side of the server.
 
     Raises:
         OSError: no process can be started.
@@ -60,11 +60,11 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Whether it is there, and this process's own: one that was forked needs a server of its own."""
+        """Whether the server runs and belongs to this process: a forked process needs its own server."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def start(self, descriptors: list[int]) -> Forked:
-        """A worker that is given these descriptors, with the program's folder, environment and import path of now.
+        """A worker with these descriptors, and with the program's current folder, environment and import path.
 
         Raises:
             OSError: the server has ended, or cannot fork.
@@ -81,7 +81,7 @@ class ForkServer:
         return Forked(self, pid)
 
     def kill(self, pid: int) -> None:
-        """End a worker; one whose server has ended ends when its connection is closed."""
+        """End a worker; if its server has ended, it ends when its connection is closed."""
         with suppress(OSError):
             self._ask({"kill": pid}, [])
 
@@ -118,7 +118,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork as asked, and return in the child what was told of it; ends the process when the program is gone."""
+    """Fork on request, and return in the child its part of the request; end the process when the program has ended."""
     children: set[int] = set()
     while True:
         head, descriptors, _, _ = socket.recv_fds(control, _LENGTH.size, 2 + len(_STANDARD), socket.MSG_WAITALL)
@@ -128,7 +128,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
         told = json.loads(content)
         if "kill" in told:
             pid = told["kill"]
-            if pid in children:  # else the number may be another process's by now
+            if pid in children:  # else the number may belong to another process by now
                 children.discard(pid)
                 _end(pid)
             control.sendall(_LENGTH.pack(0))
@@ -157,13 +157,13 @@ def _end(pid: int) -> None:
 
 def main() -> None:
     """Import, serve, and in each child be a worker. The argument is the descriptor to listen on."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the program says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # the program decides when to stop
         signal.signal(number, signal.SIG_IGN)
     from idiolect.engines.processes import worker
 
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # import errors were to be seen; the program's stream is not to be kept open
+        os.dup2(nowhere.fileno(), 2)  # import errors had to be visible; the program's stream must not stay open
     told, (pipe, rows, *streams) = _serve(control)
     for standard, stream in zip(_STANDARD, streams, strict=True):
         os.dup2(stream, standard)

@@ -1,4 +1,4 @@
-"""Persistent worker processes, one thread each, on the rows of one shared file."""
+"""Persistent worker processes, one thread each, with samples in one shared file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LINUX = platform.system() == "Linux"
 _SERVER: ForkServer | None = None
 _SERVER_LOCK = Lock()
 _NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
-# A step asks for the same buffers as the one before it. glibc would hand some back to the system in between, to be
-# cleared and mapped again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
+# Every step needs the same buffers as the step before. glibc would return some to the system in between, which would
+# clear and map them again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
 
 
@@ -44,12 +44,12 @@ def cores() -> int:
 
 
 class Processes:
-    """Clients over worker processes; the bits of a result are those of ``Sequential``, whatever the number of workers.
+    """Clients in worker processes; results have the same bits as with ``Sequential``, for any number of workers.
 
-    Workers are no copies of the calling program, so a script or a notebook needs no ``if __name__ == "__main__"``: on
-    Linux they are copies of one process that has imported this package and is kept for later runs of the program, else
-    fresh interpreters. They share one copy of the rows through a memory-mapped file, and end with the calling program,
-    however that ends. Jobs that are open together share the workers.
+    Workers are not copies of the calling program, so a script or a notebook needs no ``if __name__ == "__main__"``. On
+    Linux they are copies of one process that has imported this package and is kept for later runs of the program; on
+    other systems they are new interpreters. They share one copy of the samples through a memory-mapped file, and end
+    with the calling program, however it ends. Jobs that are open together share the workers.
 
     Args:
         workers: how many, at most; None takes the number of cores. There are never more than clients.
@@ -59,18 +59,18 @@ class Processes:
     """
 
     name = "processes"
-    lanes = 2  # while one job is at its server, the other's clients are trained
+    lanes = 2  # while one job's server works, the other's clients are trained
 
     @property
     def at_once(self) -> int:
-        """Clients that keep all workers busy for a while, whatever they hold."""
+        """Enough clients to keep all workers busy for a while, whatever their sizes."""
         return 8 * self.workers
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
-            raise InputError(f"workers={workers} is not possible: ask for at least 1")
+            raise InputError(f"workers={workers} is not possible: give at least 1")
         if os.name != "posix":
-            raise InputError("the processes engine needs Linux or macOS: use the sequential engine here")
+            raise InputError("the processes engine needs Linux or macOS: use the sequential engine")
         self.workers = self._asked = workers or cores()
         self.seconds = 0.0
         self._pool: _Pool | None = None
@@ -93,12 +93,12 @@ class Processes:
 
         Raises:
             RunError: workers cannot start, or die.
-            InputError: a job on other data is open.
+            InputError: a job with other data is open.
         """
         with self.lock:
             if self._pool is None or self._pool.dead or self._data is not job.data:
                 if self._pool is not None and self._pool.jobs and not self._pool.dead:
-                    raise InputError(f"{job.name} is on other data than the job that is open: close that first")
+                    raise InputError(f"{job.name} has other data than the job that is open: close that job first")
                 self._stop()
                 self.workers = min(self._asked, job.data.clients)
                 self._pool, self._data = _Pool(self.workers, job.data), job.data
@@ -121,7 +121,7 @@ class Pooled:
         try:
             told = serialization.pack(job._replace(data=None))  # type: ignore[arg-type]
         except Exception as error:
-            what = f"{job.name} cannot be told to a worker ({' '.join(str(error).split())})"
+            what = f"{job.name} cannot be sent to a worker ({' '.join(str(error).split())})"
             raise RunError(
                 f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ) from error
@@ -133,7 +133,7 @@ class Pooled:
     ) -> list[Trained] | list[Measured]:
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
-        The largest clients go first and each worker takes the next when it has answered, so that all end together.
+        The largest clients are first, and each worker gets the next when it has answered, so that all end together.
 
         Raises:
             RunError: a client failed, or a worker died.
@@ -156,7 +156,7 @@ class Pooled:
         return batch.results
 
     def close(self) -> None:
-        """Let the workers forget the job."""
+        """Remove the job from the workers."""
         self._pool.close(self.number)
 
 
@@ -179,7 +179,7 @@ class _Batch:
             self.over.set()
 
     def message(self, group: list[int]) -> memoryview:
-        """What a worker is told of a group of clients."""
+        """The message to a worker about a group of clients."""
         phase, round, ids, own, clients = self._about
         mine = tree.rows(own, torch.tensor(group))
         return serialization.pack(
@@ -203,14 +203,14 @@ class _Batch:
 
 
 def _environment() -> dict[str, str]:
-    """A worker's: the caller's packages, and memory that stays; the caller's own tunables of glibc count more."""
+    """A worker's environment: the caller's packages, and settings of glibc that keep memory, if it has none."""
     packages = os.pathsep.join(p or os.getcwd() for p in sys.path)
     tunables = ":".join(filter(None, (_MALLOC, os.environ.get("GLIBC_TUNABLES"))))
     return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
 
 
 def _started(descriptors: list[int]) -> Forked | subprocess.Popen[bytes]:
-    """A worker process with these descriptors: its connection and the rows."""
+    """A worker process with these descriptors: its connection and the samples."""
     if _LINUX:
         return _server().start(descriptors)
     return subprocess.Popen(
@@ -218,12 +218,12 @@ def _started(descriptors: list[int]) -> Forked | subprocess.Popen[bytes]:
         pass_fds=descriptors,
         env=_environment(),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the engine alone
+        start_new_session=True,  # only the engine handles Ctrl-C
     )
 
 
 def _server() -> ForkServer:
-    """The program's one server; a new one where the last has ended."""
+    """The program's one server; a new one if the last has ended."""
     global _SERVER
     with _SERVER_LOCK:
         if _SERVER is None or not _SERVER.usable:
@@ -232,7 +232,7 @@ def _server() -> ForkServer:
 
 
 class _Worker:
-    """One worker process, what it holds and what it has been asked."""
+    """One worker process, what it has and what it was asked to do."""
 
     def __init__(self, rows: int) -> None:
         self.connection, theirs = Pipe()
@@ -259,7 +259,7 @@ class _Worker:
             raise _died(when) from None
 
     def ask(self, batch: _Batch, group: list[int]) -> None:
-        """Send a group of clients, after what the worker has to know of their job and their phase."""
+        """Send a group of clients, after what the worker needs to know about their job and phase."""
         number = batch.job.number
         if number not in self.holds:
             self.send(batch.when, batch.job.message)
@@ -272,7 +272,7 @@ class _Worker:
 
 
 class _Pool:
-    """Worker processes on one federation, and the thread that hands them clients of all open jobs."""
+    """Worker processes for one federation, and the thread that gives them clients of all open jobs."""
 
     def __init__(self, workers: int, data: FederatedData) -> None:
         self.dead = False
@@ -283,7 +283,7 @@ class _Pool:
         self._bell, self._ear = Pipe()
         self._thread = Thread(target=self._serve, daemon=True)
         file = data.file
-        if file is None or file.address != data.x_R.data_ptr():  # rows of the caller's own making
+        if file is None or file.address != data.x_R.data_ptr():  # samples that the caller made
             rows, file = shared_memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
             rows.copy_(data.x_R)
         try:
@@ -302,7 +302,7 @@ class _Pool:
         self._thread.start()
 
     def add(self, batch: _Batch) -> None:
-        """Take clients to hand out."""
+        """Add clients for the workers."""
         with self._lock:
             if self.dead:
                 raise _died(batch.when)
@@ -310,24 +310,24 @@ class _Pool:
             self._bell.send_bytes(b"!")
 
     def drop(self, batch: _Batch) -> None:
-        """Forget what is left of a batch."""
+        """Remove what is left of a batch."""
         with self._lock:
             batch.todo = []
             if batch in self._batches:
                 self._batches.remove(batch)
 
     def close(self, number: int) -> None:
-        """Let the workers forget a job."""
+        """Remove a job from the workers."""
         with self._lock:
             self.jobs.discard(number)
             for worker in self._workers:
                 if number in worker.holds and not self.dead:
                     del worker.holds[number]
-                    with suppress(RunError):  # who asks it next hears that it is gone
+                    with suppress(RunError):  # the next call will notice that the worker has ended
                         worker.send("at the end", serialization.pack(("close", number)))
 
     def stop(self) -> None:
-        """End the workers; what is under way fails."""
+        """End the workers; running work fails."""
         with self._lock:
             self._end(_died("at the end"))
         if self._thread.is_alive():
@@ -347,7 +347,7 @@ class _Pool:
             batch.fail(error)
 
     def _serve(self) -> None:
-        """Hand out clients and take results, until a worker dies or the pool is stopped."""
+        """Give clients to workers and take results, until a worker dies or the pool is stopped."""
         connections: dict[Any, _Worker] = {w.connection: w for w in self._workers}
         while not self.dead:
             ready = wait([self._ear, *connections])
@@ -373,7 +373,7 @@ class _Pool:
             batch.take(group, *answer)
 
     def _hand_out(self) -> None:
-        """The oldest batch goes first, to the worker with the least before it."""
+        """The oldest batch is first, and goes to the worker with the least to do."""
         for batch in self._batches:
             while batch.todo and not self.dead:
                 worker = min(self._workers, key=lambda w: len(w.asked))
@@ -383,4 +383,4 @@ class _Pool:
 
 
 def _died(when: str) -> RunError:
-    return RunError(f"a worker process died {when}, perhaps for want of memory: try fewer workers")
+    return RunError(f"a worker process died {when}, perhaps because memory was full: try fewer workers")

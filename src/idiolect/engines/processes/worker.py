@@ -24,9 +24,9 @@ from idiolect.simulation.client_runner import Phase, Site
 
 
 class Worker:
-    """What a worker holds between messages: the data, and of each open job its site and what the server sent to all.
+    """What a worker keeps between messages: the data, and for each open job its site and what the server sent to all.
 
-    ``start`` and ``run`` are answered, and nothing else, so what may not be readable here is read when it is to run.
+    Only ``start`` and ``run`` are answered, so content that may be unreadable here is read when it is run.
     """
 
     def __init__(self, rows: int) -> None:
@@ -36,7 +36,7 @@ class Worker:
         self.shared: dict[int, bytes | Tree] = {}
 
     def answer(self, message: bytes) -> tuple[IdiolectError | None, Any]:
-        """Do what a message says; the error or the answer, where there is one."""
+        """Do what a message says; return the error or the answer, if there is one."""
         try:
             kind, *content = serialization.load(message)
             return None, getattr(self, kind)(*content)
@@ -49,7 +49,7 @@ class Worker:
             ), None
 
     def start(self, data: FederatedData, rows: int) -> bool:
-        """Map the rows that the engine stored; ``data`` comes with an empty tensor of their kind and shape."""
+        """Map the samples that the engine stored; ``data`` comes with an empty tensor of their kind and shape."""
         x_R = shared_memory.mapped(self._rows, (rows, *data.x_R.shape[1:]), data.x_R.dtype)
         self.data = replace(data, x_R=x_R)
         return True
@@ -59,12 +59,12 @@ class Worker:
         self.jobs[number] = job
 
     def close(self, number: int) -> None:
-        """Let go of a job."""
+        """Remove a job."""
         self.jobs.pop(number, None)
         self.shared.pop(number, None)
 
     def down(self, number: int, shared: bytes) -> None:
-        """Keep what all clients of a phase get."""
+        """Keep the part of a phase that all clients get."""
         self.shared[number] = shared
 
     def run(
@@ -82,15 +82,15 @@ class Worker:
 
 
 def main(pipe: int, rows: int) -> None:
-    """Answer until the engine is gone, on one thread: two threads on small batches wait for each other."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when to stop
+    """Answer until the engine has ended, on one thread: with small batches, two threads wait for each other."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine decides when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     connection = Connection(pipe)
     inbox: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
-        """Take messages as they come, so that the engine never waits to send one, and end when it is gone."""
+        """Receive messages at once, so that the engine never waits to send one; end when the engine has ended."""
         with suppress(EOFError, OSError):
             while True:
                 inbox.put(connection.recv_bytes())

@@ -1,4 +1,4 @@
-"""Clients over the machines of a Ray cluster."""
+"""Clients on the machines of a Ray cluster."""
 
 from idiolect.engines.ray.engine import Ray
 

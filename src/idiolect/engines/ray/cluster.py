@@ -20,18 +20,18 @@ from idiolect.core.errors import InputError
 from idiolect.engines.processes import cores
 from idiolect.engines.ray.messages import one_line
 
-_REACHED = 15.0  # seconds after which a cluster that does not answer is not there
+_REACHED = 15.0  # seconds after which a cluster that does not answer counts as missing
 
 
 def connect(address: str | None, workers: int | None) -> None:
-    """Start Ray on this machine, or join a cluster, without a word on the terminal.
+    """Start Ray on this machine, or join a cluster, without output on the terminal.
 
     Raises:
-        InputError: no cluster answers, or this machine is none of its nodes.
+        InputError: no cluster answers, or this machine is not one of its nodes.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_ray()
-    fix = "start one with ray start --head, or leave the address out for this machine alone"
+    fix = "start one with ray start --head, or leave out the address to use only this machine"
     if address is not None and not _answers(address):
         raise InputError(f"no Ray cluster answers at {address}: {fix}")
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -48,12 +48,12 @@ def connect(address: str | None, workers: int | None) -> None:
         raise InputError(f"{what} ({one_line(error)}): {fix}") from error
     finally:
         if main:
-            signal.signal(signal.SIGTERM, handler)  # Ray has taken it
+            signal.signal(signal.SIGTERM, handler)  # Ray has changed it
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """What of Ray starts inside listens on the loopback address, as it does on Windows and macOS; Linux has no option.
+    """Inside, Ray's processes listen on the loopback address, as on Windows and macOS; Linux has no option for it.
 
     Raises:
         RuntimeError: this version of Ray would listen elsewhere; it is shut down.
@@ -73,7 +73,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _answers(address: str) -> bool:
-    """Whether a cluster is there; ``ray.init`` itself would ask for minutes."""
+    """Whether a cluster answers; ``ray.init`` itself would try for minutes."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         done = subprocess.run(command, timeout=_REACHED, capture_output=True, stdin=subprocess.DEVNULL)
@@ -83,12 +83,12 @@ def _answers(address: str) -> bool:
 
 
 def import_ray() -> Any:
-    """Ray, which is not always installed."""
+    """Ray, if it is installed."""
     return import_module("ray")
 
 
 def versions() -> str:
-    """What has to be the same everywhere, in words."""
+    """The versions that must be the same on all nodes, in words."""
     return f"idiolect {metadata.version('idiolect')} and torch {torch.__version__}"
 
 

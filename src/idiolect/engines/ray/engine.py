@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, an engine on each of them."""
+"""The nodes of a Ray cluster, with an engine on each of them."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from idiolect.engines.ray.session import Spread
 from idiolect.engines.threads import OneThread
 from idiolect.simulation.client_runner import PAUSE, Job, Stop
 
-_INNER = {"processes": 8, "sequential": 8, "vectorised": 256}  # groups of clients that a worker is sent at a time
-_STARTED = 60.0  # seconds after which a node that is not ready is left to come later
-_ALONE = 300.0  # the same where no other node is ready; a busy machine takes minutes to start Python and PyTorch
-_AGAIN = 30.0  # seconds after which a node that was lost, if it is still there, is tried again
+_INNER = {"processes": 8, "sequential": 8, "vectorised": 256}  # groups of clients that are sent to a worker at a time
+_STARTED = 60.0  # seconds after which the run starts without a node that is not ready
+_ALONE = 300.0  # the same if no other node is ready; a busy machine takes minutes to start Python and PyTorch
+_AGAIN = 30.0  # seconds after which a lost node is tried again, if it still exists
 
 
 class Ray:
-    """Clients over the nodes of a Ray cluster, with the bits of ``Sequential`` unless ``inner`` is vectorised.
+    """Clients on the nodes of a Ray cluster, with the same bits as ``Sequential`` unless ``inner`` is vectorised.
 
-    Each node holds one copy of the rows, an engine, and the states of the clients that it trained last, to which these
-    clients come back. The caller's states stay the truth: losing a node loses the work under way there, which the
-    others do again. A node that joins is used from the next round on.
+    Each node has one copy of the samples, an engine, and the states of the clients that it trained last. Clients return
+    to the node that has their state. The caller's states stay authoritative: if a node is lost, only its running work
+    is lost, and the others do it again. A node that joins is used from the next round on.
 
     Args:
-        workers: how many on each node, at most; None takes the cores that Ray has there.
-        address: of the cluster (``auto``, or host:port), whose nodes have this package installed, and of which this
-            machine is one; None starts Ray on this machine alone, which no other machine can reach.
-        inner: the engine on each node; ``vectorised`` where it has a GPU, ``processes`` on the others.
+        workers: how many on each node, at most; None takes all cores that Ray has there.
+        address: of the cluster (``auto``, or host:port). This machine is one of its nodes, and all nodes have this
+            package installed. None starts Ray on this machine only; no other machine can reach it.
+        inner: the engine on each node; by default ``vectorised`` if it has a GPU, else ``processes``.
 
     Attributes:
         lost: what was lost with nodes so far.
 
     Raises:
-        InputError: Ray is not installed, an option cannot be, or (``with``) no cluster answers at the address.
+        InputError: Ray is not installed, an option is not possible, or (``with``) no cluster answers at the address.
     """
 
     name = "ray"
-    lanes = 2  # while one job is at its server, the other's clients are trained
+    lanes = 2  # while one job's server works, the other's clients are trained
 
     @property
     def at_once(self) -> int:
-        """Clients that keep all workers busy for a while, whatever they hold."""
+        """Enough clients to keep all workers busy for a while, whatever their sizes."""
         return 8 * self.workers
 
     def __init__(self, workers: int | None = None, *, address: str | None = None, inner: str = "processes") -> None:
         if workers is not None and workers < 1:
-            raise InputError(f"workers={workers} is not possible: ask for at least 1")
+            raise InputError(f"workers={workers} is not possible: give at least 1")
         if inner not in _INNER:
             raise InputError(f"inner={inner!r} is not an engine for a node: choose {', '.join(_INNER)}")
         if address is not None and not re.fullmatch(r"auto|[^/\s:]+:\d+|\[[\da-fA-F:]+\]:\d+", address):
@@ -101,13 +101,13 @@ class Ray:
         """Take up a job.
 
         Raises:
-            RunError: the cluster cannot hold the rows.
-            InputError: a job on other data is open.
+            RunError: the cluster cannot hold the samples.
+            InputError: a job with other data is open.
         """
         with self._lock:
             if self._data is not job.data:
                 if self._open:
-                    raise InputError(f"{job.name} is on other data than the job that is open: close that first")
+                    raise InputError(f"{job.name} has other data than the job that is open: close that job first")
                 self._stop()
                 self._data = job.data
                 self._refresh()
@@ -117,11 +117,11 @@ class Ray:
             return spread
 
     def ready(self, when: str, stop: Stop) -> list[Node]:
-        """The nodes to work on now; at the start, those that are coming are waited for.
+        """The nodes to use now; at the start, this waits for nodes that are starting.
 
         Raises:
             RunError: there is none.
-            Interrupted: ``stop`` said so.
+            Interrupted: ``stop`` returned true.
         """
         ray = import_ray()
         with self._lock:
@@ -143,14 +143,14 @@ class Ray:
                 self._settle()
 
     def lose(self, node: Node, round: int, clients: Sequence[int], why: str) -> None:
-        """Note what was lost with a node, and do without it."""
+        """Record what was lost with a node, and continue without it."""
         with self._lock:
             self.lost.append(Lost(node.name, round, sorted(clients)))
             self._drop(node, _AGAIN)
         _say(f"the node {node.name} was lost in round {round} ({why}) with {len(clients)} clients under way")
 
     def none_left(self, when: str) -> RunError:
-        """What to say where no node is left."""
+        """The error if no node is left."""
         why = [f"{lost.node} was lost" for lost in self.lost[-1:]]
         why += [f"{name} {reason}" for name, reason in self._refused.items()]
         why += [f"{node.name} has no free cores" for node in self._nodes.values()]
@@ -163,14 +163,14 @@ class Ray:
             self.seconds += seconds
 
     def closed(self, number: int) -> None:
-        """Let the nodes forget a job."""
+        """Remove a job from the nodes."""
         with self._lock:
             self._open.discard(number)
             for node in self._nodes.values():
                 node.actor.close.remote(number)
 
     def _refresh(self) -> None:
-        """Start an actor on every node that has none, and let go of those that are gone."""
+        """Start an actor on every node that has none, and remove nodes that have left."""
         ray = import_ray()
         self._settle()
         alive = {n["NodeID"]: n for n in ray.nodes() if n["Alive"]}
@@ -179,18 +179,18 @@ class Ray:
             self._drop(gone)
         new = [n for key, n in alive.items() if n["Resources"].get("CPU", 0) >= 1 and key not in self._nodes]
         new = [n for n in new if called(n) not in self._refused]
-        if self._nodes:  # Ray takes a while to see that a node is gone
+        if self._nodes:  # Ray takes a while to notice that a node has left
             new = [n for n in new if time.monotonic() >= self._again.get(n["NodeID"], 0.0)]
         if new and self._data is not None:
             self._start(new, self._data)
 
     def _start(self, found: list[dict[str, Any]], data: FederatedData) -> None:
         ray = import_ray()
-        try:  # freed when the last of these nodes has its own copy
+        try:  # freed when all these nodes have their own copy
             rows = ray.put(data.x_R.numpy())
             rest = ray.put(pack(replace(data, x_R=data.x_R[:0], file=None)))
         except ray.exceptions.RayError as error:
-            what = f"Ray cannot hold {tree.nbytes(data.x_R) / 1e6:,.0f} MB of rows ({one_line(error)})"
+            what = f"Ray cannot hold {tree.nbytes(data.x_R) / 1e6:,.0f} MB of samples ({one_line(error)})"
             raise RunError(f"{what}: start it with more --object-store-memory") from error
         first, until = not self._nodes, time.monotonic() + _STARTED
         pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -215,7 +215,7 @@ class Ray:
         self._count()
 
     def _settle(self) -> None:
-        """See which of the nodes that were coming are there."""
+        """Find the nodes that have finished starting."""
         ray = import_ray()
         for node in [n for n in self._nodes.values() if n.starting is not None]:
             if not ray.wait([node.starting], timeout=0)[0]:

@@ -1,4 +1,4 @@
-"""What runs on a node: an engine of its own, and the clients' states that it keeps."""
+"""The code on a node: its own engine, and the clients' states that it keeps."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _KEPT = 2**31  # bytes of states that a node keeps
 
 
 class _Answer(NamedTuple):
-    """What a node made of a part: results with the versions of the states that it keeps of them (0 for none)."""
+    """A node's answer for a part: results, with the versions of the states that it keeps (0 for none)."""
 
     results: list[Any]
     versions: list[int]
     missing: list[int]
-    """Clients whose state it was to have and has not; then there are no results."""
+    """Clients whose state the node should have but does not; then there are no results."""
     seconds: float
-    """That the node has worked for the job in all."""
+    """Seconds that the node has worked for the job in all."""
 
 
 class _Held:
-    """A job on a node, and how many calls use it."""
+    """A job on a node, and the number of calls that use it."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.users = session, 0
@@ -50,7 +50,7 @@ class _Held:
 
 
 class Host:
-    """What runs on a node: an engine, and of each open job its session and the latest states of its clients."""
+    """The code on a node: an engine, and for each open job its session and the latest states of its clients."""
 
     def __init__(self, path: list[str]) -> None:
         sys.path.extend(p for p in path if p not in sys.path)
@@ -61,7 +61,7 @@ class Host:
         self._bytes = 0
 
     def start(self, inner: str, workers: int, rows: NDArray[Any], rest: NDArray[np.uint8]) -> str:
-        """Copy the rows out of Ray's store into a file that workers map, and say which versions this node has."""
+        """Copy the samples from Ray's store into a file that workers map; return the versions of this node."""
         data: FederatedData = unpack(rest)
         x_R, file = shared_memory.shared(rows.shape, data.x_R.dtype)
         np.copyto(x_R.numpy(), rows)
@@ -74,8 +74,8 @@ class Host:
         self, number: int, job: NDArray[np.uint8], phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
         message: NDArray[np.uint8],
     ) -> NDArray[np.uint8]:  # fmt: skip
-        """One phase of some clients: the error or the answer."""
-        torch.set_num_threads(1)  # of this thread
+        """One phase of some clients: returns the error or the answer."""
+        torch.set_num_threads(1)  # for this thread
         try:
             with self._using(number, job) as held:
                 return pack((None, self._run(held, number, phase, round, stamp, shared, message)))
@@ -87,7 +87,7 @@ class Host:
             return pack((RunError(f"{what}: {fix}"), None))
 
     def close(self, number: int) -> None:
-        """Let go of a job; what is under way of it ends."""
+        """Remove a job; its running work ends."""
         with self._lock:
             self._closed.add(number)
             self._forget(number)
@@ -116,7 +116,7 @@ class Host:
         return _Answer(list(found), versions, [], held.session.seconds)
 
     def _keep(self, number: int, id: int, state: Tree) -> int:
-        """Keep a state; its version, or 0 where it is not worth it."""
+        """Keep a state and return its version, or 0 if it is too small to keep."""
         if tree.nbytes(state) <= _SMALL:
             return 0
         version = version_of(state)

@@ -1,4 +1,4 @@
-"""What travels between the program and the nodes."""
+"""Messages between the program and the nodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from idiolect.engines import serialization
 
 
 def pack(message: Any) -> NDArray[np.uint8]:
-    """Anything that pickles, as Ray keeps it without another copy."""
+    """Anything that can be pickled, in a form that Ray stores without another copy."""
     return np.frombuffer(serialization.pack(message), np.uint8)
 
 
 def unpack(array: NDArray[np.uint8]) -> Any:
-    """What ``pack`` was given."""
+    """The object that ``pack`` got."""
     return pickle.loads(array.data)
 
 
 def version_of(state: Tree) -> int:
-    """A number that no other state has: a digest of its bytes, so that what a node keeps is never wrong."""
+    """A number for a state: a digest of its bytes, so that a node never uses a wrong state."""
     digest = hashlib.sha256()
     for leaf in tree.leaves(state):
         digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())

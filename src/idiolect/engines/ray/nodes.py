@@ -1,4 +1,4 @@
-"""What the program knows of a node, and the clients that are still to be sent."""
+"""What the program knows about a node, and the clients that are not sent yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Lost(NamedTuple):
-    """Work that was lost with a node, and that others did again."""
+    """Work that was lost with a node and that others did again."""
 
     node: str
     round: int
@@ -18,25 +18,25 @@ class Lost(NamedTuple):
 
 @dataclass(eq=False)
 class Node:
-    """A node as the caller knows it."""
+    """What the caller knows about a node."""
 
     number: int
     id: str
     name: str
     workers: int
     groups: int
-    """That a worker is sent at a time."""
+    """Groups of clients that are sent to a worker at a time."""
     actor: Any
     starting: Any
-    """The answer that it waits for; None once it is there."""
+    """The answer of a node that is starting; None when the node is ready."""
     first: bool
-    """Whether no other was there before it, so that it is waited for."""
+    """Whether no other node was ready before it, so that the run waits for it."""
     until: float
-    """When it should be there, on the monotonic clock."""
+    """When it should be ready, on the monotonic clock."""
 
 
 class Sent(NamedTuple):
-    """What a node was asked: groups of clients, and their places in ``ids``, ascending."""
+    """A request to a node: groups of clients, and their places in ``ids``, ascending."""
 
     node: Node
     groups: list[list[int]]
@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class Todo:
-    """Groups of clients that wait, by the node that is to have them, the most work first."""
+    """Groups of clients that wait, by their node, the most work first."""
 
     def __init__(self, work: Callable[[list[int]], int], most: int) -> None:
         self._work, self._most = work, most
@@ -57,7 +57,7 @@ class Todo:
     def plan(
         self, groups: Sequence[list[int]], nodes: Sequence[Node], home: Callable[[list[int]], Node | None]
     ) -> None:
-        """Give each group a node: its home, or the one with the least to do for each of its workers."""
+        """Give each group a node: its home, or the one with the least work per worker."""
         groups = sorted(groups, key=self._work, reverse=True)
         homes = [home(group) for group in groups]
         for group, node in sorted(zip(groups, homes, strict=True), key=lambda pair: pair[1] is None):
@@ -68,7 +68,7 @@ class Todo:
             self._queues[node] = deque(sorted(queue, key=self._work, reverse=True))
 
     def take(self, node: Node) -> list[list[int]]:
-        """The next groups for a node: fewer and fewer, so that all nodes end together."""
+        """The next groups for a node: fewer each time, so that all nodes end together."""
         queue, of = self._queues.get(node), node
         if not queue:
             others = [n for n, queue in self._queues.items() if queue]
@@ -80,6 +80,6 @@ class Todo:
         return part
 
     def drop(self, node: Node) -> list[list[int]]:
-        """Take all that a node was to have."""
+        """Take back all groups of a node."""
         del self._left[node]
         return list(self._queues.pop(node, ()))

@@ -1,4 +1,4 @@
-"""A job over the nodes of a cluster: which clients go where, and what to do when a node is lost."""
+"""A job on the nodes of a cluster: which clients go where, and what happens when a node is lost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop,
 if TYPE_CHECKING:
     from idiolect.engines.ray.engine import Ray
 
-PART = 2**26  # bytes of models and states of these groups, where one is not larger
-_AHEAD = 2  # parts of a phase sent to a node before it has answered, so that it never waits for the next one
+PART = 2**26  # bytes of models and states of these groups, unless one is larger
+_AHEAD = 2  # parts of a phase that are sent to a node before it answers, so that it never waits for the next one
 
 
 class Spread:
@@ -35,7 +35,7 @@ class Spread:
         try:
             told = pack(job._replace(data=None))  # type: ignore[arg-type]
         except Exception as error:
-            what = f"{job.name} cannot be told to a node ({one_line(error)})"
+            what = f"{job.name} cannot be sent to a node ({one_line(error)})"
             raise RunError(
                 f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ) from error
@@ -50,12 +50,12 @@ class Spread:
     ) -> list[Trained] | list[Measured]:
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
-        A client goes to the node that keeps its state, others to where there is least to do; a node that has done all
-        its own takes from the one with most left.
+        A client goes to the node that keeps its state, or to the node with the least work. A node without work left
+        takes some from the node with the most.
 
         Raises:
             RunError: a client failed, or no node is left.
-            Interrupted: ``stop`` said so.
+            Interrupted: ``stop`` returned true.
         """
         ray = import_ray()
         when = f"in round {round} ({phase})"
@@ -72,7 +72,7 @@ class Spread:
 
         def ask(node: Node, mine: list[list[int]]) -> None:
             part = Sent(node, mine, sorted(k for group in mine for k in group))
-            some = [ids[k] for k in part.places]  # in this order the node makes the same groups of them
+            some = [ids[k] for k in part.places]  # in this order the node makes the same groups
             kept = [self._kept(node, ids[k], clients[k]) for k in part.places]
             states = [None if version else clients[k] for k, version in zip(part.places, kept, strict=True)]
             message = pack((some, tree.rows(down.own, torch.tensor(part.places)), states, kept))
@@ -120,7 +120,7 @@ class Spread:
         return results
 
     def close(self) -> None:
-        """Let the nodes forget the job."""
+        """Remove the job from the nodes."""
         self._engine.closed(self._number)
 
     def _home(self, ids: list[int]) -> int:
@@ -129,14 +129,14 @@ class Spread:
         return int(home)
 
     def _kept(self, node: Node, id: int, state: Tree) -> int:
-        """The version of a state that the node has; 0 where it has to be sent."""
+        """The version of a state that the node has; 0 if it has to be sent."""
         if self._home_K[id] != node.number or not (known := int(self._version_K[id])):
             return 0
         return known if version_of(state) == known else 0
 
     def _worked(self, node: Node, seconds: float) -> None:
         before = self._spent.get(node.number, 0.0)
-        more = max(0.0, seconds - before)  # of two answers the earlier one may come last
+        more = max(0.0, seconds - before)  # answers may arrive in another order
         self._spent[node.number] = before + more
         self.seconds += more
         self._engine.work(more)

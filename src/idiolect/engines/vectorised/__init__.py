@@ -1,4 +1,4 @@
-"""Clients in chunks, each chunk as one, by ``torch.func.vmap``."""
+"""Clients in chunks, each chunk computed together by ``torch.func.vmap``."""
 
 from idiolect.engines.vectorised.engine import Vectorised
 

@@ -1,4 +1,4 @@
-"""Many clients at once, by torch.func.vmap: the engine for a GPU, where small networks wait for kernels to start."""
+"""Many clients at once, by torch.func.vmap: the engine for a GPU, where small networks alone keep it waiting."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, 
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
-_CHUNK = 16  # clients at a time where memory is not measured
-_FIRST = 4  # clients of the first chunk on a GPU, by whose memory the next ones are sized
-_FILL = 0.8  # share of the free memory that a chunk may take
-_ROWS = 4096  # test rows per prediction, of all clients of a chunk together
-_OWN, _ROW = Down(None, 0), Data._make((None, None, 0, 0))  # axes of the clients: what all are sent has none
+_CHUNK = 16  # clients at a time if memory is not measured
+_FIRST = 4  # clients of the first chunk on a GPU; its memory decides the size of the next ones
+_FILL = 0.8  # share of the free memory that a chunk may use
+_ROWS = 4096  # test samples per prediction, of all clients of a chunk together
+_OWN, _ROW = Down(None, 0), Data._make((None, None, 0, 0))  # axes of the clients: what all clients share has none
 
 
 class Vectorised:
-    """Clients in chunks, each chunk as one, by torch.func.vmap: for a GPU.
+    """Clients in chunks, each chunk computed together by torch.func.vmap: for a GPU.
 
-    It agrees with ``Sequential`` but for rounding. All rows of the federation stand on the device; host and device
-    wait for each other between chunks, never inside one (a method that solves an eigenproblem does, once a chunk). The
-    server stays on the host. Clients of like numbers of rows stand in one chunk, so that no more than a tenth of the
-    rows is padding: ``padding`` is the share so far. Not yet measured on a GPU.
+    It agrees with ``Sequential`` except for rounding. All samples of the federation are on the device. Host and device
+    wait for each other only between chunks (inside a chunk once, for a method that solves an eigenproblem). The server
+    is on the host. Clients with similar numbers of samples are in one chunk, so that at most a tenth of the samples is
+    padding; ``padding`` is the share so far. Not yet measured on a GPU.
 
     Args:
         workers: 1, or None for the same.
-        device: such as ``cuda``, ``cuda:1`` or ``cpu``; None takes CUDA where there is a GPU.
-        chunk: clients at a time, at most; None takes as many as the GPU's free memory holds by the measure of the
-            first chunk, and 16 on a CPU. A chunk that does not fit is halved.
+        device: such as ``cuda``, ``cuda:1`` or ``cpu``; None takes CUDA if there is a GPU.
+        chunk: clients at a time, at most; None takes as many as fit in the GPU's free memory, measured with the first
+            chunk, and 16 on a CPU. A chunk that does not fit is halved.
         precision: of the products in a client's training and prediction: ``float32``, ``tf32`` (a GPU's, with 10 bits
             of fraction), or ``bf16``: automatic mixed precision in ``local``, with 7.
-        convolution: ``grouped``, as vmap writes the convolutions of several clients, or ``unfold``: windows copied out,
-            and one batched product.
-        graphs: capture ``local`` of a chunk's shape as a CUDA graph when it is first met, and replay it. There are
-            fewer shapes then: chunks are filled up to 1, 2, 4, ... clients with copies of their first. Not yet
-            measured.
+        convolution: ``grouped``, as vmap computes the convolutions of several clients, or ``unfold``: windows are
+            copied, and one batched product follows.
+        graphs: capture ``local`` for each shape of a chunk as a CUDA graph and replay it. To have fewer shapes, chunks
+            are filled up to 1, 2, 4, ... clients with copies of their first client. Not yet measured.
 
     Raises:
         InputError: more or fewer than one worker, an option out of its range, or one that the device does not have.
@@ -88,7 +87,7 @@ class Vectorised:
 
     @property
     def padding(self) -> float:
-        """Padded rows, as a share of all rows that were computed so far."""
+        """Padded samples, as a share of all samples that were computed so far."""
         return 1 - self.real / self.padded if self.padded else 0.0
 
     def __enter__(self) -> Vectorised:
@@ -100,24 +99,24 @@ class Vectorised:
         self._rows = None
 
     def open(self, job: Job) -> Chunks:
-        """Take up a job; jobs on the same data share its rows.
+        """Start a job; jobs with the same data share the samples.
 
         Raises:
-            RunError: the device has no room for the rows.
+            RunError: the device has no room for the samples.
         """
         if self._rows is None or self._rows[0] is not job.data:
-            self._rows = None  # before the next ones take their room
+            self._rows = None  # before the next ones use their memory
             try:
                 self._rows = job.data, job.data.x_R.to(self.device), job.data.y_R.to(self.device)
             except torch.cuda.OutOfMemoryError:
                 size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
-                what = f"the rows of {job.data.name} ({size}) do not fit in the memory of {self.device}"
+                what = f"the samples of {job.data.name} ({size}) do not fit in the memory of {self.device}"
                 raise RunError(f"{what}: choose {option('engine', 'processes')}") from None
         return Chunks(job, self, *self._rows[1:])
 
     @contextmanager
     def arithmetic(self, phase: Phase) -> Iterator[None]:
-        """Inside, what is made is made on the device, and products are as precise as asked for."""
+        """Inside, tensors are made on the device, and products have the precision asked for."""
         flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
         before = [f.allow_tf32 for f in flags]
         mixed = self.precision == "bf16" and phase == "local"
@@ -142,11 +141,11 @@ def _device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"engine vectorised: device={name} is none: choose cpu, cuda or cuda:0") from None
+        raise InputError(f"engine vectorised: device={name} is not a device: choose cpu, cuda or cuda:0") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"engine vectorised: device={name} cannot compute in float64: choose cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"engine vectorised: device={name} is not there, for torch sees {count} GPUs: choose cpu")
+        raise InputError(f"engine vectorised: device={name} does not exist: torch sees {count} GPUs; choose cpu")
     return device
 
 
@@ -170,7 +169,7 @@ class Chunks:
 
         Raises:
             RunError: a client failed.
-            Interrupted: ``stop`` said so.
+            Interrupted: ``stop`` returned true.
         """
         start = time.perf_counter()
         shared = self._put(down.shared)
@@ -182,7 +181,7 @@ class Chunks:
                 raise Interrupted
             if (chunks := -(-len(places) // self._room(phase, [ids[k] for k in places]))) > 1:
                 first = -(-len(places) // chunks)
-                waiting[:0] = [places[:first], places[first:]]  # the rest is split by what the first shows
+                waiting[:0] = [places[:first], places[first:]]  # the first chunk decides how the rest is split
                 continue
             some = [ids[k] for k in places]
             own = tree.rows(down.own, torch.tensor(places))
@@ -199,7 +198,7 @@ class Chunks:
         return results
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
         self._graphs.clear()
 
     # --- who is together
@@ -207,8 +206,8 @@ class Chunks:
     def _groups(self, phase: Phase, ids: Sequence[int], clients: Sequence[Tree]) -> list[list[int]]:
         """Places in ``ids`` of the clients that are padded to one length, the longest first.
 
-        For an evaluation, clients that have trained and clients that have not stand apart: mapped together, all would
-        compute what only some need.
+        For an evaluation, clients that have trained and clients that have not are in different groups: together, all
+        would compute what only some need.
         """
         rows = [len(self._site.job.data.train[i]) for i in ids]
         if phase == "local" and self._engine.graphs:
@@ -237,7 +236,7 @@ class Chunks:
     def _attempt(
         self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Any] | None:
-        """One phase of a chunk, or None where it does not fit in memory."""
+        """One phase of a chunk, or None if it does not fit in memory."""
         where = f"{self._site.job.name}: {_who(ids)}, round {round}, {phase}"
         measuring = self._measures and phase not in self._fits
         if measuring:
@@ -297,7 +296,7 @@ class Chunks:
         rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
         axis: Any = 0
-        if tree.switch(clients[0]) is not None:  # alike in a group, so that ``tree.when`` computes one side alone
+        if tree.switch(clients[0]) is not None:  # equal in a group, so that ``tree.when`` computes only one side
             name = clients[0].switch
             axis = client._make(None if field == name else 0 for field in client._fields)
             client = client._replace(**{name: getattr(clients[0], name)})
@@ -318,7 +317,7 @@ class Chunks:
         if self._site.job.watch is None:
             return found
         down, personalised = tree.map(to_host, Down(shared, own)), tree.map(to_host, personalised)
-        for k, i in enumerate(ids):  # observed one after another on the host, which is not what takes time
+        for k, i in enumerate(ids):  # observed one after another on the host, which takes little time
             mine = Down(down.shared, tree.rows(down.own, k))
             found[k] = found[k]._replace(observed=self._site.observe(phase, round, i, mine, tree.rows(personalised, k)))
         return found
@@ -332,7 +331,7 @@ class Chunks:
         return torch.tensor([keys.number(self._site.job.seed, round, i, phase) for i in ids], device=self._device)
 
     def _data(self, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
-        """The rows of some clients, padded to the longest of them or to a length."""
+        """The samples of some clients, padded to the longest of them or to a length."""
         row_KN = pad_sequence([rows[i] for i in ids], batch_first=True)
         row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
         count_K = torch.tensor([len(rows[i]) for i in ids])
@@ -343,7 +342,7 @@ class Chunks:
 
 
 class Fit(NamedTuple):
-    """How many clients fit in memory together, at how many rows each."""
+    """How many clients fit in memory together, at how many samples each."""
 
     clients: int
     rows: int

@@ -19,7 +19,7 @@ class Graph:
     """A function of tensors on a GPU, captured as a CUDA graph, for inputs of the same shapes. Not yet measured.
 
     Raises:
-        InputError: it does what no graph can hold, such as waiting for the device.
+        InputError: it does something that a graph cannot contain, such as waiting for the device.
     """
 
     def __init__(self, function: Callable[..., Tree], inputs: Tree, pool: Any) -> None:
@@ -29,7 +29,7 @@ class Graph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function(*self._inputs)  # what libraries set up at a first call is no part of a graph
+            function(*self._inputs)  # what libraries set up at a first call must not be part of a graph
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         try:
@@ -42,7 +42,7 @@ class Graph:
             raise InputError(f"graphs=true is not possible with this method ({what}): leave it out") from error
 
     def __call__(self, inputs: Tree) -> Tree:
-        """What the function gives; good until the next call."""
+        """The function's result; valid until the next call."""
         for kept, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
             if kept is not new:
                 kept.copy_(new)
@@ -51,7 +51,7 @@ class Graph:
 
 
 class Unfolded(TorchFunctionMode):
-    """Inside, a convolution of images without groups copies its windows out and is one product."""
+    """Inside, a convolution of images without groups copies its windows and is one product."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_conv2d if function is torch.conv2d else function)(*args, **(kwargs or {}))

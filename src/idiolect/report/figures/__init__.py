@@ -1,7 +1,6 @@
 """Figures as Vega-Lite specifications.
 
-Figures of a run are made by functions that take a ``View`` and yield a ``Figure``, or a sentence that says why there is
-none.
+Functions take a ``View`` of a run and yield a ``Figure``, or a sentence that says why there is none.
 """
 
 from idiolect.report.figures.colours import PALETTE, palette

@@ -13,14 +13,14 @@ from idiolect.report.figures.vega_lite import Json, inline_data, side_by_side, t
 from idiolect.report.figures.view import PAIRS, View, sample_note
 from idiolect.runs.reader import Run, last
 
-_EARLY = (1, 20, 50)  # rounds that are shown before the last
+_EARLY = (1, 20, 50)  # rounds that are shown besides the last
 _POSITIVE: Json = {"type": "sqrt", "domainMin": 0, "range": "ramp"}
 
 
 def between_clients(view: View) -> Iterator[Figure | str]:
-    """Every metric of pairs of clients that is on record, at a few rounds up to the last.
+    """Every recorded metric of pairs of clients, at a few rounds up to the last.
 
-    A method says in its words what the figure shows; where it does not, the words are general.
+    A method provides the words of the figure; if it does not, they are general.
     """
     run = view.run
     records = run.records[(run.records["stage"] == "server") & run.records["other"].notna()]
@@ -31,10 +31,10 @@ def between_clients(view: View) -> Iterator[Figure | str]:
         for metric in dict.fromkeys([*told, *mine["metric"]]):
             found = mine[mine["metric"] == metric]
             if metric not in told:
-                colours = f"Each row is a client, its colours the values of {metric} between it and the others"
+                colours = f"Each row is a client; its colours are the values of {metric} between it and the others"
                 told[metric] = PairValue(metric, f"{metric} between clients", colours, value=metric)
             if found.empty:
-                yield f"No {told[metric].name} are on record for {title}, so their figure is left out."
+                yield f"No {told[metric].name} are recorded for {title}, so their figure is left out."
             else:
                 yield _matrices(view, view.name_of(metric, label), title, told[metric], found)
 
@@ -49,7 +49,7 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
     ends = frame[frame["round"] == chosen[-1]]
     own = ends.loc[ends["client"] == ends["other"], "value"].mean()
     shown, met = list(view.clients), len(view.clients)
-    if met > PAIRS:  # of one round and seed: clients that never met have no value
+    if met > PAIRS:  # from one round and seed: clients that never met have no value
         there = records[records["round"] == chosen[-1]]
         ids = set(there.loc[there["seed"] == there["seed"].min(), "client"])
         shown, met = view.sample(ids, PAIRS, PAIRS), len(ids)
@@ -89,8 +89,8 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
     return Figure(
         name,
         f"{title}: {share} on average" if share and own == own else f"{title}: {report.shows}",
-        f"{report.colours}, {scaled} (mean over seeds; the last evaluation round and those on record nearest "
-        "to rounds 1, 20 and 50). Clients with alike classes and shifts stand side by side." + sample_note(shown, met),
+        f"{report.colours}, {scaled} (mean over seeds; the last evaluation round and the recorded rounds nearest "
+        "to 1, 20 and 50). Clients with similar classes and shifts are next to each other." + sample_note(shown, met),
         side_by_side(
             "round",
             [f"round {r}" for r in chosen],
@@ -107,13 +107,13 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
 
 
 def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
-    """The rounds on record that are nearest to the wanted ones, without repetition."""
+    """The recorded rounds that are nearest to the wanted ones, without repetition."""
     there = np.unique(rounds)
     return sorted({int(there[np.abs(there - r).argmin()]) for r in wanted})
 
 
 def _alike(run: Run, clients: Sequence[int]) -> list[int]:
-    """Clients in an order in which each is followed by the remaining one with the most similar classes and shift."""
+    """Clients in an order in which the next is always the remaining one with the most similar classes and shift."""
     from scipy.spatial.distance import cdist  # slow to import
 
     about = {c["id"]: c for c in run.manifest["clients"]}

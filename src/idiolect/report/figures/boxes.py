@@ -37,12 +37,12 @@ def boxed(view: View, frame: pd.DataFrame, dots: Json, size: int, keep: Sequence
     few = len(shown) == len(there)
     data = inline_data((frame if few else frame[frame["id"].isin(shown)])[list(keep)])
     layers = [_box(x, y, size), dots] if few else [*_boxes(frame, x, y, size), dots]
-    words = "" if few else f" The dots are a sample of {len(shown):,} of {len(there):,} clients; the box is of all."
+    words = "" if few else f" The dots are a sample of {len(shown):,} of {len(there):,} clients; the box is for all."
     return {"data": data, "layer": layers}, words
 
 
 def _box(x: Json, y: Json, size: int) -> Json:
-    """A layer of quartiles and range, which the browser computes from the dots."""
+    """A layer of quartiles and range, computed by the browser from the dots."""
     return {
         "mark": {
             "type": "boxplot",
@@ -58,7 +58,7 @@ def _box(x: Json, y: Json, size: int) -> Json:
 
 
 def _boxes(frame: pd.DataFrame, x: Json, y: Json, size: int) -> list[Json]:
-    """The same, computed here from all clients, so that the page need not hold each of them."""
+    """The same, computed here from all clients, so that the page does not need each of them."""
     by, value = y["field"], x["field"]
     parts = [
         {by: str(group), "clients": len(part)}

@@ -1,4 +1,4 @@
-"""A value of each client that a method reports and wants drawn, such as how far it trusts its own estimate."""
+"""A value of each client that a method reports and wants drawn, such as the weight of its own estimate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLEAN = "clean"  # the kind of clients without a shift
 
 
 def _told(view: View) -> Iterator[tuple[str, str, ClientValue, pd.DataFrame]]:
-    """What methods want drawn of each client: label, metric, what is said of it, its records."""
+    """The values that methods want drawn for each client: label, metric, description, records."""
     run = view.run
     records = run.records[run.records["stage"].isin(["local", "server"]) & run.records["other"].isna()]
     records = records[records["value"].notna()]
@@ -41,12 +41,12 @@ def _axis(report: ClientValue, lowest: float, highest: float) -> Json:
 
 
 def client_value(view: View) -> Iterator[Figure | str]:
-    """The value of each client at its last round, with the client's shift."""
+    """The value of each client in its last round, with the client's shift."""
     run = view.run
     for label, metric, report, mine in _told(view):
         title, symbol = run.titles[label], report.symbol
         if mine.empty:
-            yield f"No {report.name} are on record for {title}, so their figure is left out."
+            yield f"No {report.name} are recorded for {title}, so their figure is left out."
             continue
         frame = (
             last(mine, "seed", "client").groupby("client")["value"].agg(["mean", "min", "max", "count"]).reset_index()
@@ -79,9 +79,7 @@ def client_value(view: View) -> Iterator[Figure | str]:
                 },
             }
             spec, sampled = boxed(view, frame, dots, 22, ["client", "kind", "jitter", "value"])
-            words = (
-                f"{caption}, mean over seeds). The box holds the middle half of the clients, its line is the median."
-            )
+            words = f"{caption}, mean over seeds). The box has the middle half of the clients, its line is the median."
             yield Figure(name, heading, words + sampled, spec | {"height": 60 * len(kinds)})
             continue
         y = view.client_axis(list(view.clients))
@@ -139,14 +137,14 @@ def by_shift(view: View) -> Iterator[Figure | str]:
             f"{title}: half of the clients with {most.replace('_', ' ')} have {symbol} above {middle.max():.2f}"
             if most != _CLEAN
             else f"{title}: {symbol} is largest for clients without a shift, at a median of {middle.max():.2f}",
-            "Each dot is one client in its last round (mean over seeds), under the kind of its shift; the box holds "
+            "Each dot is one client in its last round (mean over seeds), by the kind of its shift; the box has "
             f"the middle half of the clients, its line is the median.{sampled}",
             spec | {"height": 36 * len(order)},
         )
 
 
 def _kind_of_shift(shift: str) -> str:
-    """What was done to a client's samples, without how strongly."""
+    """What was done to a client's samples, without the strength."""
     if not shift:
         return _CLEAN
     spec = parsed(shift)

@@ -29,7 +29,7 @@ def _titles(view: View, frame: pd.DataFrame) -> list[str]:
 
 
 def _dots(view: View, titles: list[str], x: Json, value: str) -> Json:
-    """A dot for each client, a line for each method; ``value`` is what a dot says besides whose it is."""
+    """A dot for each client, a line for each method; a dot's tooltip shows method, client and ``value``."""
     return {
         "mark": DOT,
         "encoding": {
@@ -75,14 +75,14 @@ def spread(view: View) -> Iterator[Figure | str]:
     yield Figure(
         "spread",
         f"The {who} {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
-        "Each dot is one client's final accuracy (mean over seeds); the box holds the middle half of the clients, "
+        "Each dot is one client's final accuracy (mean over seeds); the box has the middle half of the clients, "
         f"its line is the median.{sampled}",
         spec | {"height": 40 * len(titles)},
     )
 
 
 def versus(view: View) -> Iterator[Figure | str]:
-    """What each client gains or loses against FedAvg and against training alone."""
+    """What each client gains or loses compared with FedAvg and with training alone."""
     frame = _by_client(view.run)
     if frame.empty:
         return
@@ -180,7 +180,7 @@ def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
 
 
 def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
-    """The distribution of these points, where there are too many clients for a line each: caption, specification."""
+    """The distribution of these points, if there are too many clients for a line each: caption, specification."""
     titles = _titles(view, others)
     others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
     axis = {"labelExpr": _SIGNED, "tickCount": TICKS}
@@ -191,6 +191,6 @@ def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
     return {
         "caption": f"Final accuracy of a client minus its accuracy with {base}, in points (mean over seeds): right of "
-        f"0 it gains, left it loses. The box holds the middle half of the clients, its line is the median.{sampled}",
+        f"0 it gains, left of 0 it loses. The box has the middle half of the clients, its line is the median.{sampled}",
         "spec": spec | {"height": 40 * len(titles)},
     }

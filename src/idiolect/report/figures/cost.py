@@ -15,7 +15,7 @@ def cost(view: View) -> Iterator[Figure | str]:
     rows = [r for r in view.rows if r.accuracy is not None and r.bytes_per_round is not None]
     if not rows:
         if any(r.accuracy is not None for r in view.rows):
-            yield "No traffic is on record, so accuracy cannot be set against its cost."
+            yield "No bytes are recorded, so accuracy and cost cannot be shown together."
         return
     largest = max(r.bytes_per_round or 0 for r in rows)
     scale, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
@@ -64,12 +64,12 @@ def cost(view: View) -> Iterator[Figure | str]:
     yield Figure(
         "cost",
         f"What accuracy costs: {amount} per client and round",
-        "Bytes down and up, mean per participating client and round, against final accuracy: the upper left is cheap "
-        "and good."
+        "Bytes down and up, mean per participating client and round, against final accuracy: cheap and good methods "
+        "are at the upper left."
         + (
             ""
             if len(named) == len(rows)
-            else " Named are those that none as cheap beats; point at a dot for the others."
+            else " Names are shown where no method with as many bytes or fewer is better; point at a dot for others."
         ),
         {"data": {"values": values}, "height": 300, "layer": [dots, names]},
     )

@@ -16,8 +16,8 @@ class Figure:
         title: what the figure shows, in one line.
         caption: how to read it.
         spec: the Vega-Lite specification, a plain dict with aggregated values inside.
-        facts: short sentences that are shown beside it.
-        min_width: the smallest width it is drawn at, in px; on a narrower screen its box scrolls.
+        facts: short sentences shown beside it.
+        min_width: the smallest width at which it is drawn, in px; on a narrower screen its box scrolls.
         wide: whether it takes the whole width of the page.
     """
 

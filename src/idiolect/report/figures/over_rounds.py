@@ -15,7 +15,7 @@ def over_rounds(view: View) -> Iterator[Figure | str]:
     """Accuracy over rounds: the mean over clients and seeds, and the range over seeds."""
     accuracy = view.run.accuracy
     if accuracy.empty:
-        yield "No accuracy is on record yet, so there is nothing to draw about it."
+        yield "No accuracy is recorded yet, so its figure is left out."
         return
     seeds = 100 * accuracy.groupby(["method", "seed", "round"])["value"].mean()
     frame = seeds.groupby(["method", "round"]).agg(["mean", "min", "max", "count"]).round(2).reset_index()
@@ -58,7 +58,7 @@ def over_rounds(view: View) -> Iterator[Figure | str]:
         band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
         layers.insert(0, {"mark": "area", "encoding": band})
     done = finished(view.rows)
-    title = "No method came to the end"
+    title = "No method has finished"
     if done:
         top = max(done, key=lambda r: r.accuracy or 0)
         title = f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %"

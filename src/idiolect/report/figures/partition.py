@@ -1,4 +1,4 @@
-"""The samples that clients hold: of which classes, how many, and how different from each other's."""
+"""The clients' samples: their classes, their number, and how they differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partition_figures(run: Run, about: Description) -> list[Figure]:
 
 
 def label_map(view: View) -> Iterator[Figure | str]:
-    """Clients x classes, with a disc whose size shows the number of training samples."""
+    """Clients x classes, with a circle whose size shows the number of training samples."""
     manifest = view.run.manifest
     names, shown = manifest["class_names"], view.sample(view.clients)
     drawn = set(shown)
@@ -31,7 +31,7 @@ def label_map(view: View) -> Iterator[Figure | str]:
             "client": view.clients[c["id"]],
             "class": names[k],
             "rows": rows,
-            "test rows": c["test"][k],
+            "test samples": c["test"][k],
             "kind": view.kind_of(c["id"]),
         }
         for c in manifest["clients"]
@@ -54,7 +54,7 @@ def label_map(view: View) -> Iterator[Figure | str]:
         "field": "rows",
         "type": "quantitative",
         "scale": {"range": [2, largest], "domainMin": 0},
-        "legend": {"title": "training rows", "orient": "bottom", **GREY_SYMBOL, "tickCount": 4},
+        "legend": {"title": "training samples", "orient": "bottom", **GREY_SYMBOL, "tickCount": 4},
     }
     y = view.client_axis(shown)
     y["axis"]["grid"] = True
@@ -63,12 +63,12 @@ def label_map(view: View) -> Iterator[Figure | str]:
         "y": y,
         "size": bubble,
         "color": view.kind(),
-        "tooltip": tooltip("client", "class", "rows=training rows", "test rows"),
+        "tooltip": tooltip("client", "class", "rows=training samples", "test samples"),
     }
     yield Figure(
         "labels",
-        "Who holds what: each client has its own mixture of classes",
-        "The larger the disc, the more training rows of that class a client holds"
+        "Which client has which classes",
+        "The larger the circle, the more training samples of that class a client has"
         + ("; shifted clients are orange." if view.shifted else ".")
         + sample_note(shown, len(view.clients)),
         {
@@ -94,23 +94,27 @@ def _sizes(about: Description) -> Figure:
         for of, part in (("training", train_K), ("test", test_K))
     ]
     ratio = train_K.max() / train_K.min()
-    even = "All clients have as many training rows"
+    even = "All clients have the same number of training samples"
     x = {"field": "place", "type": "ordinal", "title": "client, by size", "axis": {"labels": False, "ticks": False}}
     kinds = {"domain": ["training", "test"], "range": [PLAIN, SHIFTED]}
     return Figure(
         "sizes",
-        even if ratio == 1 else f"The largest client has {ratio:.1f} times the training rows of the smallest",
-        "Rows per client, the largest client first."
-        + (f" At equal distances {len(order)} of {len(train_K):,} clients." if len(order) < len(train_K) else ""),
+        even if ratio == 1 else f"The largest client has {ratio:.1f} times the training samples of the smallest",
+        "Samples per client, the largest client first."
+        + (
+            f" Only {len(order)} of {len(train_K):,} clients are shown, at equal distances."
+            if len(order) < len(train_K)
+            else ""
+        ),
         {
             "data": {"values": values},
             "height": 200,
             "mark": {"type": "bar", "binSpacing": 0},
             "encoding": {
                 "x": x,
-                "y": {"field": "rows", "type": "quantitative", "title": "rows"},
+                "y": {"field": "rows", "type": "quantitative", "title": "samples"},
                 "color": {"field": "of", "type": "nominal", "scale": kinds, "legend": {"title": None, "orient": "top"}},
-                "tooltip": tooltip("rows", "of"),
+                "tooltip": tooltip("rows=samples", "of"),
             },
         },
     )
@@ -130,7 +134,7 @@ def _divergence(view: View, about: Description) -> Iterator[Figure]:
     axis = {"labelOverlap": True, "labelLimit": 80}
     yield Figure(
         "divergence",
-        f"Two clients' labels differ by {about.label_mean:.2f} bits, {about.label_chance:.2f} if dealt at random",
+        f"Two clients' labels differ by {about.label_mean:.2f} bits, {about.label_chance:.2f} at random",
         "Jensen-Shannon divergence of the training labels of each pair of clients: 0 for the same mixture of classes, "
         "1 for no class in common; the title has the mean.",
         {

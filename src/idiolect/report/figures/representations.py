@@ -1,4 +1,4 @@
-"""Representations of samples: how Gaussian they are over rounds, and where test samples lie."""
+"""Representations of samples: how Gaussian they are over rounds, and where test samples are."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from idiolect.report.figures.view import View
 def gaussianity(view: View) -> Iterator[Figure | str]:
     """Negative log-likelihood of representations under Gaussian classes, over rounds; as they are and standardised."""
     forms = (
-        ("gaussianity", "the representations", "nats per row", "which moves with their scale, too"),
+        ("gaussianity", "the representations", "nats per sample", "which also depends on their scale"),
         (
             "gaussianity_standardised",
             "standardised representations",
-            "nats per row",
+            "nats per sample",
             "each dimension at standard deviation 1",
         ),
     )
@@ -32,7 +32,7 @@ def gaussianity(view: View) -> Iterator[Figure | str]:
         yield Figure(
             metric.replace("_", "-"),
             f"How well Gaussian classes describe {what}",
-            "Negative log-likelihood of representations of training rows under Gaussians fitted to them (a mean for "
+            "Negative log-likelihood of representations of training samples under Gaussians fitted to them (a mean for "
             f"each class, one covariance), {words}; mean over clients and seeds. Less is more Gaussian; methods can be "
             "compared where their representations have as many dimensions.",
             {
@@ -98,9 +98,9 @@ def representations(view: View) -> Iterator[Figure | str]:
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
     yield Figure(
         "representations",
-        f"Where the test rows of {who} lie in each method's representation",
-        "Each dot is a test row (200 of a client at most, of one seed, after the last round), coloured by its class. "
-        "Of a representation of more than two dimensions these are the two directions of largest variance, found for "
+        f"Test samples of {who} in each method's representation",
+        "Each dot is a test sample (at most 200 of a client, one seed, after the last round), coloured by its class. "
+        "If a representation has more than two dimensions, the axes are its two directions of largest variance, for "
         "each client and method.",
         spec,
         wide=True,

@@ -12,7 +12,7 @@ from idiolect.report.figures.vega_lite import Json, per_cent, tooltip
 from idiolect.report.tables import Row, summary
 from idiolect.runs.reader import Run
 
-_SPEAKING = ("dataset", "model", "partition")  # settings whose value is clear without their name
+_SPEAKING = ("dataset", "model", "partition")  # settings whose value is clear without the name
 _NOT_VARIED = ("name", "data_dir", "checkpoint_every", "evaluate_every", "methods")
 
 
@@ -29,11 +29,11 @@ class _Measured:
 
 
 def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]:
-    """Accuracy against a number, where nothing else differs between the uses of a method.
+    """Accuracy against a number, if nothing else differs between the uses of a method.
 
-    The number is a setting or an option. Uses that belong to the cells of a published table differ in the conditions of
-    their cells (``where``); they need at least three numbers, because two can be read from the table. Another
-    condition that differs, such as the data set, gives another figure.
+    The number is a setting or an option. Uses that belong to cells of a published table differ in the conditions of
+    their cells (``where``). They need at least three numbers, because two can be read from the table. For another
+    value of another condition, such as the data set, there is another figure.
     """
     uses: dict[str, list[_Measured]] = {}
     in_cells = False
@@ -137,7 +137,7 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
     return Figure(
         f"curve-{number}",
         f"{best['method']} reaches {best['accuracy']:.1f} % at {named} {best['x']:g}{of}",
-        f"Test accuracy against {named}{of}; in nothing else do a method's results differ"
+        f"Test accuracy against {named}{of}; nothing else differs between a method's results"
         + (" (logarithmic scale)." if wide else "."),
         {
             "data": {"values": values},

@@ -1,4 +1,4 @@
-"""Specs as they stand in a run's files."""
+"""Specs from a run's files."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def parsed(text: str) -> Spec:
     """A spec, or one with the whole text as its name if it cannot be parsed."""
     try:
         return Spec.parse(text)
-    except InputError:  # a run is shown whatever its files say
+    except InputError:  # a run can be shown whatever its files say
         return Spec(name=text)

@@ -1,4 +1,4 @@
-"""A run as figures see it: what methods and clients are called, their channels, and which clients are drawn."""
+"""A run prepared for figures: names of methods and clients, their channels, and which clients are drawn."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from idiolect.report.tables import Row
 from idiolect.runs.reader import Run
 
 DRAWN = 200
-"""The most clients that have a line or a dot each; of more, figures show the distribution and a sample."""
+"""Up to so many clients have a line or a dot each; for more, figures show the distribution and a sample."""
 SAMPLE = 100
 """The number of clients in a sample."""
 PAIRS = 60
-"""The most clients of which all pairs are shown."""
+"""Up to so many clients, all pairs are shown."""
 NAMED = 10
-"""The most methods that all have a name or a band in the plot."""
+"""Up to so many methods, all have a name or a band in the plot."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class View:
 
     @property
     def dash(self) -> Json:
-        """The dash channel of methods: dashed where a colour is used a second time."""
+        """The dash channel of methods: dashed if a colour is used a second time."""
         titles = list(self.run.titles.values())
         dashes = [DASHES[i // len(PALETTE) % len(DASHES)] for i in range(len(titles))]
         return {"field": "method", "type": "nominal", "scale": {"domain": titles, "range": dashes}, "title": None}
@@ -54,7 +54,7 @@ class View:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """The name of each client, or its number where it has none."""
+        """The name of each client, or its number if it has no name."""
         return {c["id"]: c.get("name") or str(c["id"]) for c in self.run.manifest["clients"]}
 
     @cached_property
@@ -64,7 +64,7 @@ class View:
         return {c: " · ".join(filter(None, [self.names[c], short(self.run.shifts[c])])) for c in order}
 
     def name_of(self, figure: str, label: str) -> str:
-        """The name of a figure of one method, which tells it from those of the others."""
+        """The name of a figure for one method, different from those for other methods."""
         return f"{file_name(figure)}-{list(self.run.titles).index(label)}"
 
     @property
@@ -86,7 +86,7 @@ class View:
         return [c for c in self.clients if c in found]
 
     def client_axis(self, shown: Sequence[int]) -> Json:
-        """The y channel of clients, each on a line of its own."""
+        """The y channel of clients, one line each."""
         return {
             "field": "client",
             "type": "nominal",

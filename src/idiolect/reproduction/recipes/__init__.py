@@ -27,16 +27,16 @@ Kind = Literal["results", "settings", "figure", "schematic"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: where it stands, what the paper prints, and how it is obtained here.
+    """One number: its place in the table, what the paper prints, and how it is obtained here.
 
     Attributes:
-        where: what tells it from the other cells: ``method``, ``dataset`` and the table's conditions.
-        study: what measures it: one method; None where ``value`` computes it or ``absent`` says why there is neither.
-        published: as the paper prints it, accuracies in per cent; None where the paper has no such cell.
+        where: the conditions of the cell: ``method``, ``dataset`` and the table's others.
+        study: the study of one method that measures it; None if ``value`` computes it or ``absent`` says why not.
+        published: as the paper prints it, accuracies in per cent; None if the paper has no such cell.
         std: the paper's standard deviation, in the same unit.
-        stage: whose accuracy it is, where it is not the protocol's.
-        condition: of the new clients whose accuracy it is; "" is that of their rows as they are.
-        reads: what is read of the run: "accuracy", or another metric of the records.
+        stage: the stage at which it is measured, if it is not the protocol's.
+        condition: for the accuracy of new clients, their condition; "" is their samples as they are.
+        reads: which number of the run it is: "accuracy", or another metric of the records.
         value: computes it without training.
         absent: why there is nothing to run.
     """
@@ -66,9 +66,9 @@ class Recipe:
         name: such as ``fedpac/table1``.
         title: the first line of the recipe's docstring.
         kind: "results" of training, "settings" that are computed, a "figure", or a "schematic" without data.
-        cells: its numbers; of a figure, the runs that it draws.
-        assumed: what the paper leaves open, and what is taken here; or where it cannot be had.
-        deviation: over what the paper's standard deviations are, as "over clients".
+        cells: its numbers; for a figure, the runs that it draws.
+        assumed: what the paper does not state, and what is used here; or why it is not possible.
+        deviation: what the paper's standard deviations are over, for example "over clients".
         doubts: what is doubtful in the paper's numbers themselves.
     """
 
@@ -86,7 +86,7 @@ Made = Callable[[], Recipe]
 
 
 def names() -> list[str]:
-    """Of all recipes, a paper's tables and figures in the paper's order."""
+    """The names of all recipes, in the order of each paper."""
     return list(_all())
 
 
@@ -99,7 +99,7 @@ def get(name: str) -> Recipe:
     known = _all()
     if name not in known:
         near = nearest(name, known).partition(" Known:")[0]
-        hint = near if near.startswith("did") else "they are named as fedpac/table1:"
+        hint = near if near.startswith("did") else "names look like fedpac/table1:"
         raise InputError(f"unknown recipe {name!r}; {hint} see idiolect list recipes")
     made = known[name]
     printed = _printed(name)
@@ -130,7 +130,7 @@ def published(name: str) -> list[dict[str, Any]]:
 
 
 def _printed(name: str) -> dict[str, Any]:
-    """What is known of a table; nothing of a figure."""
+    """The file of a table; empty for a figure."""
     path = resources.files("idiolect.reproduction.published").joinpath(f"{name}.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
@@ -148,9 +148,9 @@ def table(
 
     Args:
         name: of the table.
-        settings: those of a cell's study without its method, or a sentence that says why there is none.
-        methods: what the paper's method is here, as ``run --methods`` takes it: by its name, or of the whole cell.
-        beside: methods of ours to add under every condition of the table.
+        settings: the settings of a cell's study without its method, or a sentence that says why there is no study.
+        methods: what the paper's method is here, in the form of ``run --methods``: by its name, or from the whole cell.
+        beside: our methods to add under every condition of the table.
         more: fields of the recipe.
     """
     rows = published(name)
@@ -162,7 +162,7 @@ def table(
         return methods(where) if callable(methods) else methods.get(where["method"], where["method"])
 
     def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
-        if where["method"] == "fedavg":  # what FedAvg-FT tunes: one run measures both
+        if where["method"] == "fedavg":  # FedAvg is FedAvg-FT before tuning: one run measures both
             tuned = ours({**where, "method": "fedavg_ft"})
             return cell(where, settings(where), tuned, value, std, stage="received")
         return cell(where, settings(where), ours(where), value, std)
@@ -182,9 +182,9 @@ def cell(
     std: float | None = None,
     **more: Any,
 ) -> Cell:
-    """A cell that a run of one method measures, or a sentence says why there is none; ``more`` are its fields.
+    """A cell that a run of one method measures, or one with a sentence that says why not; ``more`` are its fields.
 
-    FedAvg-FT is measured before it tunes too, which is FedAvg.
+    FedAvg-FT is also measured before it tunes, which gives FedAvg.
     """
     if isinstance(settings, str):
         return Cell(where, None, published, std, absent=settings, **more)
@@ -215,9 +215,9 @@ def stated(
     beside: Iterable[Mapping[str, Any]] = (),
     **more: Any,
 ) -> Recipe:
-    """The settings that a paper states, each beside what the studies of some cells take.
+    """The settings that a paper states, each beside the value in the studies of some cells.
 
-    "all" data sets are those that have no row of their own for the setting; values that differ are joined by "or".
+    "all" data sets are those without a row of their own for the setting; different values are joined by "or".
 
     Args:
         name: of the table of settings.
@@ -250,7 +250,7 @@ def stated(
 
 
 def named(where: Mapping[str, Any]) -> str:
-    """What to call a study by the conditions of its cell."""
+    """The name of a study, from the conditions of its cell."""
     return " ".join(str(v) for k, v in where.items() if k != "method").replace("/", "_") or "cell"
 
 
@@ -268,9 +268,9 @@ def chosen(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | Non
         known = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
         if not known:
             if not recipe.cells:
-                raise InputError(f"{recipe.name} has no cells to choose from: leave out the choice of {key}")
+                raise InputError(f"{recipe.name} has no cells to choose from: leave out {key}")
             keys = list(dict.fromkeys(k for c in recipe.cells for k in c.where))
-            raise InputError(f"{recipe.name} has no {key!r} to choose by; {nearest(key, keys)}")
+            raise InputError(f"{recipe.name} has no condition {key!r}; {nearest(key, keys)}")
         for value in values:
             if value not in known:
                 raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(known)}")
