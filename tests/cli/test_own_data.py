@@ -105,6 +105,6 @@ def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
         refused(
             called(line),
             "data given: mine, ",
-            "they were an object of a Python program: run the study from that program",
+            "they were given in a Python program: run the study from there",
         )
     assert called("report r").code == 0

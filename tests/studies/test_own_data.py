@@ -152,7 +152,7 @@ def test_a_source_from_python() -> None:
     assert run(study, resume=True).records.equals(result.records), "resuming from Python"
     there = idl.Study.read("r/study.yaml")
     with pytest.raises(
-        InputError, match=r"^data given: mine, \w+: they were an object of a Python program: run the study from"
+        InputError, match=r"^data given: mine, \w+: they were given in a Python program: run the study from"
     ):
         run(there, "again")
     assert not Path("again").exists()
@@ -186,7 +186,7 @@ def test_a_partitioner_from_python() -> None:
     assert on_digits.federation().clients == 3
     run(on_digits, "digits")
     with pytest.raises(
-        InputError, match=r"^partition given: ByModulo: it was an object of a Python program: run the study"
+        InputError, match=r"^partition given: ByModulo: it was given in a Python program: run the study"
     ):
         run(idl.Study.read("digits/study.yaml"), "again")
     assert not Path("again").exists()

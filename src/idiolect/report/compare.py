@@ -139,7 +139,7 @@ def too_few(found: Comparison) -> str:
 
 
 def comparisons(run: Run) -> list[Comparison]:
-    """The best method against every other that has results, in the study's order; empty where there is no other."""
+    """The best method against every other that has results, in the study's order; empty if there is no other."""
     rows = summary(run)
     if not (done := finished(rows)):
         return []

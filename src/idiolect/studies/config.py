@@ -137,9 +137,7 @@ class Study(BaseModel):
             named = {"column": column} if column and self.data is None else {}
             resolve(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
-            raise ValueError(
-                "protocol clients=new needs new clients: add new_clients, for example 20%, or leave it out"
-            )
+            raise ValueError("protocol clients=new needs new clients: add new_clients, as 20%, or leave it out")
         known = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
         if self.clients is None and known and not data.follows_a_column(self.partition):
             resolve(clients=USUAL_CLIENTS)
@@ -257,8 +255,7 @@ class Study(BaseModel):
                 files, and modules in the current folder, that you trust.
 
         Raises:
-            InputError: there is no such file, it is not YAML, a setting is wrong, or it names code without
-                ``allow_import``.
+            InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
         """
         study = cls.look(path)
         if not (named := study.imports()):
@@ -318,9 +315,7 @@ class Study(BaseModel):
         source = self._source()
         partition = self.partition
         if isinstance(partition, str):
-            raise InputError(
-                f"partition {partition}: it was an object of a Python program: run the study from that program"
-            )
+            raise InputError(f"partition {partition}: it was given in a Python program: run the study from there")
         invented = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # there may be few samples
@@ -339,9 +334,7 @@ class Study(BaseModel):
             return self.data
         if self.data is not None:
             if self.data.startswith(_GIVEN):
-                raise InputError(
-                    f"data {self.data}: they were an object of a Python program: run the study from that program"
-                )
+                raise InputError(f"data {self.data}: they were given in a Python program: run the study from there")
             return data.open_data(
                 self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
             )

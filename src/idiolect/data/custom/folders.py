@@ -283,7 +283,7 @@ def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None)
 
 
 def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
-    """Images whose folders say their class, and their client where there are two levels."""
+    """Images whose folders say their class, and their client if there are two levels."""
     found = _images(folder, within)
     levels = [path.relative_to(folder).parts[:-1] for path in found]
     depths = Counter(map(len, levels))

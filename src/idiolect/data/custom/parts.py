@@ -49,7 +49,7 @@ def from_frame(
     Args:
         frame: one row for each sample.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
-        client_column: the column that says whose each row is; else a partition divides the rows.
+        client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         drop: columns to leave out, such as identifiers.
         name: what to call the data set.
         test: an official test split, with the same columns.
@@ -76,8 +76,8 @@ def from_dataset(
     Args:
         dataset: images in one column, or a table.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
-        client_column: the column that says whose each row is; else a partition divides the rows.
-        image_column: the column of images, where there are several.
+        client_column: the column that says which client each sample belongs to; else a partition divides the samples.
+        image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
         name: what to call the data set.

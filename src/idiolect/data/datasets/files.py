@@ -67,7 +67,7 @@ def _published(
 
 
 def _in_folder(folder: Path, split: str, published: tuple[str, ...] = ()) -> list[tuple[Path, ...]]:
-    """The files of a split: one parquet file, its shards, or the published files; [] where there are none."""
+    """The files of a split: one parquet file, its shards, or the published files; [] if there are none."""
     own_names = [PurePosixPath(file).name for file in published]
     aliases = [n.split("-")[0] for n in own_names if n.endswith(".parquet")]
     for alias in dict.fromkeys([split, *aliases]):

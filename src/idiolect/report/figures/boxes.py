@@ -1,4 +1,4 @@
-"""Box plots of clients with a dot for each client, or for a sample of them where there are many."""
+"""Box plots of clients with a dot for each client, or for a sample of them if there are many."""
 
 from __future__ import annotations
 
