@@ -104,7 +104,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
     if clients > _CLIENTS:
-        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, --json all"
+        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, the JSON output all"
         parts.append(Text(f"... and {clients - _CLIENTS} more clients: {where}", "dim"))
     if mapped:
         parts.append(
