@@ -169,6 +169,22 @@ def lower(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
+def made(spec: Spec, makers: Mapping[str, Callable[..., Any]], what: str) -> Any:
+    """What one of several makers makes, chosen by the name of a spec and called with its options.
+
+    Raises:
+        InputError: unknown name or option, an option that is left out, or a value out of range.
+    """
+    if spec.name not in makers:
+        raise InputError(f"unknown {what} {spec.name!r}; {nearest(spec.name, makers)}")
+    make = makers[spec.name]
+    given = check(make, spec.options, f"{what} {spec.name}")
+    for name, about in options_of(make).items():
+        if about.default is about.empty and name not in given:
+            raise InputError(f"{what} {spec.name} needs {name}: write {spec.name}:{name}=0.1, or another number")
+    return make(**given)
+
+
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """The functions that specs can name: the public ones that a module defines, in its order."""
     return {

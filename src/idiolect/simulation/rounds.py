@@ -228,7 +228,8 @@ class _Run:
         new: list[Tree] = []
         ups: list[Up] = []
         records, wired = [], []
-        at_once = len(ids) if self.method.combine is None else _COMBINED * -(-self._engine.at_once // _COMBINED)
+        combining = self.method.combine is not None and len(ids) > _COMBINED
+        at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(ids)
         for part in (ids[k : k + at_once] for k in range(0, len(ids), at_once)):
             down = self.send(state.server, part, number)
             trained: list[Trained] = self.map("local", number, part, down, [state.clients[i] for i in part])
@@ -238,8 +239,8 @@ class _Run:
             new += [t.client for t in trained]
             received = [t.up for t in trained]
             trained.clear()  # so that only ``gather`` holds the uploads
-            ups += received if len(ids) <= _COMBINED or self.method.combine is None else self.combined(received, number)
-        while len(ups) > _COMBINED and self.method.combine is not None:
+            ups += self.combined(received, number) if combining else received
+        while combining and len(ups) > _COMBINED:
             ups = self.combined(ups, number)
         with blame(f"{job.name}: server, round {number}, uploads"):
             up = tree.gather(ups)

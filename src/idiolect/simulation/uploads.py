@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor
 
 from idiolect.core import keys, option_spec, tree
-from idiolect.core.errors import InputError, nearest
 from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
@@ -130,14 +129,7 @@ def step_of(spec: Spec) -> Any:
     Raises:
         InputError: unknown name or option, an option that is left out, or a value out of range.
     """
-    if spec.name not in STEPS:
-        raise InputError(f"unknown upload {spec.name!r}; {nearest(spec.name, STEPS)}")
-    make = STEPS[spec.name]
-    given = option_spec.check(make, spec.options, f"upload {spec.name}")
-    for name, about in option_spec.options_of(make).items():
-        if about.default is about.empty and name not in given:
-            raise InputError(f"upload {spec.name} needs {name}: write {spec.name}:{name}=0.1, or another number")
-    return make(**given)
+    return option_spec.made(spec, STEPS, "upload")
 
 
 def complete_step(spec: Spec) -> Spec:

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from idiolect.core import keys, option_spec, tree
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
@@ -66,10 +66,8 @@ def server_optimiser_of(spec: Spec) -> ServerOptimiser:
     Raises:
         InputError: unknown name or option, or a value out of range.
     """
-    if spec.name not in SERVER_OPTIMISERS:
-        raise InputError(f"unknown server_optimiser {spec.name!r}; {nearest(spec.name, SERVER_OPTIMISERS)}")
-    make = SERVER_OPTIMISERS[spec.name]
-    return make(**option_spec.check(make, spec.options, f"server_optimiser {spec.name}"))
+    rule: ServerOptimiser = option_spec.made(spec, SERVER_OPTIMISERS, "server_optimiser")
+    return rule
 
 
 def complete_server_optimiser(spec: Spec) -> Spec:
