@@ -12,7 +12,7 @@ from idiolect import data
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, public_functions, split_list
-from idiolect.data import Column, Source, partitions, shifts
+from idiolect.data import Column, Encoding, Source, partitions, shifts
 from idiolect.data.partitions.iid import iid
 
 
@@ -449,7 +449,8 @@ def table(rows=240, scaled=(True, False, True, True)):
     x_R[rng.random(rows) < 0.3, 2] = np.nan
     y_R = torch.from_numpy(np.arange(rows) % 3)
     x_R = torch.from_numpy(x_R.astype(np.float32))
-    return Source("table", x_R, y_R, 3, tuple("abc"), None, None, rows, scaled=scaled)
+    columns = tuple(Encoding(f"column {k}", scaled=one) for k, one in enumerate(scaled))
+    return Source("table", x_R, y_R, 3, tuple("abc"), None, None, rows, encodings=columns)
 
 
 @pytest.mark.parametrize("normalise", ["reference", "training"])

@@ -67,8 +67,9 @@ def test_the_manifest_has_mean_and_deviation_of_the_columns_that_are_scaled(tmp_
     federation = study.federation()
     trained = np.concatenate([federation.x_R[rows].double().numpy() for rows in federation.train])
     for k, column in enumerate(["age", "height"]):
-        at = federation.scaled.index(column)
-        assert (at, federation.scaled.count("")) == ([0, 4][k], 3)
+        names = [name for encoding in federation.encodings for name in encoding.features]
+        at = names.index(column)
+        assert (at, len(names)) == ([0, 4][k], 5)
         assert found["columns"][column]["mean"] == pytest.approx(trained[:, at].mean())
         assert found["columns"][column]["std"] == pytest.approx(trained[:, at].std())
     images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)

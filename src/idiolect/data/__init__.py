@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from idiolect.data.datasets.dataset import Column, Source, digest
+from idiolect.data.datasets.dataset import Column, Encoding, Source, digest
 from idiolect.data.datasets.loading import at_hand, describe, load, names
 from idiolect.data.federated import FederatedData, build
 from idiolect.data.inventory import holdings, manifest
@@ -22,6 +22,7 @@ __all__ = [
     "PARTITIONS",
     "SHIFTS",
     "Column",
+    "Encoding",
     "FederatedData",
     "Normalise",
     "Source",

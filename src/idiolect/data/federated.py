@@ -15,9 +15,9 @@ from idiolect.core.errors import InputError, RunError
 from idiolect.core.option_spec import Spec
 from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import SETS
-from idiolect.data.datasets.dataset import Source, shape
+from idiolect.data.datasets.dataset import Encoding, Source, shape
 from idiolect.data.new_clients import new_last, ordered
-from idiolect.data.normalisation import Normalise, moments, scaled_columns
+from idiolect.data.normalisation import Normalise, moments
 from idiolect.data.partitions import Split, divide
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.sizes import scarce
@@ -50,8 +50,7 @@ class FederatedData:
             nothing); a new client under several conditions is listed once for each.
         file: the file of ``x_R``, if other processes can map it.
         validation: for each client the numbers of its samples that are kept for validation; () for none.
-        scaled: for a table, for each feature the column that is brought to mean 0 and standard deviation 1; "" for one
-            that stays as it is.
+        encodings: for a table, how each of its columns became features.
     """
 
     name: str
@@ -68,7 +67,7 @@ class FederatedData:
     conditions: tuple[str, ...] = ()
     file: shared_memory.File | None = None
     validation: tuple[Tensor, ...] = ()
-    scaled: tuple[str, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
 
     def __repr__(self) -> str:
         """Shapes only."""
@@ -159,7 +158,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
         () if split.names is None else tuple(split.names[view.client] for view in views),
-        tuple(view.condition for view in views[trained:]), file, tuple(valid), scaled_columns(source),
+        tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
     )  # fmt: skip
     _warn(data)
     if source.name not in SETS:

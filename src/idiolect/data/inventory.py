@@ -46,9 +46,12 @@ def manifest(data: FederatedData) -> dict[str, Any]:
 
 
 def _normalisation(data: FederatedData) -> dict[str, Any]:
-    """Mean and standard deviation, per channel or number, for a table by column."""
-    both = zip(data.mean, data.std, strict=True)
-    if data.scaled:
-        by_column = {name: {"mean": m, "std": s} for name, (m, s) in zip(data.scaled, both, strict=True) if name}
-        return {"columns": by_column}
+    """Mean and standard deviation, per channel or number, for a table by column.
+
+    Only of columns that are scaled: the names of other features may contain a value, as in ``sex=f``.
+    """
+    if data.encodings:
+        features = [(e.name, scaled) for e in data.encodings for scaled in e.scales]
+        found = zip(features, data.mean, data.std, strict=True)
+        return {"columns": {name: {"mean": m, "std": s} for (name, scaled), m, s in found if scaled}}
     return {"mean": list(data.mean), "std": list(data.std)}

@@ -36,10 +36,3 @@ def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[fl
     std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
     mean[plain] = 0.0
     return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def scaled_columns(source: Source) -> tuple[str, ...]:
-    """Names of the columns that are scaled. The names of others may contain a value, as in ``sex=f``."""
-    names = source.feature_names
-    scaled = source.scaled or (True,) * len(names)
-    return tuple(name if yes else "" for name, yes in zip(names, scaled, strict=True)) if names else ()

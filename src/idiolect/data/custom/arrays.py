@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom.columns import codes, labels, listed, narrow
-from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.custom.columns import codes, labels, listed, shift_of
+from idiolect.data.datasets.dataset import Column, Encoding, Source
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ def from_arrays(
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
     x_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R)
+    encodings = () if x_R.ndim > 2 else _encodings(x_R)
+    x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R, encodings)
     return Source(
         name=name,
         x_R=torch.from_numpy(x_R),
@@ -82,6 +83,7 @@ def from_arrays(
         train_rows=counts[0],
         columns=columns,
         client_column="client" if columns else None,
+        encodings=encodings,
     )
 
 
@@ -144,17 +146,22 @@ def _rows(x_R: NDArray[Any], what: str) -> NDArray[Any]:
     return x_R.transpose(0, 3, 1, 2) if last else x_R
 
 
-def _float32(x_R: NDArray[Any]) -> NDArray[np.float32]:
-    if x_R.ndim > 2 or np.can_cast(x_R.dtype, np.float32):
-        return x_R.astype(np.float32, order="C")
-    columns = [narrow(x_N) for x_N in x_R.T.astype(np.float64)]
-    shifted = [str(i) for i, (_, less) in enumerate(columns) if less]
-    if shifted:
+def _encodings(x_RF: NDArray[Any]) -> tuple[Encoding, ...]:
+    """How the columns of an array become features: as they are, less the median where float32 needs that."""
+    exact = np.can_cast(x_RF.dtype, np.float32)
+    shifts = [0.0 if exact else shift_of(x_R.astype(np.float64)) for x_R in x_RF.T]
+    if shifted := [str(i) for i, shift in enumerate(shifts) if shift]:
         log.info(
             "columns of x whose median was subtracted, because 32 bits cannot tell their numbers apart: %s",
             listed(shifted),
         )
-    return np.stack([x_N for x_N, _ in columns], axis=1)
+    return tuple(Encoding(str(i), shift=shift) for i, shift in enumerate(shifts))
+
+
+def _float32(x_R: NDArray[Any], encodings: Sequence[Encoding]) -> NDArray[np.float32]:
+    if any(encoding.shift for encoding in encodings):
+        x_R = x_R.astype(np.float64) - [encoding.shift for encoding in encodings]
+    return x_R.astype(np.float32, order="C")
 
 
 def _channels_first(x_R: NDArray[Any], what: str) -> NDArray[Any]:

@@ -89,9 +89,9 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
         code_R, unique = pd.factorize(values)
     except TypeError as error:
         raise InputError(f"{what} holds lists or the like: give one number or one text per row") from error
-    names = [_name(value) for value in unique]
+    names = [text_of(value) for value in unique]
     if isinstance(values.dtype, pd.CategoricalDtype):
-        order = [name for name in dict.fromkeys(map(_name, values.cat.categories)) if name in names]
+        order = [name for name in dict.fromkeys(map(text_of, values.cat.categories)) if name in names]
     else:
         order = ordered(set(names))
     place = {name: i for i, name in enumerate(order)}
@@ -168,20 +168,19 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(every, key=float) if all(NUMBER.fullmatch(name) for name in every) else every
 
 
-def narrow(x_R: NDArray[np.float64]) -> tuple[NDArray[np.float32], bool]:
-    """The numbers as float32, and whether their median was subtracted.
+def shift_of(x_R: NDArray[np.float64]) -> float:
+    """What is subtracted from numbers before they become float32: their median, or 0 where that is not needed.
 
-    It is subtracted if float32 would round whole numbers, or other numbers by more than a millionth of their range:
-    then different numbers might become equal.
+    It is needed if float32 would round whole numbers, or other numbers by more than a millionth of their range: then
+    different numbers might become equal.
     """
     known = x_R[~np.isnan(x_R)]
     span = np.ptp(known) if known.size else 0.0
     lost = np.abs(known.astype(np.float32) - known).max(initial=0)
-    if not span or lost <= min(0.5, 1e-6 * span):
-        return x_R.astype(np.float32), False
-    return (x_R - np.median(known)).astype(np.float32), True
+    return 0.0 if not span or lost <= min(0.5, 1e-6 * span) else float(np.median(known))
 
 
-def _name(value: object) -> str:
+def text_of(value: object) -> str:
+    """A value as the name of a class or a category: whole numbers without a fraction."""
     whole = isinstance(value, float | np.floating) and float(value).is_integer()
     return str(int(value)) if whole else str(value).strip()  # type: ignore[call-overload]

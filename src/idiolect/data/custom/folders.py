@@ -30,7 +30,7 @@ from idiolect.data.datasets.dataset import Source
 
 log = logging.getLogger(__name__)
 
-_TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
+TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _ON_HUB = "hf:"  # starts a name on the hub, so that a mistyped path is never looked for there
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
@@ -90,7 +90,7 @@ def open_data(
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
     path = Path(os.path.expanduser(where))
-    return is_dotted(str(where)) and path.suffix.lower() not in _TABLES and not os.path.exists(path)
+    return is_dotted(str(where)) and path.suffix.lower() not in TABLES and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
@@ -110,15 +110,15 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return read_dataset(_from_disk(path), name=name, within=within, **options)
-    elif (tables := _split_tables(path)) and not _metadata(path):
+    elif (tables := _split_tables(path)) and not metadata_of(path):
         parts = [_tables(files, options, within) for files in tables]
     else:
-        places = [path] if _metadata(path) else _split_folders(path)
-        if any(map(_metadata, places)):
-            parts = [_metadata_part(place, options, within) for place in places]
+        places = [path] if metadata_of(path) else _split_folders(path)
+        if any(map(metadata_of, places)):
+            parts = [beside_metadata(place, options, within) for place in places]
         else:
             options["target"] = options["target"] or "class"
-            parts = [_levels(place, options, within) for place in places]
+            parts = [by_levels(place, options, within) for place in places]
             if "client" in parts[0].frame and options["client_column"] is None:
                 options["client_column"] = "client"
     return assemble(name, parts, **options)
@@ -133,10 +133,10 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         within.check([path])
     kind = path.suffix.lower()
     if kind == ".parquet":
-        part = _parquet(path, options["drop"], within)
+        part = parquet(path, options["drop"], within)
     elif kind == ".jsonl":
-        part = Part(_jsonl(path))
-    elif kind in _TABLES:
+        part = Part(jsonl(path))
+    elif kind in TABLES:
         frame = read_csv(path, as_text=options["client_column"])
         columns = [str(c) for c in frame]
         try:
@@ -148,7 +148,7 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         part = Part(frame)
     else:
         raise InputError(
-            f"{path} is not a table that idiolect reads: give one of {listed(_TABLES)}, or a folder of images"
+            f"{path} is not a table that idiolect reads: give one of {listed(TABLES)}, or a folder of images"
         )
     if "file_name" in part.frame and part.pictures is None:
         names = part.frame["file_name"]
@@ -174,7 +174,12 @@ def _tables(files: list[Path], options: dict[str, Any], within: Within | None) -
     return Part(pd.concat([part.frame for part in parts], ignore_index=True), pictures)
 
 
-def _parquet(path: Path, drop: list[str], within: Within | None) -> Part:
+def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
+    """A parquet file, with an image for each row if it contains some.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     try:
         about = pq.read_metadata(path)
         groups = [about.row_group(i).total_byte_size for i in range(about.num_row_groups)]
@@ -208,7 +213,12 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         ) from error
 
 
-def _jsonl(path: Path) -> pd.DataFrame:
+def jsonl(path: Path) -> pd.DataFrame:
+    """A table with one JSON object per line.
+
+    Raises:
+        InputError: it is none.
+    """
     _shallow(path)
     try:
         frame: pd.DataFrame = pa.json.read_json(path).to_pandas()
@@ -244,7 +254,7 @@ def _split_tables(folder: Path) -> list[list[Path]]:
     """The folder's only table, or the tables of the training split and of the test split, if there are any."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix.lower() in _TABLES and not path.name.startswith("."):
+        if path.is_file() and path.suffix.lower() in TABLES and not path.name.startswith("."):
             found.setdefault(path.stem.partition("-")[0], []).append(path)
     named = {name: files for name, files in found.items() if is_split(name)}
     if are_splits(list(named)):
@@ -256,7 +266,8 @@ def _split_tables(folder: Path) -> list[list[Path]]:
 # --- folders of images
 
 
-def _metadata(folder: Path) -> Path | None:
+def metadata_of(folder: Path) -> Path | None:
+    """The table in a folder of images that says what they are, or None."""
     return next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
 
 
@@ -266,9 +277,9 @@ def _split_folders(folder: Path) -> list[Path]:
     return [folder / split for split in choose_splits(names, str(folder)) if split] if are_splits(names) else [folder]
 
 
-def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
+def beside_metadata(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
     """Images beside the table that says what they are."""
-    path = _metadata(folder)
+    path = metadata_of(folder)
     if path is None:
         raise InputError(f"{folder} has no metadata.csv, which the other split has: add it")
     part = _table(path, options, within)
@@ -276,15 +287,15 @@ def _metadata_part(folder: Path, options: dict[str, Any], within: Within | None)
         raise InputError(
             f"{path} has no column file_name ({listed(part.frame)}): give this name to the column of the image files"
         )
-    beside = len(_images(folder, None)) - len({picture.data for picture in part.pictures})
+    beside = len(images_in(folder, None)) - len({picture.data for picture in part.pictures})
     if beside > 0:
         log.warning("%s: %d images are not in %s and are left out", folder, beside, path.name)
     return part
 
 
-def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
+def by_levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
     """Images whose folders say their class, and their client if there are two levels."""
-    found = _images(folder, within)
+    found = images_in(folder, within)
     levels = [path.relative_to(folder).parts[:-1] for path in found]
     depths = Counter(map(len, levels))
     if len(depths) > 1:
@@ -312,8 +323,12 @@ def _levels(folder: Path, options: dict[str, Any], within: Within | None) -> Par
     return Part(pd.DataFrame(columns), [Encoded(str(path), path) for path in found])
 
 
-def _images(folder: Path, within: Within | None) -> list[Path]:
-    """Every image in the folder and below, in order of name."""
+def images_in(folder: Path, within: Within | None) -> list[Path]:
+    """Every image in the folder and below, in order of name.
+
+    Raises:
+        InputError: there is none.
+    """
     found = list(_files(folder, within))
     special = {path for path in found if not path.is_file() and path.exists()}
     images = [path for path in found if path.suffix.lower() in SUFFIXES and path not in special]
@@ -323,7 +338,7 @@ def _images(folder: Path, within: Within | None) -> list[Path]:
     counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
         fix = _LAYOUTS
-        if set(_TABLES) & set(kinds):
+        if set(TABLES) & set(kinds):
             fix = "give one of its tables, or call them train and test, for example train.csv and test.csv"
         if ".dcm" in kinds:
             fix = "convert DICOM files to PNG or TIFF"

@@ -222,13 +222,14 @@ def assemble(
     beside = [c for c in columns if c not in {label, owner, *dropped}]
     few = suspects(frame, beside, owner, used=parts[0].pictures is None)
     if parts[0].pictures is None:
-        table = tables.features(frame[beside], name)
+        encodings = tables.fitted(frame[beside], name)
+        x_R = tables.encoded(encodings, frame)
     else:
-        pictures = [picture for part in parts for picture in part.pictures or ()]
-        table = tables.Table(images.read(pictures, size, name), (), ())
+        encodings = ()
+        x_R = images.read([picture for part in parts for picture in part.pictures or ()], size, name)
     return Source(
         name=name,
-        x_R=table.x_R,
+        x_R=x_R,
         y_R=torch.from_numpy(y_R),
         classes=len(class_names),
         class_names=class_names,
@@ -237,8 +238,7 @@ def assemble(
         train_rows=len(parts[0].frame),
         columns=owners,
         client_column=owner,
-        feature_names=table.names,
-        scaled=table.scaled,
+        encodings=encodings,
         few=few,
     )
 

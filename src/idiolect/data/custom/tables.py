@@ -7,8 +7,9 @@ import io
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, codes, listed, missing, narrow
+from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, codes, listed, missing, shift_of, text_of
+from idiolect.data.datasets.dataset import Encoding
 
 # R samples, F features
 
@@ -28,30 +30,19 @@ _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+EXCEL = re.compile(r"sep=(.)\r?\n")
+"""A first line that Excel understands."""
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
-
-
-class Table(NamedTuple):
-    """Features of samples, their names, and which of them are scaled."""
-
-    x_R: Tensor
-    names: tuple[str, ...]
-    scaled: tuple[bool, ...]
-
-
-class _Feature(NamedTuple):
-    x_R: NDArray[np.float32]
-    name: str
-    scaled: bool
 
 
 # --- features
 
 
-def features(frame: pd.DataFrame, where: str) -> Table:
-    """Numbers as they are, NaN if missing, and one 0/1 feature for each text: (R, F), float32.
+def fitted(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
+    """How the columns of a table become features.
 
-    If float32 cannot tell the numbers of a column apart, such as 20230101 and 20230102, its median is subtracted.
+    Numbers stay as they are, NaN if missing, and texts become one 0/1 feature for each text. If float32 cannot tell the
+    numbers of a column apart, such as 20230101 and 20230102, its median is subtracted.
 
     A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
     feature "<column>=missing". Columns with only one value are left out.
@@ -59,25 +50,33 @@ def features(frame: pd.DataFrame, where: str) -> Table:
     Raises:
         InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
     """
-    made = {str(name): _features(values, str(name)) for name, values in frame.items()}
-    constant = [name for name, found in made.items() if not found]
-    if constant:
+    every = [_fit(values, str(name)) for name, values in frame.items()]
+    used = tuple(encoding for encoding in every if encoding.features)
+    if constant := [encoding.name for encoding in every if not encoding.features]:
         log.warning("%s: columns with only one value are left out: %s", where, listed(constant))
-    every = [feature for found in made.values() for feature in found]
-    if not every:
+    if not used:
         raise InputError(f"{where} has no feature besides target and client: keep a column with different values")
-    x_R = torch.from_numpy(np.stack([feature.x_R for feature in every], axis=1))
-    return Table(x_R, tuple(f.name for f in every), tuple(f.scaled for f in every))
+    return used
 
 
-def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
+def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame) -> Tensor:
+    """The features of a table: (R, F), float32; a text that an encoding does not know gives zeros.
+
+    Raises:
+        InputError: a column of numbers has texts, or a number is infinite.
+    """
+    features = [feature_R for encoding in encodings for feature_R in _features(encoding, frame[encoding.name])]
+    return torch.from_numpy(np.stack(features, axis=1))
+
+
+def _fit(values: pd.Series[Any], name: str) -> Encoding:
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind in _NUMBERS:
-        return _number(values, name)
+        return _fit_number(values, name)
     if kind in _TEXTS:
-        return _text(values, name)
+        return _fit_text(values, name)
     if kind == "empty":
-        return []
+        return Encoding(name, value=False)
     if kind in _TIMES:
         raise _dates(name)
     raise InputError(
@@ -85,43 +84,30 @@ def _features(values: pd.Series[Any], name: str) -> list[_Feature]:
     )
 
 
-def _number(values: pd.Series[Any], name: str) -> list[_Feature]:
-    x_R = _doubles(values)
-    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
-    if endless.size:
-        raise InputError(
-            f"column {name!r} has an infinite or too large number in {endless.size} rows (the first is row "
-            f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
-        )
+def _fit_number(values: pd.Series[Any], name: str) -> Encoding:
+    x_R = _finite_doubles(values, name)
     gone_R = np.isnan(x_R)
     different = np.unique(x_R[~gone_R])
-    found = []
-    if len(different) > 1:
-        numbers_R, shifted = narrow(x_R)
-        if shifted:
-            log.info("the median of column %r was subtracted, because 32 bits cannot tell its numbers apart", name)
-        found.append(_Feature(numbers_R, name, not np.isin(different, (0, 1)).all()))
-    if gone_R.any() and len(different):
-        found.append(_Feature(gone_R.astype(np.float32), f"{name} is missing", False))
+    shift = shift_of(x_R)
+    if shift:
+        log.info("the median of column %r was subtracted, because 32 bits cannot tell its numbers apart", name)
     whole = pd.api.types.is_integer_dtype(values.dtype)
     if whole and len(values) > MOST_TEXTS and values.nunique() == len(values):
         log.warning("column %r has a different whole number in every row: drop it if it is an identifier", name)
-    return found
+    return Encoding(
+        name,
+        value=len(different) > 1,
+        gaps=bool(gone_R.any() and len(different)),
+        shift=shift,
+        scaled=not np.isin(different, (0, 1)).all(),
+    )
 
 
-def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
-    try:
-        return values.to_numpy(dtype=np.float64, na_value=np.nan)
-    except OverflowError:  # Python's whole numbers have no limit
-        bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
-        return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
+def _fit_text(values: pd.Series[Any], name: str) -> Encoding:
     gone_R = missing(values)
     if gone_R.all():
-        return []
-    code_N, names = codes(values[~gone_R].astype(object), f"column {name!r}")
+        return Encoding(name, value=False)
+    _, names = codes(values[~gone_R].astype(object), f"column {name!r}")
     if all(_DATE.fullmatch(text) for text in names):
         raise _dates(name)
     texts = [text for text in names if not NUMBER.fullmatch(text)]
@@ -132,12 +118,40 @@ def _text(values: pd.Series[Any], name: str) -> list[_Feature]:
         )
     if 0 < len(texts) < len(names) / 2:
         log.warning("column %r is read as text, although most values are numbers%s", name, _first(values, texts))
-    code_R = np.full(len(values), len(names))
-    code_R[~gone_R] = code_N
-    every = [*names, "missing"] if gone_R.any() else list(names)
-    if len(every) == 1:
-        return []
-    return [_Feature((code_R == i).astype(np.float32), f"{name}={text}", False) for i, text in enumerate(every)]
+    if len(names) == 1 and not gone_R.any():
+        return Encoding(name, value=False)
+    return Encoding(name, "text", names, gaps=bool(gone_R.any()))
+
+
+def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.float32]]:
+    """The features of a column, in the order of their names."""
+    if encoding.kind == "text":
+        gone_R = missing(values)
+        text_R = values.astype(object).map(text_of).to_numpy(dtype=object)
+        found = [(text_R == text) & ~gone_R for text in encoding.texts] + [gone_R] * encoding.gaps
+        return [feature_R.astype(np.float32) for feature_R in found]
+    x_R = _finite_doubles(values, encoding.name)
+    number_R = ((x_R - encoding.shift) if encoding.shift else x_R).astype(np.float32)
+    return [number_R] * encoding.value + [np.isnan(x_R).astype(np.float32)] * encoding.gaps
+
+
+def _finite_doubles(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
+    x_R = _doubles(values)
+    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
+    if endless.size:
+        raise InputError(
+            f"column {name!r} has an infinite or too large number in {endless.size} rows (the first is row "
+            f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
+        )
+    return x_R
+
+
+def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
+    try:
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    except OverflowError:  # Python's whole numbers have no limit
+        bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
+        return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _first(values: pd.Series[Any], texts: list[str]) -> str:
@@ -165,9 +179,9 @@ def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
         InputError: it is not text, has no rows or no line of names, or a line has too many cells.
     """
     text = _decode(path)
-    excel = re.match(r"sep=(.)\r?\n", text)  # a line that Excel understands
+    excel = EXCEL.match(text)
     text = text[excel.end() :] if excel else text
-    separator = excel[1] if excel else _separator(text)
+    separator = excel[1] if excel else separator_of(text)
     how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
     try:
         names = pd.read_csv(io.StringIO(text), nrows=1, keep_default_na=False, **how)
@@ -233,7 +247,8 @@ def _decode(path: Path) -> str:
         return content.decode("latin-1")
 
 
-def _separator(text: str) -> str:
+def separator_of(text: str) -> str:
+    """What separates the cells of a table: the comma, semicolon, tab or bar that is most frequent in its first line."""
     plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
     first = next(filter(str.strip, plain.splitlines()), "")
     return max(",;\t|", key=first.count)

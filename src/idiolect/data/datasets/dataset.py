@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,41 @@ class Column:
         return f"Column({len(self.names)} values in {len(self.code_R)} samples)"
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How a column of a table becomes features, so that the same column of another table can become the same ones.
+
+    Attributes:
+        name: of the column.
+        kind: "number", which is one feature, or "text", which is a 0/1 feature for each of ``texts``.
+        texts: the known texts, in the order of their features.
+        value: whether the numbers are a feature; they are not where all known ones were equal.
+        gaps: whether a 0/1 feature, the last one, says that the value is missing.
+        shift: is subtracted from the numbers before they are stored with 32 bits.
+        scaled: whether the numbers are brought to mean 0 and standard deviation 1.
+    """
+
+    name: str
+    kind: Literal["number", "text"] = "number"
+    texts: tuple[str, ...] = ()
+    value: bool = True
+    gaps: bool = False
+    shift: float = 0.0
+    scaled: bool = True
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of its features."""
+        if self.kind == "text":
+            return tuple(f"{self.name}={text}" for text in (*self.texts, *(["missing"] if self.gaps else [])))
+        return (self.name,) * self.value + (f"{self.name} is missing",) * self.gaps
+
+    @property
+    def scales(self) -> tuple[bool, ...]:
+        """For each of its features whether it is scaled."""
+        return tuple(self.scaled and self.kind == "number" and name == self.name for name in self.features)
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """A labelled set of rows: 8-bit images, or numbers.
@@ -45,8 +81,7 @@ class Source:
         train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
         columns: by name, what else is known of each sample.
         client_column: the column that says which client a sample belongs to, if there is one.
-        feature_names: for a table, one name for each feature.
-        scaled: for a table, whether each feature is brought to mean 0 and standard deviation 1; () for all.
+        encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
     """
 
@@ -60,9 +95,18 @@ class Source:
     train_rows: int
     columns: Mapping[str, Column] = field(default_factory=dict)
     client_column: str | None = None
-    feature_names: tuple[str, ...] = ()
-    scaled: tuple[bool, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """For a table, one name for each feature."""
+        return tuple(name for encoding in self.encodings for name in encoding.features)
+
+    @property
+    def scaled(self) -> tuple[bool, ...]:
+        """For a table, whether each feature is brought to mean 0 and standard deviation 1; else (), which means all."""
+        return tuple(scales for encoding in self.encodings for scales in encoding.scales)
 
     def __repr__(self) -> str:
         """Shapes only: samples and labels may be private."""
