@@ -9,8 +9,9 @@ READY_DOCS := .venv/.ready-docs
 # compile then, and that is kept, whatever the environment says: else each import of torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# uv installs in seconds what takes pip half a minute, and pip does it where uv cannot. PyTorch comes from pip, whose settings
-# say from where and which build.
+# uv installs in seconds what takes pip half a minute, and pip does it where uv cannot. pip downloads PyTorch, because its
+# settings say from where and which build.
+TORCH = $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --dest .venv/torch torch
 INSTALL = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
 
 .PHONY: run test setup check rounding bench docs lint clean
@@ -25,7 +26,9 @@ setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what 
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) torch uv
+	$(PIP) uv
+	$(TORCH) && $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python .venv/torch/*.whl || $(PIP) torch
+	rm -rf .venv/torch
 	$(call INSTALL,--editable .)
 	touch $@
 
