@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
 
     Up: the increment w'_i - w_c, one model, weighted by n_i samples in the place of c_i among k, so that the server
     learns which model a client chose. Down: all k models. At the client: nothing. A new client chooses by forward
-    passes.
+    passes; before that it predicts by the mean of the k models' probabilities.
 
     The k models start from independent draws. Such starts can collapse: all clients choose one model from the first
     round on and the others never train. The metrics ``cluster`` (which model a client trained) and ``cluster_size``
@@ -81,6 +82,10 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         return best(down.shared.models, data)[1]  # [4]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
-        return log_softmax_of(task, client, x_B)
+        if client:
+            return log_softmax_of(task, client, x_B)
+        models = down.shared.models  # before a choice
+        logp_kBC = torch.stack([log_softmax_of(task, tree.rows(models, c), x_B) for c in range(clusters)])
+        return logp_kBC.logsumexp(0) - math.log(clusters)
 
     return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)

@@ -43,8 +43,8 @@ def knnper(
         p(c | x) = knn_weight p_knn(c | x) + (1 - knn_weight) softmax(head(z))_c                               [5]
 
     Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: nothing until ``personalise`` fills the
-    memory, by forward passes alone, for a new client as for an old one. In a memory of fewer than k samples all of them
-    are neighbours.
+    memory, by forward passes alone, for a new client as for an old one; before that a client predicts by w alone. In a
+    memory of fewer than k samples all of them are neighbours.
 
     Args:
         task: the problem.
@@ -87,9 +87,11 @@ def knnper(
         hot_BkC = memory.y_N[at_Bk][..., None] == torch.arange(task.classes)
         return (share_Bk[..., None] * hot_BkC).sum(-2)
 
-    def predict(down: Down, client: Memory, x_B: Tensor) -> Tensor:
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         logit_BC = network.logits(down.shared.head, z_Bd)
+        if not client:  # without a memory
+            return log_softmax(logit_BC, -1)
         knn_BC = neighbours(client, z_Bd)
         if mix == "logits":
             return log_softmax(knn_weight * knn_BC + (1 - knn_weight) * logit_BC, -1)  # [5]
