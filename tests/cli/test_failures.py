@@ -33,7 +33,7 @@ def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", fsync)
         said = idiolect(line + " --quiet")
-    refused(said, "cannot write r/", "No space left on device", "make room")
+    refused(said, "cannot write r/", "No space left on device", "free some space")
     assert not list(tmp_path.rglob(".*")), "a draft is left behind"
     if write < 4:  # the folder itself could not be begun
         assert list(tmp_path.iterdir()) == []

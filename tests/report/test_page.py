@@ -142,7 +142,7 @@ def test_the_file_appears_whole_or_not_at_all(make, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(RunError, match=r"cannot write .*report\.html \(No space left on device\): make room"):
+    with pytest.raises(RunError, match=r"cannot write .*report\.html \(No space left on device\): free some space"):
         report.write([run], out)
     assert out.read_bytes() == before
     assert [f.name for f in out.parent.iterdir()] == ["report.html"]

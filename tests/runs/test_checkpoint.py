@@ -87,7 +87,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(RunError, match=r"No space left on device.*make room"):
+    with pytest.raises(RunError, match=r"No space left on device.*free some space"):
         save(_state(value=2.0), path)
     assert torch.equal(load(path, _state()).server.weight, torch.ones(2, 3))
     assert [p.name for p in tmp_path.iterdir()] == ["c"], "a draft is left behind"

@@ -11,10 +11,12 @@ import hashlib
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from idiolect.core.errors import RunError
+from idiolect.core.errors import IdiolectError, RunError
 
 _MARK = b"idiolect-sha256:"
 _DIGITS = 64
@@ -25,7 +27,18 @@ DRAFT = ".idiolect-*.tmp"
 
 
 def write(path: Path, content: bytes | str) -> None:
-    """Write atomically: a temporary file beside it, fsync, rename, fsync of the folder.
+    """Write atomically, as ``drafted``.
+
+    Raises:
+        RunError: the path is not a regular file, the disk is full or the folder cannot be written.
+    """
+    with drafted(path) as file:
+        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which becomes ``path`` where the block ends without an error: fsync, rename, fsync again.
 
     An existing file keeps its mode and, where the system allows it, its owner. Anything but a regular file is left as
     it is. A link is not followed, because it may be part of a folder from someone else.
@@ -44,14 +57,16 @@ def write(path: Path, content: bytes | str) -> None:
         with open(descriptor, "wb") as file:
             if old is not None:
                 _as_before(descriptor, old)
-            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(descriptor)
         draft.replace(path)
         sync(path.parent)
+    except IdiolectError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RunError(f"cannot write {path} ({reason}): make room, or choose another place") from error
+        raise RunError(f"cannot write {path} ({reason}): free some space, or choose another place") from error
     finally:
         if made:
             with suppress(OSError):

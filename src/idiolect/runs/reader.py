@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -236,6 +237,13 @@ def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Div
     if unknown := [d.method for d in found if labels is not None and d.method not in labels]:
         raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {_FIX}")
     return found
+
+
+def cell_folder(folder: Path, labels: Sequence[str], label: str, seed: int) -> Path:
+    """Where a run keeps the records and the checkpoint of one of its methods and a seed."""
+    number = labels.index(label) + 1
+    name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
+    return folder / "cells" / f"{name}-seed{seed}"
 
 
 def _noted(file: Path) -> list[Divergence]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -22,8 +21,8 @@ from idiolect.core.documents import parse_yaml, read_json, read_yaml, sealed_jso
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.option_spec import Spec
 from idiolect.runs import environment
-from idiolect.runs.checkpoint import load, save
-from idiolect.runs.reader import DIVERGED, Divergence, divergences, edited, settings
+from idiolect.runs.checkpoint import CHECKPOINT, load, save
+from idiolect.runs.reader import DIVERGED, Divergence, cell_folder, divergences, edited, settings
 from idiolect.runs.schema import RECORDS, TIMINGS, Written, renamed
 from idiolect.simulation import Record, State
 
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Written)
 
 _FOLDERS_LOCK = os.name == "posix"
-_SITTINGS, _CHECKPOINT = "engine.json", "checkpoint.safetensors"
+_SITTINGS = "engine.json"
 
 
 class Cell:
@@ -59,7 +58,7 @@ class Cell:
         self._new, self._seconds = [], []
         _write(self.folder / "records.parquet", self._records)
         _write(self.folder / "timings.parquet", self._timings)
-        save(state, self.folder / _CHECKPOINT)
+        save(state, self.folder / CHECKPOINT)
 
     def _joined(self, old: pa.Table, columns: dict[str, Any]) -> pa.Table:
         count = len(columns["round"])
@@ -83,7 +82,7 @@ class Cell:
 
     def load(self, start: State) -> State:
         """The state last saved, or ``start``; records and times of later rounds are dropped."""
-        path = self.folder / _CHECKPOINT
+        path = self.folder / CHECKPOINT
         if not path.exists():
             return start
         state = load(path, start)
@@ -195,9 +194,8 @@ class Store(Generic[S]):
 
     def cell(self, label: str, seed: int) -> Cell:
         """The cell of a method and a seed."""
-        number = [u.label for u in self.study.methods].index(label) + 1
-        name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
-        return Cell(self.folder / "cells" / f"{name}-seed{seed}", self.study.name, label, seed)
+        labels = [u.label for u in self.study.methods]
+        return Cell(cell_folder(self.folder, labels, label, seed), self.study.name, label, seed)
 
     def diverge(self, found: Divergence) -> None:
         """Write that a method's training with a seed diverged; it is not run again as long as this file says so."""
@@ -228,7 +226,7 @@ class Store(Generic[S]):
         cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
         found: dict[str, pa.Table] = {}
         for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
-            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / _CHECKPOINT).exists()]
+            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT).exists()]
             found[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in begun)])
         return found
 

@@ -179,6 +179,14 @@ class Site:
             up = uploads.sent(self.job.uploads, trained.up, keys.key(self.job.seed, round, id, "upload"))
         return trained._replace(up=tree.copy(up))
 
+    def personalised(self, round: int, id: int, down: Down, client: Tree) -> Tree:
+        """A client's state with its personal model, made from its training samples.
+
+        Raises:
+            RunError: the method raised.
+        """
+        return self._personalise(self.method, round, id, Down(down.shared, tree.copy(down.own)), tree.copy(client))
+
     def _personalise(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):
             rows = self._data(self.job.data.train[id])

@@ -19,7 +19,7 @@ from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
-from idiolect.core.method import SGD, Adam, Augment, Optimiser, Task, Training
+from idiolect.core.method import Augment, Task
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.simulation import Job
@@ -35,7 +35,7 @@ from idiolect.studies.naming import (
     sentence,
 )
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
-from idiolect.training import Preprocessing
+from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import complete_server_optimiser, server_optimiser_of
 
 log = logging.getLogger(__name__)
@@ -354,24 +354,19 @@ class Study(BaseModel):
         if self.augment != "none" and federation.x_R.dtype != torch.uint8:
             raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
         network = models.build(self.model, federation.shape, federation.classes)
-        rule: Optimiser = SGD(self.lr, self.momentum, self.weight_decay)
-        if self.optimiser == "adam":
-            rule = Adam(self.lr, weight_decay=self.weight_decay)
-        training = Training(self.local_epochs, self.batch_size, rule, augment=self.augment, drop_last=self.drop_last)
         inputs = Preprocessing(federation.mean, federation.std)
-        return Task(network, federation.classes, federation.trained, training, inputs)
+        return Task(network, federation.classes, federation.trained, training_of(self), inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
-        build = partial(methods.build, server=server_optimiser_of(self.server_optimiser))
-        steps = tuple(step_of(spec) for spec in self.uploads)
+        return [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
 
-        def job(use: Use, seed: int) -> Job:
-            # each job has its own network: a network holds weights while it computes, and jobs run side by side
-            made = partial(build, use.name, use.options, self.task(federation))
-            return Job(use.label, made, federation, seed, uploads=steps)
-
-        return [(u, job(u, seed)) for u in self.methods for seed in self.seeds]
+    def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
+        """The job of a method and a seed."""
+        server = server_optimiser_of(self.server_optimiser)
+        # each job has its own network: a network holds weights while it computes, and jobs run side by side
+        made = partial(methods.build, use.name, use.options, self.task(federation), server=server)
+        return Job(use.label, made, federation, seed, uploads=tuple(step_of(spec) for spec in self.uploads))
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

@@ -63,3 +63,14 @@ def labelled(name: str, options: Mapping[str, Any]) -> str:
     if "preset" not in options:
         options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
     return str(Spec(name=name, options=dict(options)))
+
+
+def title_of(use: Use) -> str:
+    """The user's label, or the method's title with its options, or the name in the literature for these options."""
+    entry = methods.get(use.name)
+    if use.label != use.name and not use.label.startswith(f"{use.name}:"):
+        return use.label
+    for title, options in entry.variants.items():
+        if use.options == entry.options | options and (use.label != use.name or use.options != entry.options):
+            return title
+    return entry.title + use.label.removeprefix(use.name).replace(":", ", ", 1)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from idiolect import report
+from idiolect.core.errors import InputError, nearest
 from idiolect.runs.store import sittings
 from idiolect.studies.config import Study
+from idiolect.studies.method_use import Use, title_of
+
+if TYPE_CHECKING:
+    from idiolect.deploy import Bundle
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,54 @@ class Result:
         run = report.read(self.folder)
         rows = report.new_clients(run)
         return report.render_new_clients(rows, run.titles) if rows else None
+
+    def bundle(
+        self, method: str, out: str | Path, *, seed: int | None = None, client: str | int | None = None
+    ) -> Bundle:
+        """Write what a method trained as a bundle: what a site needs to join, or personal models.
+
+        The data are read again.
+
+        Args:
+            method: its label, or its name.
+            out: the bundle's folder, new or empty.
+            seed: one of the study's; None takes the first.
+            client: None for what a new client gets, from which a site makes its own model; the name or the number of a
+                client for its personal model; "all" for those of all clients that trained.
+
+        Raises:
+            InputError: there is no such method, seed or client, the run is not finished, its data have changed, or the
+                folder is not empty.
+            RunError: the disk is full, or a personal model cannot be made.
+        """
+        from idiolect.deploy.make import make
+
+        use = self._use(method)
+        seed = self.study.seeds[0] if seed is None else seed
+        if seed not in self.study.seeds:
+            raise InputError(f"seed {seed} is not in this run: its seeds are {', '.join(map(str, self.study.seeds))}")
+        federation = self.study.federation()
+        job = self.study.job(use, seed, federation)
+        return make(
+            self.folder,
+            Path(out),
+            job,
+            federation,
+            self.study.model_dump(mode="json"),
+            method={"name": use.name, "title": title_of(use), "options": use.options},
+            labels=[u.label for u in self.study.methods],
+            client=client,
+        )
+
+    def _use(self, method: str) -> Use:
+        found = [u for u in self.study.methods if method == u.label] or [
+            u for u in self.study.methods if method == u.name
+        ]
+        if not found:
+            raise InputError(
+                f"this run has no method {method!r}; {nearest(method, [u.label for u in self.study.methods])}"
+            )
+        return found[0]
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page (by default ``report.html`` in the run's folder) and return its path."""

@@ -35,7 +35,7 @@ from idiolect.runs.store import Cell, Store
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.studies.config import Study
 from idiolect.studies.evaluation_cost import trainings
-from idiolect.studies.method_use import Use
+from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.progress import Silent, Watcher
 from idiolect.studies.result import Result
 from idiolect.studies.trackers import Make, Tracking, measures
@@ -187,7 +187,7 @@ class _Sitting:
         return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
 
     def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
-        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / "checkpoint.safetensors" for j in jobs}
+        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / checkpoint.CHECKPOINT for j in jobs}
         return {key: checkpoint.rounds(path) for key, path in cells.items()}
 
     def _one(self, job: Job, watcher: Watcher, stop: Callable[[], bool]) -> None:
@@ -290,16 +290,5 @@ def _about(use: Use) -> dict[str, Any]:
     """The manifest's entry for a method."""
     entry = methods.get(use.name)
     return {
-        "name": use.name, "title": _title(use), "summary": entry.summary, "reports": reports.to_json(entry.reports)
+        "name": use.name, "title": title_of(use), "summary": entry.summary, "reports": reports.to_json(entry.reports)
     }  # fmt: skip
-
-
-def _title(use: Use) -> str:
-    """The user's label, or the method's title with its options, or the name in the literature for these options."""
-    entry = methods.get(use.name)
-    if use.label != use.name and not use.label.startswith(f"{use.name}:"):
-        return use.label
-    for title, options in entry.variants.items():
-        if use.options == entry.options | options and (use.label != use.name or use.options != entry.options):
-            return title
-    return entry.title + use.label.removeprefix(use.name).replace(":", ", ", 1)

@@ -5,6 +5,7 @@ from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
 from idiolect.training.optimisers import optimiser_state, require_sgd
 from idiolect.training.preprocessing import Preprocessing
+from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.supervised import (
     Part,
@@ -40,5 +41,6 @@ __all__ = [
     "train_model",
     "trained",
     "trained_loss",
+    "training_of",
     "untrained",
 ]
