@@ -12,6 +12,7 @@ The names of this module are the public interface:
 - ``data``: your own data (``data.from_arrays``, ``from_frame``, ``from_dataset``, ``open_data``), data sets by name,
   partitions and shifts.
 - ``methods``: which methods there are, and building one for a task.
+- ``load``, ``Bundle``, ``PersonalClassifier``: personal models outside of a run, as classifiers of scikit-learn.
 - ``report``: pages, tables, comparisons and exports from run folders.
 - ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``, ``Adam``: the contract that a method fulfils.
 - ``IdiolectError``, ``InputError``, ``RunError``, ``Interrupted``: what is raised.
@@ -28,17 +29,20 @@ from idiolect.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from idiolect import data, methods, report
     from idiolect.core.method import SGD, Adam, Data, Down, Method, Task, Training, Up
+    from idiolect.deploy import Bundle, PersonalClassifier, load
     from idiolect.studies import Result, Study, Use, run, use
 
 __all__ = [
     "SGD",
     "Adam",
+    "Bundle",
     "Data",
     "Down",
     "IdiolectError",
     "InputError",
     "Interrupted",
     "Method",
+    "PersonalClassifier",
     "Result",
     "RunError",
     "Study",
@@ -47,12 +51,14 @@ __all__ = [
     "Up",
     "Use",
     "data",
+    "load",
     "methods",
     "report",
     "run",
     "use",
 ]
 _FOLDERS = ("data", "methods", "report")
+_DEPLOY = ("Bundle", "PersonalClassifier", "load")
 _CONTRACT = ("SGD", "Adam", "Data", "Down", "Method", "Task", "Training", "Up")
 
 
@@ -61,5 +67,6 @@ def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return import_module(f"idiolect.{name}")
     if name in __all__:
-        return getattr(import_module("idiolect.core.method" if name in _CONTRACT else "idiolect.studies"), name)
+        room = "core.method" if name in _CONTRACT else "deploy" if name in _DEPLOY else "studies"
+        return getattr(import_module(f"idiolect.{room}"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")

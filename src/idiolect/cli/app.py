@@ -18,11 +18,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from idiolect import __version__
+from idiolect.cli.bundle import bundle_command
 from idiolect.cli.describe import describe_command
 from idiolect.cli.diff import diff_command
+from idiolect.cli.join import join_command
 from idiolect.cli.list import list_command
 from idiolect.cli.options import Command
 from idiolect.cli.output import finish, last_words, spell_out
+from idiolect.cli.predict import predict_command
 from idiolect.cli.report import report_command
 from idiolect.cli.reproduce import reproduce_command
 from idiolect.cli.run import run_command
@@ -61,6 +64,9 @@ app.command("run", cls=Command)(run_command)
 app.command("describe", cls=Command)(describe_command)
 app.command("reproduce", cls=Command)(reproduce_command)
 app.command("report")(report_command)
+app.command("bundle", cls=Command)(bundle_command)
+app.command("join", cls=Command)(join_command)
+app.command("predict", cls=Command)(predict_command)
 app.command("diff", cls=Command)(diff_command)
 app.command("list")(list_command)
 

@@ -1,0 +1,38 @@
+"""Several models of one site as one method, which predicts by the weighted mean of their probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from idiolect.core.method import Data, Down, Info, Method, Up
+from idiolect.core.tree import Tree
+from idiolect.deploy.harm import Name
+
+
+def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Method:
+    """The method whose client has the states of several: p(c | x) = sum_m w_m p_m(c | x).
+
+    Args:
+        methods: the methods of the models, by name; they receive the same message.
+        weights: how much each counts.
+    """
+    names = sorted(weights)
+
+    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
+        return client, Up(), {}
+
+    def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
+        return {name: methods[name].personalise(down, client, data, key) for name in names}
+
+    def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
+        logp = [methods[name].predict(down, client[name], x_B) + math.log(weights[name]) for name in names]
+        return torch.stack(logp).logsumexp(0)
+
+    return Method(
+        lambda key: (), lambda key: (), lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
+        personalise, predict,
+    )  # fmt: skip

@@ -1,0 +1,378 @@
+"""Bundles: folders that hold what a site needs to join and to predict, and nothing that runs when it is read.
+
+``bundle.json`` says what it is (see ``idiolect.deploy.schema``), ``model.safetensors`` holds numbers, ``README.md`` is
+for people. The file of numbers has the leaves of what all models share as tensors ``shared/PATH``. Of what each model
+has for itself, a leaf of all models together is one flat tensor ``own/PATH``, so that one model is read without the
+others: ``ends/PATH`` (n,) says where each model's numbers end, ``shapes/PATH`` (n, dimensions) their shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic
+import safetensors
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from idiolect import methods, models
+from idiolect.core import files, keys, tree
+from idiolect.core.documents import sealed_json
+from idiolect.core.errors import InputError, RunError, blame, nearest, option
+from idiolect.core.import_path import by_path
+from idiolect.core.method import Data, Down, Method, Task
+from idiolect.core.option_spec import Spec
+from idiolect.core.tree import Tree
+from idiolect.deploy.alone import alone
+from idiolect.deploy.blended import blended
+from idiolect.deploy.harm import Name
+from idiolect.deploy.schema import VERSION, About
+from idiolect.training import Preprocessing, training_of
+
+ABOUT, NUMBERS, CARD = "bundle.json", "model.safetensors", "README.md"
+_MOST = 2**27  # bytes of bundle.json
+_CHECKED = 2**28  # bytes of numbers up to which every reading compares their digest
+_CHUNK = 256  # images at a time, as in the simulator; rows of a table are smaller
+_FIX = "get the bundle again from where it was made"
+
+
+class Personal(NamedTuple):
+    """A model that is ready to predict: what its client received, and the client's state."""
+
+    down: Down
+    client: Tree
+
+
+class Bundle:
+    """A bundle on disk.
+
+    Attributes:
+        folder: where it is.
+        about: what it says about itself.
+    """
+
+    def __init__(self, folder: Path, about: About, digest: str) -> None:
+        self.folder, self.about, self.digest = folder, about, digest
+
+    @classmethod
+    def read(cls, folder: str | Path, *, allow_import: bool = False) -> Bundle:
+        """Open a bundle.
+
+        Args:
+            folder: of the bundle.
+            allow_import: whether a network of one's own, which the bundle names by its import path, may be imported.
+
+        Raises:
+            InputError: there is no bundle, it is broken, has changed or is of a newer version, or it names code
+                without ``allow_import``.
+        """
+        folder = Path(folder)
+        about, digest = _about(folder)
+        bundle = cls(folder, about, digest)
+        numbers = folder / NUMBERS
+        if not numbers.is_file():
+            raise InputError(f"{folder} has no {NUMBERS}: {_FIX}")
+        if numbers.stat().st_size <= _CHECKED:
+            bundle._compare(NUMBERS)
+        if (path := Spec.parse(about.network.model).name) and "." in path:
+            _check_code(folder, path, about.network.code, allow_import)
+        return bundle
+
+    def ready(self) -> None:
+        """Check that the bundle holds models that are ready.
+
+        Raises:
+            InputError: it holds what a new client gets.
+        """
+        if self.about.kind == "join":
+            raise InputError(f"{self.folder} is not a site's model yet: join with it first")
+
+    def check(self) -> None:
+        """Compare every file with its digest.
+
+        Raises:
+            InputError: one is missing or has changed.
+        """
+        for name in self.about.files:
+            self._compare(name)
+
+    def _compare(self, name: str) -> None:
+        try:
+            found = _sha256(self.folder / name)
+        except OSError as error:
+            raise InputError(f"{self.folder / name} cannot be read ({error.strerror}): {_FIX}") from None
+        if found != self.about.files.get(name):
+            raise InputError(f"{self.folder / name} has changed since the bundle was made: {_FIX}")
+
+    @cached_property
+    def task(self) -> Task:
+        """What the method is told about the problem."""
+        about = self.about
+        network = models.build(about.network.model, about.inputs.shape, len(about.classes))
+        inputs = Preprocessing(about.inputs.mean, about.inputs.std)
+        return Task(network, len(about.classes), about.clients, training_of(about.training), inputs)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method."""
+        return methods.build(self.about.method.name, self.about.method.options, self.task)
+
+    @cached_property
+    def received(self) -> Method:
+        """The method whose ``personalise`` leaves clients as they are."""
+        return methods.build(self.about.method.name, self.about.method.options, self.task, personal=False)
+
+    @cached_property
+    def methods(self) -> dict[Name, Method]:
+        """The methods of a site's models, by name."""
+        return {"global": self.received, "personal": self.method, "local": alone(self.task)}
+
+    @cached_property
+    def predicting(self) -> Method:
+        """The method by which the models of this bundle predict."""
+        return self.method_of(self.about.site.weights if self.about.site else {"personal": 1.0})
+
+    def method_of(self, weights: Mapping[Name, float]) -> Method:
+        """The method by which models with these weights predict."""
+        return blended(self.methods, weights) if len(weights) > 1 else self.methods[next(iter(weights))]
+
+    def key(self, purpose: str = "evaluate", client: int | None = None) -> Tensor:
+        """The key of a joining client's draws, the same as in the simulator."""
+        part = self.about.key
+        return keys.key(part.seed, part.round, part.client if client is None else client, purpose)
+
+    @cached_property
+    def fresh(self) -> Tree:
+        """The state of a client that has done nothing."""
+        return self.method.init_client(keys.key(self.about.key.seed, "enrol"))
+
+    @cached_property
+    def _template(self) -> Personal:
+        """A model of the bundle's structure; the numbers mean nothing."""
+        with blame(f"method {self.about.method.name}, on synthetic samples"):
+            ids = torch.tensor([self.about.clients])
+            down = self.method.send(self.method.init_server(keys.key(0, "init")), ids)
+            down = Down(down.shared, tree.rows(down.own, 0))
+            if self.about.kind == "join":
+                return Personal(down, ())
+            x_R = torch.zeros(2 * len(self.about.classes), *self.about.inputs.shape, dtype=self.dtype)
+            row_N = torch.arange(len(x_R))
+            data = Data(x_R, row_N % len(self.about.classes), row_N, torch.ones(len(x_R)))
+            return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of samples as stored."""
+        return torch.uint8 if self.about.inputs.kind == "images" else torch.float32
+
+    @cached_property
+    def _file(self) -> Any:
+        try:
+            return safetensors.safe_open(self.folder / NUMBERS, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{self.folder / NUMBERS} is not readable ({error}): {_FIX}") from None
+
+    @cached_property
+    def _shared(self) -> Tree:
+        wanted = tree.named(self._template.down.shared)
+        with self._reading():
+            found = {path: self._file.get_tensor(f"shared/{path}") for path in wanted}
+            if [(a.shape, a.dtype) for a in found.values()] != [(a.shape, a.dtype) for a in wanted.values()]:
+                raise ValueError("its tensors have other shapes")
+        return tree.flatten(self._template.down.shared)[1](list(found.values()))
+
+    def model(self, name: str | int | None = None) -> Personal:
+        """One of the models, by its name or its place; only its own numbers are read.
+
+        Raises:
+            InputError: there is no such model, or the file is not that of this bundle.
+        """
+        at = self._place(name)
+        own = Down((), self._template.down.own), self._template.client
+        leaves = []
+        with self._reading():
+            for path, like in tree.named(own).items():
+                ends = self._file.get_slice(f"ends/{path}")
+                start = int(ends[at - 1 : at][0]) if at else 0
+                shape = self._file.get_slice(f"shapes/{path}")[at : at + 1][0].tolist()
+                flat = self._file.get_slice(f"own/{path}")[start : int(ends[at : at + 1][0])]
+                if len(shape) != like.ndim or flat.dtype != like.dtype:
+                    raise ValueError(f"{path} has another form")
+                leaves.append(flat.view(shape))
+        down, client = tree.flatten(own)[1](leaves)
+        return Personal(Down(self._shared, down.own), client)
+
+    def _place(self, name: str | int | None) -> int:
+        names = self.about.models
+        if name is None:
+            if len(names) > 1:
+                raise InputError(
+                    f"{self.folder} has the models of {len(names)} clients: give {option('client')} as one of "
+                    f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+                )
+            return 0
+        if isinstance(name, int) and 0 <= name < len(names):
+            return name
+        if str(name) not in self._places:
+            raise InputError(f"{self.folder} has no model of client {name!r}; {nearest(str(name), names)}")
+        return self._places[str(name)]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: k for k, name in enumerate(self.about.models)}
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
+            if isinstance(error, InputError | RunError):
+                raise
+            what = " ".join(str(error).split())[:200]
+            raise InputError(f"{self.folder / NUMBERS} is not of this method and network ({what}): {_FIX}") from None
+
+
+def write(
+    folder: Path,
+    about: About,
+    shared: Tree,
+    own: Iterable[tuple[Tree, Tree]],
+    card: str,
+    more: Mapping[str, str] | None = None,
+) -> Bundle:
+    """Write a bundle, whole or not at all.
+
+    Args:
+        folder: a new or empty folder.
+        about: what to say; the digests are filled in.
+        shared: what all models receive (``Down.shared``).
+        own: for each model what it received for itself (``Down.own``) and the client's state.
+        card: the text for people.
+        more: other files, by name.
+
+    Raises:
+        InputError: the folder exists and is not empty.
+        RunError: the disk is full or the folder cannot be written.
+    """
+    vacant(folder)
+    numbers = _numbers(shared, own)
+    draft = folder.parent / f".{folder.name}.{secrets.token_hex(6)}.tmp"
+    try:
+        files.write(draft / NUMBERS, numbers)
+        texts = {CARD: card, **(more or {})}
+        for name, text in texts.items():
+            files.write(draft / name, text)
+        digests = {name: _sha256(draft / name) for name in (NUMBERS, *texts)}
+        about = about.model_copy(update={"files": digests})
+        files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
+        if folder.exists():
+            folder.rmdir()
+        draft.rename(folder)
+    except OSError as error:
+        raise RunError(f"cannot write {folder} ({error.strerror}): free some space, or choose another place") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Bundle.read(folder, allow_import=True)
+
+
+def vacant(folder: Path) -> None:
+    """Check that a folder can be written.
+
+    Raises:
+        InputError: it exists and is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists: give {option('out')} as a new folder, or remove it first")
+
+
+def code_digest(model: str) -> str | None:
+    """SHA-256 of the file that defines a network of one's own; None for a network of this library."""
+    path = Spec.parse(model).name
+    if "." not in path:
+        return None
+    module = inspect.getmodule(by_path(path, "model")) or __import__(path.rpartition(".")[0], fromlist=["_"])
+    file = inspect.getsourcefile(module)
+    return _sha256(Path(file)) if file else None
+
+
+def _check_code(folder: Path, path: str, digest: str | None, allowed: bool) -> None:
+    if not allowed:
+        raise InputError(
+            f"{folder} has a network of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: check "
+            f"that module first, then give {option('allow_import', True)}"
+        )
+    if digest != code_digest(path):
+        raise InputError(
+            f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
+        )
+
+
+def _about(folder: Path) -> tuple[About, str]:
+    path = folder / ABOUT
+    if not folder.is_dir():
+        raise InputError(f"there is no bundle {folder}: give the folder that idiolect bundle or idiolect join wrote")
+    try:
+        raw = json.loads(files.read(path, _MOST).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        said = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise InputError(f"{path} cannot be read ({said}): {_FIX}") from None
+    if not isinstance(raw, dict) or raw.get("format") != About.model_fields["format"].default:
+        raise InputError(f"{path} is not that of a bundle: give the folder that idiolect bundle or idiolect join wrote")
+    version = raw.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise InputError(f"{folder} has format {version}, and this idiolect reads up to {VERSION}: update idiolect")
+    digest = str(raw.pop("seal", "")).rpartition(":")[2]
+    if len(digest) != 64:
+        raise InputError(f"{path} has no seal: {_FIX}")
+    try:
+        about = About.model_validate(raw)
+        if not {NUMBERS, CARD} <= set(about.files) or any("/" in name or "\\" in name for name in about.files):
+            raise ValueError("files: it does not list the files of a bundle")
+    except (pydantic.ValidationError, ValueError) as error:
+        said = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            first = error.errors()[0]
+            said = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
+        raise InputError(f"{path} cannot be used ({said}): {_FIX}") from None
+    return about, digest
+
+
+def _numbers(shared: Tree, own: Iterable[tuple[Tree, Tree]]) -> bytes:
+    tensors = {f"shared/{path}": leaf.detach().contiguous() for path, leaf in tree.named(shared).items()}
+    every: dict[str, list[Tensor]] = {}
+    for mine, client in own:
+        for path, leaf in tree.named((Down((), mine), client)).items():
+            every.setdefault(path, []).append(leaf.detach())
+    for path, leaves in every.items():
+        tensors[f"own/{path}"] = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        tensors[f"ends/{path}"] = torch.tensor([leaf.numel() for leaf in leaves]).cumsum(0)
+        tensors[f"shapes/{path}"] = torch.tensor([leaf.shape for leaf in leaves], dtype=torch.int64)
+    return safetensors.torch.save(_apart(tensors))
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, which the format does not allow."""
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def log_probabilities(model: Personal, method: Method, x_R: Tensor) -> Tensor:
+    """Log-probabilities (R, C) of samples as stored."""
+    size = _CHUNK if x_R.ndim > 2 else 16 * _CHUNK
+    with torch.no_grad():
+        return torch.cat([method.predict(model.down, model.client, x_B) for x_B in torch.split(x_R, size)])

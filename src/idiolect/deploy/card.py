@@ -1,0 +1,190 @@
+"""The README of a bundle: a model card that a person reads before using it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from idiolect.core.option_spec import Spec
+from idiolect.deploy.schema import About, ClientPart
+
+_SHOWN = 30  # clients in the table
+
+_JOINS = {
+    "what it receives": "A new site needs no sample to get this model: it is what the server sends.",
+    "forward passes": "A new site gets its own model by forward passes over its samples, without training.",
+    "training": "A new site gets its own model by a short training on its samples.",
+}
+
+
+def text(about: About) -> str:
+    """The card, in Markdown."""
+    parts = [_title(about), _use(about), _inputs(about), _training(about)]
+    if about.site:
+        parts.append(_site(about))
+    parts += [_results(about), _reveals(about), _limits()]
+    return "\n".join(part for part in parts if part)
+
+
+def _title(about: About) -> str:
+    kind = "what a new site gets" if about.kind == "join" else f"{_count(len(about.models), 'personal model')}"
+    data = f" trained on {_plain(about.provenance.dataset)}" if about.provenance else ""
+    return f"# {_plain(about.method.title)}{data}: {kind}\n"
+
+
+def _use(about: About) -> str:
+    predict = ["idiolect", "predict", "--data", "new.csv", "--out", "predictions.parquet"]
+    if about.kind == "join":
+        join = ["idiolect", "join", ".", "--data", "my.csv", "--target", "COLUMN", "--out", "site"]
+        commands = [join, [*predict[:2], "site", *predict[2:]]]
+        joins = _JOINS.get(about.revealed.joins_by, "") if about.revealed else ""
+        intro = f"{joins} Make a model for your site, then predict with it:"
+    else:
+        commands = [[*predict[:2], ".", *(["--client", "NAME"] if len(about.models) > 1 else []), *predict[2:]]]
+        intro = "Predict with it:"
+    return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
+
+
+def _inputs(about: About) -> str:
+    inputs = about.inputs
+    lines = ["## What it takes and gives\n"]
+    if inputs.kind == "images":
+        c, h, w = inputs.shape
+        lines.append(f"8-bit images of {w}x{h} pixels, {'grey' if c == 1 else 'RGB'}.\n")
+    elif inputs.kind == "numbers":
+        lines.append(f"Numbers of shape {inputs.shape}.\n")
+    else:
+        lines += ["| column | kind | mean | standard deviation |", "| --- | --- | --- | --- |"]
+        at = 0
+        for column in inputs.columns:
+            known = [_plain(t) for t in column.texts if t]
+            kind = f"one of {', '.join(known)}" if column.kind == "text" else "number"
+            mean, std = inputs.mean[at], inputs.std[at]
+            scale = f"{mean + column.shift:.4g} | {std:.4g}" if column.scaled and column.kind == "number" else "|"
+            lines.append(f"| {_plain(column.name)} | {kind}{', may be missing' if column.gaps else ''} | {scale} |")
+            at += len(column.features)
+        lines.append("")
+    lines.append(f"It gives a probability for each of {len(about.classes)} classes: {_listed(about.classes)}.\n")
+    return "\n".join(lines)
+
+
+def _training(about: About) -> str:
+    made = about.provenance
+    if made is None:
+        return ""
+    study = made.study
+    counts = ", ".join(f"{_plain(c)} {n:,}" for c, n in list(zip(about.classes, made.samples, strict=True))[:_SHOWN])
+    lines = [
+        "## How it was trained\n",
+        f"- Method: {_plain(about.method.title)} ({_options(about.method.options)}), seed {about.key.seed}.",
+        f"- Clients: {about.clients} trained together for {about.key.round} rounds of "
+        f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
+        f"- Network: {_plain(about.network.model)}.",
+        f"- Training samples: {sum(made.samples):,} ({counts}).",
+        f"- Data: {_plain(made.dataset)}, partition {_plain(_specs(study.get('partition')))}, shifts "
+        f"{_plain(_specs(study.get('shifts')) or 'none')}.",
+        f"- Made on {made.made} with idiolect {made.versions.get('idiolect', '?')}.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _results(about: About) -> str:
+    found = about.evaluation
+    if found is None or not found.clients:
+        return ""
+    lines = ["## How well it did in the run\n", f"Accuracy on each client's test samples: {found.protocol}.\n"]
+    lines += ["| clients | model | mean | standard deviation | worst tenth |", "| --- | --- | --- | --- | --- |"]
+    for new, who in ((False, "trained"), (True, "new")):
+        for field, what in (("personal", "personal"), ("received", "as received")):
+            values = [v for c in found.clients if c.new == new and (v := getattr(c, field)) is not None]
+            if values:
+                lines.append(f"| {len(values)} {who} | {what} | {_summary(values)} |")
+    if found.loss is not None and found.calibration_error is not None:
+        lines.append(
+            f"\nMean log loss {found.loss:.3f}, expected calibration error {100 * found.calibration_error:.1f}% (the "
+            "mean distance between how sure the model is and how often it is right)."
+        )
+    lines += [
+        "\n| client | training samples | test samples | personal | as received |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [_row(c) for c in found.clients[:_SHOWN]]
+    if len(found.clients) > _SHOWN:
+        lines.append(f"| {len(found.clients) - _SHOWN} more: see bundle.json | | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(client: ClientPart) -> str:
+    values = " | ".join("" if v is None else f"{100 * v:.1f}%" for v in (client.personal, client.received))
+    return f"| {_plain(client.name)}{' (new)' if client.new else ''} | {client.train} | {client.test} | {values} |"
+
+
+def _summary(values: Sequence[float]) -> str:
+    worst = np.sort(values)[: max(1, math.ceil(len(values) / 10))]
+    return " | ".join(f"{100 * v:.1f}%" for v in (np.mean(values), np.std(values), worst.mean()))
+
+
+def _site(about: About) -> str:
+    site = about.site
+    assert site is not None
+    return f"## This site's model\n\nMade from {site.samples} samples. It is the {site.ships} model: {site.why}\n"
+
+
+def _reveals(about: About) -> str:
+    if (found := about.revealed) is None:
+        return ""
+    sums = (
+        "The server's state depends only on sums over clients."
+        if found.uploads_are_sums
+        else "The server saw what each client sent, not only sums over clients."
+    )
+    lines = [
+        "## What it reveals\n",
+        f"Every round each client received {_parts(found.down)} ({found.bytes_down:,} bytes) and sent "
+        f"{_parts(found.up)} ({found.bytes_up:,} bytes). {sums} No sample is in this bundle, but numbers that were "
+        "computed from samples are: an attacker may learn from them whether a person's sample was used. The file "
+        "bundle.json also has the names of clients, their numbers of samples and their accuracy.\n",
+    ]
+    if any(column.texts for column in about.inputs.columns):
+        lines.append("Texts of columns that fewer than 5 training samples have are not named.\n")
+    return "\n".join(lines)
+
+
+def _limits() -> str:
+    return (
+        "## What it is not for\n\n"
+        "It was measured on the clients above and nowhere else. Do not use it for samples of another kind, for classes "
+        "that are not listed, or where a wrong answer does harm that nobody checks. Compare it with the model that "
+        "your site has today before you rely on it.\n"
+    )
+
+
+def _parts(parts: dict[str, str]) -> str:
+    return ", ".join(f"{_plain(k)} {v}" if v != k else v for k, v in parts.items()) or "nothing"
+
+
+def _options(options: dict[str, object]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in options.items()) or "no options"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(_plain, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _specs(written: object) -> str:
+    """Partitions and shifts of a study, as one writes them."""
+    if isinstance(written, list | tuple):
+        return ", ".join(map(_specs, written))
+    return str(Spec.model_validate(written)) if isinstance(written, dict) else str(written or "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _plain(text: str) -> str:
+    """A text of the data that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in r"\`*_{}[]<>#|" else c for c in " ".join(str(text).split()))

@@ -1,0 +1,185 @@
+"""A bundle as a classifier of scikit-learn: ``fit`` joins, ``predict`` and ``predict_proba`` predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array
+from torch import Tensor
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom.columns import text_of
+from idiolect.data.custom.parts import Part
+from idiolect.deploy import samples
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.join import chosen, joined
+
+
+class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A site's classifier from a bundle.
+
+    From a bundle for new clients, ``fit`` makes the site's model and compares it with the global one, and the better
+    one predicts. From one with models that are ready it predicts at once, and ``fit`` is refused.
+
+    Args:
+        bundle: the folder.
+        client: whose model, where the bundle has several.
+        ships: take "global", "personal" or "local", whatever the comparison says.
+        allow_import: whether a network of one's own may be imported.
+
+    Attributes:
+        classes_: the bundle's classes; numbers where all are whole numbers.
+        weights_: after ``fit``, how much the global, the personal and the local model count.
+        n_features_in_: the number of columns, or of pixels and channels.
+        feature_names_in_: of a table, the names of its columns.
+        choice_: after ``fit``, what the comparison found (``idiolect.deploy.harm.Choice``).
+    """
+
+    def __init__(
+        self, bundle: str | Path, client: str | int | None = None, ships: str | None = None, allow_import: bool = False
+    ) -> None:
+        self.bundle, self.client, self.ships, self.allow_import = bundle, client, ships, allow_import
+
+    def fit(self, X: Any, y: ArrayLike | None = None) -> Self:
+        """Make the site's model.
+
+        Args:
+            X: a data frame with the bundle's columns, an array (N, columns), or images, 8-bit, (N, H, W), (N, C, H, W),
+                (N, H, W, C) or (N, pixels).
+            y: the labels (N,), each one of the bundle's classes.
+
+        Raises:
+            InputError: the samples or labels are not what the bundle takes, or it has models that are ready.
+        """
+        opened = self._open()
+        if opened.about.kind != "join":
+            raise InputError(f"{self.bundle} has models that are ready: predict with them, without fit")
+        if y is None:
+            raise ValueError("PersonalClassifier requires y to be passed, but the target y is None")
+        y = np.asarray(y)
+        check_classification_targets(y)
+        x_N = self._samples(X)
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim != 1 or len(y) != len(x_N):
+            raise ValueError(f"y has the shape {y.shape} for {len(x_N)} samples: give one label per sample")
+        y_N = torch.from_numpy(samples.labels(pd.Series(y), opened.about.classes, "y"))
+        found = joined(opened, samples.Samples(x_N, y_N))
+        if self.ships not in (None, "global", "personal", "local"):
+            raise InputError(f"ships={self.ships!r} is not global, personal or local: leave it out")
+        self.weights_ = chosen(found, self.ships)  # type: ignore[arg-type]
+        self._model = Personal(opened.model().down, found.client(self.weights_))
+        self._method, self.choice_ = opened.method_of(self.weights_), found.choice
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most likely class (N,) of each sample."""
+        named: NDArray[Any] = np.take(self.classes_, self.predict_proba(X).argmax(1))
+        return named
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities (N, C), in the order of ``classes_``."""
+        model, method = self._ready()
+        p_NC: NDArray[np.float64] = log_probabilities(model, method, self._samples(X)).double().softmax(1).numpy()
+        return p_NC
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes."""
+        names = self._open().about.classes
+        whole = all(name.lstrip("-").isdecimal() and text_of(int(name)) == name for name in names)
+        return np.array([int(name) for name in names] if whole else names)
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns, or of pixels and channels."""
+        inputs = self._open().about.inputs
+        return len(inputs.columns) if inputs.kind == "table" else int(np.prod(inputs.shape))
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Of a table, the names of its columns."""
+        if self._open().about.inputs.kind != "table":
+            raise AttributeError("only bundles for tables have names of features")
+        return np.array([column.name for column in self._open().about.inputs.columns], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_model") or self._open().about.kind == "models"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_opened", "_method")}
+
+    def _open(self) -> Bundle:
+        key = (str(self.bundle), self.allow_import)
+        if getattr(self, "_opened", (None, None))[0] != key:
+            self._opened = key, Bundle.read(self.bundle, allow_import=self.allow_import)
+        return self._opened[1]
+
+    def _ready(self) -> tuple[Personal, Any]:
+        opened = self._open()
+        if not hasattr(self, "_model"):
+            if opened.about.kind == "join":
+                raise NotFittedError("this site has no model yet: call fit with its samples and labels")
+            self._model = opened.model(self.client)
+        if not hasattr(self, "_method"):
+            weights = getattr(self, "weights_", None)
+            self._method = opened.predicting if weights is None else opened.method_of(weights)
+        return self._model, self._method
+
+    def _samples(self, X: Any) -> Tensor:
+        inputs = self._open().about.inputs
+        if inputs.kind == "table":
+            return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
+        if inputs.kind == "images":
+            return _images(np.asarray(X), inputs.shape)
+        x_N = np.asarray(X, dtype=np.float32)
+        return torch.from_numpy(x_N.reshape(-1, *inputs.shape))
+
+    def _frame(self, X: Any) -> pd.DataFrame:
+        names = [column.name for column in self._open().about.inputs.columns]
+        if hasattr(X, "columns"):
+            return pd.DataFrame(X).rename(columns=str).reset_index(drop=True)
+        array = check_array(X, dtype=None, ensure_all_finite="allow-nan", estimator=self)
+        if array.shape[1] != len(names):
+            raise ValueError(
+                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {len(names)} features as "
+                "input"
+            )
+        return pd.DataFrame({name: array[:, k] for k, name in enumerate(names)}).infer_objects()
+
+
+def load(path: str | Path, *, client: str | int | None = None, allow_import: bool = False) -> PersonalClassifier:
+    """A bundle, or a site's model, as a classifier of scikit-learn.
+
+    Raises:
+        InputError: as ``Bundle.read``, or there is no such client.
+    """
+    made = PersonalClassifier(path, client=client, allow_import=allow_import)
+    if made._open().about.kind == "models":
+        made._ready()
+    return made
+
+
+def _images(x_N: NDArray[Any], shape: tuple[int, ...]) -> Tensor:
+    channels, height, width = shape
+    whole = x_N.dtype == np.uint8 or (
+        np.issubdtype(x_N.dtype, np.number) and ((x_N >= 0) & (x_N <= 255) & (x_N == np.round(x_N))).all()
+    )
+    if not whole:
+        raise ValueError("X holds numbers that are not pixels: give 8-bit images, 0 to 255")
+    x_N = x_N.astype(np.uint8)
+    if x_N.ndim == 4 and x_N.shape[1:] == (height, width, channels) != (channels, height, width):
+        x_N = x_N.transpose(0, 3, 1, 2)
+    if x_N.ndim < 2 or x_N[:1].size != channels * height * width:
+        raise ValueError(
+            f"X has the shape {x_N.shape}: give images of {width}x{height} pixels with {channels} channels"
+        )
+    return torch.from_numpy(np.ascontiguousarray(x_N).reshape(-1, channels, height, width))

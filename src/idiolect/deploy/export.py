@@ -1,0 +1,256 @@
+"""A personal model as one file that runs without idiolect: raw images or columns in, probabilities out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idiolect.core import files, tree
+from idiolect.core.errors import RunError
+from idiolect.core.import_path import optional
+from idiolect.core.method import Method
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.schema import Inputs
+
+# B samples, F features, C classes
+
+Format = Literal["onnx", "torch"]
+FARTHEST = 1e-4
+"""Probabilities may differ by this from those of the bundle."""
+_OPSET = 20
+_EXAMPLES = 64
+
+
+class Checked(NamedTuple):
+    """What the file was compared on."""
+
+    samples: int
+    difference: float
+    """The largest difference of a probability."""
+
+
+class _Exported(nn.Module):
+    """The model as a module, whose weights are buffers."""
+
+    def __init__(self, model: Personal, method: Method) -> None:
+        super().__init__()
+        leaves, self._build = tree.flatten(model)
+        for k, leaf in enumerate(leaves):
+            self.register_buffer(f"leaf{k}", leaf)
+        self._count, self._method = len(leaves), method
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Probabilities (B, C) of samples as stored."""
+        model = self._build([getattr(self, f"leaf{k}") for k in range(self._count)])
+        return self._method.predict(model.down, model.client, samples).exp()
+
+
+def export(
+    bundle: Bundle,
+    out: Path,
+    *,
+    format: Format = "onnx",
+    client: str | int | None = None,
+    x_R: Tensor | None = None,
+) -> Checked:
+    """Write a model as one file, and compare its probabilities with the bundle's before it has its name.
+
+    ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
+    or texts with "" where a value is missing; or ``samples`` (B, ...), float32. The output ``probabilities`` (B, C).
+    The classes are in the file's metadata. ``torch``: a program of torch.export from samples as stored.
+
+    Args:
+        bundle: with a model that is ready.
+        out: the file.
+        format: of the file.
+        client: whose model, where the bundle has several.
+        x_R: samples as stored to compare on; None takes synthetic ones.
+
+    Raises:
+        InputError: the packages that this needs are not installed, or the bundle has no model.
+        RunError: the model cannot be written in this format, its probabilities differ, or the disk is full.
+    """
+    bundle.ready()
+    model, method = bundle.model(client), bundle.predicting
+    inputs = bundle.about.inputs
+    x_R = examples(inputs) if x_R is None else x_R
+    wanted = log_probabilities(model, method, x_R).exp().numpy()
+    module = _Exported(model, method).eval()
+    if format == "torch":
+        return _torch(module, out, x_R, wanted)
+    optional("onnxscript", "onnx", "exporting to ONNX")
+    onnx, runtime = optional("onnx", "onnx", "exporting to ONNX"), optional("onnxruntime", "onnx", "exporting to ONNX")
+    made = _program(module, x_R, "images" if inputs.kind == "images" else "samples")
+    if inputs.kind == "table":
+        made = onnx.compose.merge_models(_columns(onnx, inputs.columns), made, [("samples", "samples")])
+    _describe(onnx, made, bundle)
+    content = made.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = session.run(["probabilities"], _feed(inputs, x_R))[0]
+    checked = _compared(found, wanted)
+    files.write(out, content)
+    return checked
+
+
+def examples(inputs: Inputs, count: int = _EXAMPLES) -> Tensor:
+    """Synthetic samples as stored, in the range of the real ones."""
+    draw = torch.Generator().manual_seed(0)
+    if inputs.kind == "images":
+        return torch.randint(0, 256, (count, *inputs.shape), dtype=torch.uint8, generator=draw)
+    axes = (-1,) + (1,) * (len(inputs.shape) - 1)
+    mean, std = (torch.tensor(v, dtype=torch.float32).view(axes) for v in (inputs.mean, inputs.std))
+    x_R = torch.randn(count, *inputs.shape, generator=draw) * std + mean
+    at = 0
+    for encoding in inputs.columns:
+        width = len(encoding.features)
+        if encoding.kind == "text":
+            known = [k for k, text in enumerate(encoding.texts) if text] + [width - 1] * encoding.gaps
+            which = torch.tensor(known)[torch.randint(len(known), (count,), generator=draw)]
+            x_R[:, at : at + width] = torch.nn.functional.one_hot(which, width).float()
+        elif encoding.gaps:
+            gone = torch.rand(count, generator=draw) < 0.2
+            x_R[:, at + width - 1] = gone.float()
+            if encoding.value:
+                x_R[gone, at] = torch.nan
+        at += width
+    return x_R
+
+
+def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
+    """The module as an ONNX model of samples as stored."""
+    try:
+        with _quietly():
+            program = torch.onnx.export(
+                module, (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
+                output_names=["probabilities"], dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
+                custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
+            )  # fmt: skip
+    except Exception as error:
+        what = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise RunError(f"this model cannot be written as ONNX ({what[:200]}): take format=torch") from error
+    assert program is not None
+    return program.model_proto
+
+
+def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+    """Euclidean distances (B, N) between rows, which the exporter does not know."""
+    op: Any = optional("onnxscript", "onnx", "exporting to ONNX").opset20
+    apart = op.Sub(op.Unsqueeze(a, op.Constant(value_ints=[1])), op.Unsqueeze(b, op.Constant(value_ints=[0])))
+    return op.Sqrt(op.ReduceSumSquare(apart, op.Constant(value_ints=[2]), keepdims=0))
+
+
+def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
+    """An ONNX model from columns (B,) to samples as stored (B, F)."""
+    make, kind = onnx.helper, onnx.TensorProto
+    nodes: list[Any] = []
+    features: list[str] = []
+    given: list[Any] = []
+    constants: list[Any] = []
+
+    def constant(name: str, type: int, values: list[Any]) -> str:
+        constants.append(make.make_tensor(name, type, [len(values)] if name != "axis" else [1], values))
+        return name
+
+    def feature(operator: str, *inputs: str) -> None:
+        name = f"feature {len(features)}"
+        nodes.append(make.make_node(operator, list(inputs), [f"{name} of {operator}"]))
+        nodes.append(make.make_node("Cast", [f"{name} of {operator}"], [f"{name} (B,)"], to=kind.FLOAT))
+        nodes.append(make.make_node("Unsqueeze", [f"{name} (B,)", "axis"], [name]))
+        features.append(name)
+
+    constant("axis", kind.INT64, [1])
+    for column in columns:
+        text = column.kind == "text"
+        given.append(make.make_tensor_value_info(column.name, kind.STRING if text else kind.DOUBLE, ["samples"]))
+        if text:
+            for value in column.texts:  # one that is not named equals nothing
+                unnamed = f"\0{column.name}"
+                known = constant(f"{column.name}={value}", kind.STRING, [(value or unnamed).encode()])
+                feature("Equal", column.name, known)
+            if column.gaps:
+                feature("Equal", column.name, constant(f"{column.name} missing", kind.STRING, [b""]))
+        else:
+            if column.value:
+                feature("Sub", column.name, constant(f"{column.name} shift", kind.DOUBLE, [column.shift]))
+            if column.gaps:
+                feature("IsNaN", column.name)
+    nodes.append(make.make_node("Concat", features, ["samples"], axis=1))
+    made = make.make_tensor_value_info("samples", kind.FLOAT, ["samples", len(features)])
+    graph = make.make_graph(nodes, "columns", given, [made], constants)
+    return make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=10)
+
+
+def _feed(inputs: Inputs, x_R: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+    """Samples as stored, as the file takes them."""
+    if inputs.kind != "table":
+        return {"images" if inputs.kind == "images" else "samples": x_R.numpy()}
+    fed, at = {}, 0
+    for column in inputs.columns:
+        width = len(column.features)
+        x_RF = x_R[:, at : at + width].numpy()
+        if column.kind == "text":
+            texts = np.array([*column.texts, *([""] if column.gaps else []), "a text that is not known"], dtype=object)
+            known = x_RF.any(1)
+            fed[column.name] = texts[np.where(known, x_RF.argmax(1), len(texts) - 1)]
+        elif column.value:
+            fed[column.name] = x_RF[:, 0].astype(np.float64) + column.shift
+        else:
+            fed[column.name] = np.where(x_RF[:, 0] > 0, np.nan, 0.0)
+        at += width
+    return fed
+
+
+def _describe(onnx: Any, made: Any, bundle: Bundle) -> None:
+    classes = bundle.about.classes
+    made.producer_name = "idiolect"
+    made.doc_string = f"{bundle.about.method.title}: probabilities of {', '.join(classes)}"
+    onnx.helper.set_model_props(
+        made, {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
+    )
+
+
+def _torch(module: nn.Module, out: Path, x_R: Tensor, wanted: np.ndarray[Any, Any]) -> Checked:
+    with _quietly():
+        shapes = ({0: torch.export.Dim("samples", min=1)},)
+        program = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False)
+        with torch.no_grad():
+            checked = _compared(program.module()(x_R).numpy(), wanted)
+        with files.drafted(out) as file:
+            torch.export.save(program, file)
+    return checked
+
+
+def _compared(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Checked:
+    difference = float(np.abs(found - wanted).max())
+    if not difference <= FARTHEST:
+        raise RunError(
+            f"the exported file's probabilities differ by {difference:.2g}, more than {FARTHEST:g}: it was not "
+            "written; take another format"
+        )
+    return Checked(len(wanted), difference)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's warnings about packages and shapes."""
+    names = ("torch.onnx", "torch.onnx._internal.exporter", "torch.onnx._internal.exporter._registration", "onnxscript",
+             "torch.export", "onnx_ir")  # fmt: skip
+    before = {name: logging.getLogger(name).level for name in names}
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+            warnings.simplefilter("ignore")
+            for name in names:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

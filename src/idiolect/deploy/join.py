@@ -1,0 +1,154 @@
+"""Joining: a site that did not train gets its own model, compared with the global one before it ships."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError, blame
+from idiolect.core.method import Data
+from idiolect.core.tree import Tree
+from idiolect.deploy import card, harm
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant, write
+from idiolect.deploy.samples import Samples
+from idiolect.deploy.schema import Site
+from idiolect.engines.threads import OneThread
+
+
+class Joined(NamedTuple):
+    """A site's models, and what their comparison found."""
+
+    clients: dict[harm.Name, Tree]
+    """The client's state with the global and the personal model, and with the local one where there are enough
+    samples."""
+    choice: harm.Choice
+
+    def client(self, weights: Mapping[harm.Name, float]) -> Tree:
+        """The state of a client that predicts by these weights."""
+        own = {name: self.clients[name] for name in weights}
+        return own if len(own) > 1 else next(iter(own.values()))
+
+
+def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Joined:
+    """A site's models, made from its samples and compared on them by cross-validation.
+
+    Args:
+        bundle: what a new client gets.
+        samples: the site's.
+        client: the site's number, on which the draws of a method that has some depend; None takes that of the run's
+            first new client.
+
+    Raises:
+        InputError: the bundle holds models that are ready, or the samples cannot be compared on.
+        RunError: a model cannot be made from these samples.
+    """
+    if bundle.about.kind != "join":
+        raise InputError(f"{bundle.folder} holds personal models, which cannot join: give what idiolect bundle wrote")
+    count = len(samples.y_N)
+    if len(set(samples.y_N.tolist())) < 2:
+        raise InputError(f"all {count} samples are of one class: give samples of two classes or more")
+    down, key = bundle.model().down, bundle.key(client=client)
+    names: list[harm.Name] = ["global", "personal", "local"]
+    names = names if count >= harm.FEW_FOR_LOCAL else names[:2]
+
+    def made(name: harm.Name, row_N: Tensor) -> Tree:
+        """The client's state from some of the samples, with the draws that the simulator makes."""
+        if name == "global":
+            return bundle.fresh
+        data = Data(samples.x_N, samples.y_N, row_N, torch.ones(len(row_N)))
+        with blame(f"the {name} model, {len(row_N)} samples"):
+            return tree.copy(bundle.methods[name].personalise(down, tree.copy(bundle.fresh), data, key))
+
+    def fit(name: harm.Name) -> harm.Fit:
+        def from_rows(row_N: Tensor) -> Callable[[Tensor], Tensor]:
+            model = Personal(down, made(name, row_N))
+            return lambda held: log_probabilities(model, bundle.methods[name], samples.x_N[held]).double()
+
+        return from_rows
+
+    with OneThread():
+        choice = harm.compare({name: fit(name) for name in names}, samples.y_N, bundle.key("folds", client))
+        every = torch.arange(count)
+        return Joined({name: made(name, every) for name in names if name in choice.logp_NC}, choice)
+
+
+def join(
+    bundle: Bundle, samples: Samples, out: Path, *, client: int | None = None, ships: harm.Name | None = None
+) -> Bundle:
+    """Make a site's model and write it as a bundle, with a page that says how it was chosen.
+
+    Args:
+        bundle: what a new client gets.
+        samples: the site's.
+        out: a new or empty folder.
+        client: see ``joined``.
+        ships: the model to take whatever the comparison says; None takes its choice.
+
+    Raises:
+        InputError: as ``joined``, or the folder is not empty, or there are too few samples for the model asked for.
+        RunError: a model cannot be made, or the disk is full.
+    """
+    from idiolect.deploy import page
+
+    vacant(out)
+    found = joined(bundle, samples, client=client)
+    weights = chosen(found, ships)
+    about = bundle.about.model_copy(
+        update={
+            "kind": "models",
+            "models": ("this site",),
+            "key": bundle.about.key.model_copy(update={} if client is None else {"client": client}),
+            "site": _site(found, samples, weights),
+        }
+    )
+    down = bundle.model().down
+    drawn = page.text(about, found.choice, samples.y_N)
+    own = [(down.own, found.client(weights))]
+    return write(out, about, down.shared, own, card.text(about), more={"report.html": drawn})
+
+
+def chosen(found: Joined, ships: harm.Name | None) -> dict[harm.Name, float]:
+    """The weights of what ships: those of the comparison, or one model alone where it is asked for.
+
+    Raises:
+        InputError: there are too few samples for this model.
+    """
+    if ships is None:
+        return found.choice.weights
+    if ships not in found.clients:
+        raise InputError(
+            f"a local model needs {harm.FEW_FOR_LOCAL} samples or more: give {harm.FEW_FOR_LOCAL}, or leave out ships"
+        )
+    return {ships: 1.0}
+
+
+def _site(found: Joined, samples: Samples, weights: Mapping[harm.Name, float]) -> Site:
+    choice, y_N = found.choice, samples.y_N
+    ships: harm.Ships = "blend" if len(weights) > 1 else next(iter(weights))
+    asked = dict(weights) != choice.weights
+    compared: dict[str, dict[str, float | None]] = {
+        name: {"accuracy": _accuracy(logp, y_N), "loss": _loss(logp, y_N)}
+        | (choice.difference[name]._asdict() if name in choice.difference else {})
+        for name, logp in choice.logp_NC.items()
+    }
+    right_N = choice.logp_NC[ships].gather(1, y_N[:, None])[:, 0].exp()
+    return Site(
+        ships=ships, weights=dict(weights), samples=len(y_N), compared=compared,
+        why=f"it was asked for; by the comparison {choice.why}" if asked else choice.why,
+        scores=tuple(sorted(right_N.tolist())),
+    )  # fmt: skip
+
+
+def _accuracy(logp_NC: Tensor, y_N: Tensor) -> float:
+    return float((logp_NC.argmax(1) == y_N).double().mean())
+
+
+def _loss(logp_NC: Tensor, y_N: Tensor) -> float | None:
+    loss = float(torch.nn.functional.nll_loss(logp_NC, y_N))
+    return loss if math.isfinite(loss) else None

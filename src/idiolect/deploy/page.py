@@ -1,0 +1,139 @@
+"""The page about a site's models: how they compare, class by class, and how sure one can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from idiolect.deploy.harm import Choice, Ships
+from idiolect.deploy.schema import About
+from idiolect.report.figures.figure import Figure
+from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
+from idiolect.report.page import render_page
+
+# N samples, C classes
+
+_BINS = 10
+_COLOURS = {"global": "#7f7f7f", "personal": "#1f77b4", "local": "#ff7f0e", "blend": "#2ca02c"}
+_Z = 1.959964
+_CLASSES = 100  # rows of the table
+
+
+def text(about: About, choice: Choice, y_N: Tensor) -> str:
+    """The page, as HTML."""
+    assert about.site is not None
+    logp = choice.logp_NC
+    right = {name: p.argmax(1) == y_N for name, p in logp.items()}
+    figure = _calibration(logp, y_N)
+    shares = ", ".join(f"{name} {100 * w:.0f} %" for name, w in about.site.weights.items())
+    return render_page(
+        "site.html",
+        {"site-calibration": figure.spec | {"description": figure.title}},
+        title=f"{about.method.title} at this site",
+        facts=[
+            ("Model", shares),
+            ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes"),
+            ("Clients that trained", str(about.clients)),
+        ],
+        why=about.site.why,
+        models=[_line(name, right, choice, about.site.ships) for name in logp],
+        settled=choice.settled,
+        names=list(logp),
+        classes=_classes(about.classes, right, y_N),
+        disagree=_disagree(right, logp),
+        figure=figure,
+    )
+
+
+def interval(right: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927)."""
+    if not count:
+        return 0.0, 1.0
+    share, z2 = right / count, _Z**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return middle - half, middle + half
+
+
+def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str) -> dict[str, Any]:
+    low, high = interval(int(right[name].sum()), len(right[name]))
+    difference = choice.difference.get(name)
+    return {
+        "name": name,
+        "ships": name == ships,
+        "accuracy": float(right[name].double().mean()),
+        "interval": f"{100 * low:.1f} to {100 * high:.1f}",
+        "difference": None if difference is None else difference.mean,
+        "between": "" if difference is None else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+    }
+
+
+def _classes(classes: Sequence[str], right: Mapping[Ships, Tensor], y_N: Tensor) -> list[dict[str, Any]]:
+    count_C = torch.bincount(y_N, minlength=len(classes)).tolist()
+    shown = [c for c in range(len(classes)) if count_C[c]][:_CLASSES]
+    recall = {name: [float(r[y_N == c].double().mean()) for c in shown] for name, r in right.items()}
+    return [
+        {"name": classes[c], "count": count_C[c], "recall": [recall[name][k] for name in right]}
+        for k, c in enumerate(shown)
+    ]
+
+
+def _disagree(right: Mapping[Ships, Tensor], logp: Mapping[Ships, Tensor]) -> list[dict[str, Any]]:
+    """For each pair of models on how many samples they say different classes, and who is right there."""
+    names, lines = list(right), []
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            apart_N = logp[one].argmax(1) != logp[other].argmax(1)
+            a, b = int((right[one] & apart_N).sum()), int((right[other] & apart_N).sum())
+            count = int(apart_N.sum())
+            lines.append({"one": one, "other": other, "count": count, "first": a, "second": b, "none": count - a - b})
+    return lines
+
+
+def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
+    """How often each model is right, by how sure it is."""
+    lines = []
+    for name, logp_NC in logp.items():
+        sure_N, said_N = logp_NC.exp().max(1)
+        bin_N = (sure_N * _BINS).long().clamp(max=_BINS - 1)
+        for b in sorted(set(bin_N.tolist())):
+            mine = bin_N == b
+            lines.append({
+                "model": name, "sure": float(sure_N[mine].mean()), "samples": int(mine.sum()),
+                "right": float((said_N == y_N)[mine].double().mean()),
+            })  # fmt: skip
+    names = list(logp)
+    scale = {"domain": names, "range": [_COLOURS[name] for name in names]}
+    both = {
+        "x": per_cent("sure", "Mean confidence", axis={"format": "%"}),
+        "y": per_cent("right", "Share that is right", axis={"format": "%"}),
+    }
+    spec = {
+        "height": 260,
+        "layer": [
+            {
+                "data": {"values": [{"sure": 0, "right": 0}, {"sure": 1, "right": 1}]},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": "currentColor", "opacity": 0.5},
+                "encoding": both,
+            },
+            {
+                "data": inline_data(pd.DataFrame(lines)),
+                "mark": {"type": "line", "point": True},
+                "encoding": both
+                | {
+                    "color": {"field": "model", "type": "nominal", "scale": scale, "title": None},
+                    "tooltip": tooltip("model", "sure=mean confidence", "right=share right", "samples"),
+                },
+            },
+        ],
+    }
+    return Figure(
+        "calibration", "How sure the models are, and how often they are right",
+        "Samples in ten bins by the probability of the class that a model names. On the dashed line a model is as "
+        "often right as it says. Each sample is predicted by models made without it.", spec,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Predictions of a site's model, some samples at a time, written as they come."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from idiolect.core import files
+from idiolect.core.errors import InputError
+from idiolect.deploy.bundle import Bundle, log_probabilities
+from idiolect.deploy.samples import stream
+
+# N samples, C classes
+
+CHUNK = 4096
+"""Samples that are read, predicted and written at a time."""
+
+
+class Counted(NamedTuple):
+    """How many samples were predicted, and of how many the answer was withheld."""
+
+    samples: int
+    abstained: int
+
+
+def predict(
+    bundle: Bundle,
+    where: str | Path,
+    out: Path,
+    *,
+    client: str | int | None = None,
+    level: float | None = None,
+    resize: bool = False,
+    as_is: Sequence[str] = (),
+) -> Counted:
+    """Predict the samples of a file or folder and write them as a table.
+
+    The table has the columns that are not inputs (or the images' names), ``label``, a probability ``p_CLASS`` for each
+    class and, with ``level``, ``set``: the classes that could be right, joined by "|". Where these are not exactly one,
+    ``label`` is empty.
+
+    Args:
+        bundle: with a model that is ready.
+        where: the samples: a table, or a folder of images.
+        out: a file .parquet or .csv.
+        client: whose model, where the bundle has several.
+        level: of the sets, as 0.9: on average they hold the right class for this share of samples like the site's own.
+        resize: whether images of another size are stretched.
+        as_is: columns whose numbers are used although they look like those of another unit.
+
+    Raises:
+        InputError: the samples are not what the bundle takes, the file cannot have this name, or the bundle was made
+            without samples, which ``level`` needs.
+        RunError: the disk is full.
+    """
+    if out.suffix.lower() not in (".parquet", ".csv"):
+        raise InputError(f"out={out} is not a name that idiolect writes: end it in .parquet or .csv")
+    threshold = None if level is None else threshold_of(bundle, level)
+    bundle.ready()
+    model, method = bundle.model(client), bundle.predicting
+    samples = abstained = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal samples, abstained
+        for x_N, beside in stream(where, bundle.about.inputs, CHUNK, resize=resize, as_is=as_is):
+            p_NC = log_probabilities(model, method, x_N).exp()
+            table = predicted(p_NC, bundle.about.classes, threshold, beside)
+            samples += len(p_NC)
+            abstained += table.column("label").null_count
+            yield table
+
+    _write(out, tables())
+    return Counted(samples, abstained)
+
+
+def predicted(p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame) -> pa.Table:
+    """Probabilities as a table; see ``predict``."""
+    names = pa.array(classes, pa.string())
+    label = names.take(pa.array(p_NC.argmax(1).numpy()))
+    columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
+    for taken in ("label", "set"):
+        if taken in columns:
+            columns[f"{taken} of the data"] = columns.pop(taken)
+    if threshold is not None:
+        inside_NC = p_NC >= threshold
+        sets = ["|".join(c for c, ok in zip(classes, row, strict=True) if ok) for row in inside_NC.tolist()]
+        label = pa.compute.if_else(pa.array((inside_NC.sum(1) == 1).numpy()), label, pa.scalar(None, pa.string()))
+        columns["set"] = pa.array(sets, pa.string())
+    columns = {**columns, "label": label}
+    columns |= {f"p_{name}": pa.array(p_NC[:, k].double().numpy()) for k, name in enumerate(classes)}
+    return pa.table(columns)
+
+
+def threshold_of(bundle: Bundle, level: float) -> float:
+    """The least probability that a class needs to be in a set at this level.
+
+    Split conformal prediction: with s_i the probability of the right class of the site's own samples, each by a model
+    made without it, the threshold is the k-th least of them, k = floor((n + 1) (1 - level)); 0 where k is 0, so that
+    every class is in every set.
+
+    Source: Sadinle, Lei & Wasserman, Least Ambiguous Set-Valued Classifiers, JASA 2019; with the scores of all folds in
+    place of one split, as in cross-conformal prediction (Vovk, 2015), whose guarantee is 1 - 2 (1 - level).
+
+    Raises:
+        InputError: the level is not between 0 and 1, or the bundle has no scores.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"level={level:g} is not between 0 and 1: give the share of sets that hold the right class")
+    scores = bundle.about.site.scores if bundle.about.site else ()
+    if not scores:
+        raise InputError(
+            "this bundle was made without samples, which a level needs: join with it first, or leave it out"
+        )
+    k = math.floor((len(scores) + 1) * (1 - level) + 1e-9)
+    return sorted(scores)[k - 1] if k else 0.0
+
+
+def _write(out: Path, tables: Iterator[pa.Table]) -> None:
+    """Write tables with the columns of the first into one file, whole or not at all."""
+    first = next(tables, None)
+    if first is None:
+        raise InputError("there are no samples to predict: give some")
+    kind = pq.ParquetWriter if out.suffix.lower() == ".parquet" else pyarrow.csv.CSVWriter
+    with files.drafted(out) as file, kind(file, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table.cast(first.schema))

@@ -1,0 +1,254 @@
+"""A site's samples, read as the bundle takes them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.core.errors import InputError, listed, nearest, option
+from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom.columns import find_target, missing, text_of
+from idiolect.data.custom.images import Encoded
+from idiolect.data.custom.parts import Part
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.schema import Inputs
+
+# R samples, N samples of this site, F features
+
+log = logging.getLogger(__name__)
+
+_OFF = 8  # standard deviations from the mean at which half of the values look like those of another unit
+_APART = 2  # standard deviations between means, with spreads that differ by the factor above
+_FEW = 8  # values of which a mean and a spread say something
+
+
+class Samples(NamedTuple):
+    """Samples as stored, and their labels."""
+
+    x_N: Tensor
+    y_N: Tensor
+    """Places among the bundle's classes, int64; -1 where a label is missing, if labels were not asked for."""
+
+
+def read(
+    where: str | Path,
+    inputs: Inputs,
+    classes: Sequence[str],
+    target: str | None,
+    *,
+    resize: bool = False,
+    as_is: Sequence[str] = (),
+) -> Samples:
+    """A site's labelled samples.
+
+    Args:
+        where: a table (.csv, .tsv, .parquet, .jsonl), or a folder of images as ``<class>/<image>`` or beside a
+            metadata.csv.
+        inputs: what the bundle takes.
+        classes: the names of its classes.
+        target: the column of labels; folders of classes need none.
+        resize: whether images of another size are stretched.
+        as_is: columns whose numbers are used although they look like those of another unit.
+
+    Raises:
+        InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
+    """
+    part = streaming.whole(where, target=target)
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    reader.check(part)
+    label = find_target([str(c) for c in part.frame], target, str(where))
+    y_N = labels(part.frame[label], classes, str(where))
+    if not len(y_N):
+        raise InputError(f"{where} has no samples: give some")
+    return Samples(reader.encode(Part(part.frame.drop(columns=label), part.pictures)), torch.from_numpy(y_N))
+
+
+def stream(
+    where: str | Path, inputs: Inputs, size: int, *, resize: bool = False, as_is: Sequence[str] = ()
+) -> Iterator[tuple[Tensor, pd.DataFrame]]:
+    """A site's samples, ``size`` at a time, and the columns that are not inputs, or the images' names.
+
+    Raises:
+        InputError: as ``read``; a fault far down is found when it is reached.
+    """
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    for part in streaming.some(where, size, reader.numbers):
+        x_R = reader.encode(part)
+        used = {c.name for c in inputs.columns} | set(reader.names)
+        beside = part.frame[[c for c in part.frame if str(c) not in used]]
+        if part.pictures is not None:
+            beside = beside.assign(image=[one.name for one in part.pictures])
+        yield x_R, beside
+
+
+def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.int64]:
+    """The places (N,) of labels among the classes.
+
+    Raises:
+        InputError: a label is missing or is not a class.
+    """
+    gone = np.flatnonzero(missing(values))
+    if gone.size:
+        raise InputError(
+            f"the label is missing in {gone.size} of {len(values)} rows of {where} (the first is row {gone[0]}, "
+            "counting from 0): fill it in or remove those rows"
+        )
+    names = values.astype(object).map(text_of)
+    place = {name: k for k, name in enumerate(classes)}
+    strange = sorted(set(names) - set(place))
+    if strange:
+        raise InputError(
+            f"{where} has the label {strange[0]!r}, which the bundle does not know; its classes are "
+            f"{listed(classes, 12)}: correct the labels, or remove those rows"
+        )
+    return np.array(names.map(place), np.int64)
+
+
+class Reader:
+    """Makes a site's tables and images what a bundle takes, and says once what it changed."""
+
+    def __init__(self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = ()) -> None:
+        self.inputs, self.where, self._resize = inputs, where, resize
+        self.names: dict[str, str] = {}
+        """The site's name of a column by the bundle's, where they differ, and the other way round."""
+        self.numbers = [e.name for e in inputs.columns if e.kind == "number"]
+        self._as_is, self._said = set(as_is), set[str]()
+        if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
+            raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
+
+    def encode(self, part: Part) -> Tensor:
+        """The samples of a part as stored.
+
+        Raises:
+            InputError: they are not what the bundle takes.
+        """
+        self.check(part)
+        return self._table(part.frame) if part.pictures is None else self._images(part.pictures)
+
+    def check(self, part: Part) -> None:
+        """Check that samples are of the bundle's kind.
+
+        Raises:
+            InputError: they are not.
+        """
+        if self.inputs.kind == "numbers":
+            raise InputError("this bundle takes arrays, which only Python can give: see idiolect.load")
+        if self.inputs.kind == "images" and part.pictures is None:
+            raise InputError(f"{self.where} is a table, and this bundle takes images: give a folder of images")
+        if self.inputs.kind == "table" and part.pictures is not None:
+            raise InputError(f"{self.where} has images, and this bundle takes a table: give a table")
+
+    def _images(self, pictures: list[Encoded]) -> Tensor:
+        channels, height, width = self.inputs.shape
+        x_R = images.read(pictures, (width, height) if self._resize else None, self.where)
+        if x_R.shape[2:] != (height, width):
+            raise InputError(
+                f"{self.where} has images of {x_R.shape[3]}x{x_R.shape[2]} pixels, and this bundle takes "
+                f"{width}x{height}: give {option('resize', True)} to stretch them, if that is what they need"
+            )
+        if x_R.shape[1] == 1 and channels == 3:
+            return x_R.expand(-1, 3, -1, -1).contiguous()
+        if x_R.shape[1] != channels:
+            raise InputError(f"{self.where} has colour images, and this bundle takes grey ones: convert them")
+        return x_R
+
+    def _table(self, frame: pd.DataFrame) -> Tensor:
+        frame = self._matched(frame)
+        for encoding in self.inputs.columns:
+            self._look(encoding, frame[encoding.name])
+        x_RF = tables.encoded(self.inputs.columns, frame)
+        self._scales(x_RF)
+        return x_RF
+
+    def _matched(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The frame with the bundle's columns, of whatever order, letter case and spacing."""
+        there = [str(c) for c in frame]
+        folded = {_folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
+        wanted: dict[str, str] = {}
+        lost = []
+        for encoding in self.inputs.columns:
+            name = encoding.name if encoding.name in there else folded.get(_folded(encoding.name))
+            if name is None:
+                lost.append(encoding.name)
+            else:
+                wanted[encoding.name] = name
+        if lost:
+            few = [c for c in there if c not in wanted.values()]
+            raise InputError(
+                f"{self.where} has no column {lost[0]!r}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}; "
+                f"{nearest(lost[0], few) if few else 'it has no other columns'}: the bundle takes "
+                f"{listed([e.name for e in self.inputs.columns], 12)}; add it, with empty cells where it is not known"
+            )
+        for name, found in wanted.items():
+            if name != found:
+                self.names[name], self.names[found] = found, name
+                self._say(f"column {found!r} is taken as {name!r}")
+        extra = [c for c in there if c not in wanted.values()]
+        if extra:
+            self._say(f"columns that the bundle does not take are not used: {listed(extra, 8)}")
+        return pd.DataFrame({name: frame[found] for name, found in wanted.items()})
+
+    def _look(self, encoding: Encoding, values: pd.Series) -> None:
+        gone = int(missing(values).sum())
+        if gone and not encoding.gaps:
+            self._say(f"column {encoding.name!r} has empty cells, which it never had in training: the mean is used")
+        if encoding.kind == "number" and not pd.api.types.is_numeric_dtype(values):
+            texts = pd.to_numeric(values, errors="coerce").isna() & ~missing(values)
+            if texts.any():
+                row = int(np.flatnonzero(texts)[0])
+                raise InputError(
+                    f"column {encoding.name!r} of {self.where} has {int(texts.sum())} texts where the bundle takes "
+                    f"numbers (the first in row {row}, counting from 0): correct them, or leave the cells empty"
+                )
+        if encoding.kind == "text":
+            known = values[~missing(values)].astype(object).map(text_of)
+            unknown = (~known.isin(encoding.texts)).sum()
+            if len(known) and unknown == len(known):
+                raise InputError(
+                    f"column {encoding.name!r} of {self.where} has none of the texts that the bundle knows "
+                    f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"
+                )
+            if unknown:
+                self._say(f"column {encoding.name!r} has {unknown} values that the bundle does not know")
+
+    def _scales(self, x_RF: Tensor) -> None:
+        """Refuse numbers that look like those of another unit."""
+        at = 0
+        for encoding in self.inputs.columns:
+            if encoding.kind == "number" and encoding.scaled and encoding.value and encoding.name not in self._as_is:
+                x_R = x_RF[:, at].double().numpy()
+                known = x_R[~np.isnan(x_R)]
+                mean, std = self.inputs.mean[at], self.inputs.std[at]
+                if len(known) >= _FEW and _of_another_unit(known, mean, std):
+                    shift = encoding.shift
+                    raise InputError(
+                        f"column {encoding.name!r} of {self.where} looks like another unit: its mean is "
+                        f"{known.mean() + shift:.4g} with a spread of {known.std():.3g}, and in training it was "
+                        f"{mean + shift:.4g} with {std:.3g}: convert it, or give {option('as_is', encoding.name)} if "
+                        "the numbers are right"
+                    )
+            at += len(encoding.features)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            log.warning("%s: %s", self.where, sentence)
+
+
+def _of_another_unit(x_N: NDArray[np.float64], mean: float, std: float) -> bool:
+    far = np.median(np.abs(x_N - mean)) > _OFF * std
+    spread = x_N.std() / std
+    return bool(far or (abs(x_N.mean() - mean) > _APART * std and not 1 / _OFF < spread < _OFF))
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold())

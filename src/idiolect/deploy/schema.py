@@ -1,0 +1,173 @@
+"""``bundle.json``: what a bundle says about itself. Its JSON schema is published in the documentation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from idiolect.core.method import Augment
+from idiolect.data.datasets.dataset import Encoding
+
+VERSION = 1
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+_Count = Annotated[int, Field(ge=1, le=2**40)]
+_Weight = Annotated[float, Field(gt=0, le=1 + 1e-6)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MethodPart(_Part):
+    """The method with all its options."""
+
+    name: _Name
+    title: str
+    options: dict[str, Any]
+
+
+class NetworkPart(_Part):
+    """The network. ``code`` is the SHA-256 of the file that defines a network of one's own, else None."""
+
+    model: _Name
+    code: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class TrainingPart(_Part):
+    """How a client trains, for methods whose personal model needs steps: as in ``Study``."""
+
+    local_epochs: _Count
+    batch_size: _Count
+    optimiser: Literal["sgd", "adam"]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    augment: Augment
+    drop_last: bool
+
+
+class Inputs(_Part):
+    """The samples that the network takes.
+
+    Attributes:
+        kind: "images" are 8-bit, (channels, height, width); a "table" has named columns; "numbers" are anything else.
+        shape: of one sample as stored.
+        columns: of a table, in the order of their features.
+        mean: per channel (on a scale of 0 to 1) or feature.
+        std: like ``mean``.
+    """
+
+    kind: Literal["images", "table", "numbers"]
+    shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
+    columns: tuple[Encoding, ...] = ()
+    mean: tuple[_Finite, ...]
+    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+
+
+class KeyPart(_Part):
+    """What the random draws of a joining client depend on: the run's seed and round, and the client's number."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    round: _Count
+    client: Annotated[int, Field(ge=0, le=2**40)]
+
+
+class ClientPart(_Part):
+    """A client of the run, measured on its test samples after the last round; NaN is written as null."""
+
+    name: str
+    train: int
+    test: int
+    received: _Finite | None = None
+    """Accuracy of the model that the server sends, 0 to 1."""
+    personal: _Finite | None = None
+    """Accuracy of its personal model, 0 to 1."""
+    new: bool = False
+    """Whether it did not train."""
+
+
+class Evaluation(_Part):
+    """What the run measured of this method."""
+
+    protocol: str
+    clients: tuple[ClientPart, ...]
+    loss: _Finite | None = None
+    calibration_error: _Finite | None = None
+
+
+class Revealed(_Part):
+    """The messages that made the model: their parts by name, with symbolic shapes, and bytes."""
+
+    down: dict[str, str]
+    up: dict[str, str]
+    bytes_down: int
+    bytes_up: int
+    uploads_are_sums: bool
+    joins_by: str
+
+
+class Provenance(_Part):
+    """Where it is from."""
+
+    made: str
+    versions: dict[str, str]
+    study: dict[str, Any]
+    dataset: str
+    data_digest: str
+    samples: tuple[int, ...]
+    """Training samples of each class over all clients that trained."""
+
+
+class Site(_Part):
+    """How a site's model was chosen, for bundles that ``join`` wrote.
+
+    Attributes:
+        ships: which model it is: one, or a blend of several.
+        weights: how much each model counts.
+        why: a sentence.
+        samples: how many the site had.
+        compared: for each model its out-of-fold accuracy and log loss, and its difference to the global one.
+        scores: for each of the site's samples the probability of the right class, by a model made without the sample;
+            sorted.
+    """
+
+    ships: Literal["global", "personal", "local", "blend"]
+    weights: dict[Literal["global", "personal", "local"], Annotated[float, Field(gt=0, le=1 + 1e-6)]] = Field(
+        min_length=1
+    )
+    why: str
+    samples: _Count
+    compared: dict[str, dict[str, _Finite | None]]
+    scores: tuple[Annotated[float, Field(ge=0, le=1.01)], ...] = ()
+
+
+class About(_Part):
+    """The content of ``bundle.json``.
+
+    Attributes:
+        format: always "idiolect bundle".
+        version: of this format.
+        kind: "join": what a new client gets, from which a site makes its own model; "models": personal models that are
+            ready to predict.
+        models: the names of the personal models, in the order in which they are stored.
+        files: SHA-256 of each other file of the folder.
+    """
+
+    format: Literal["idiolect bundle"] = "idiolect bundle"
+    version: Literal[1] = 1
+    kind: Literal["join", "models"]
+    method: MethodPart
+    network: NetworkPart
+    classes: tuple[_Name, ...] = Field(min_length=1, max_length=100_000)
+    clients: _Count
+    training: TrainingPart
+    inputs: Inputs
+    key: KeyPart
+    models: tuple[str, ...] = ()
+    evaluation: Evaluation | None = None
+    revealed: Revealed | None = None
+    provenance: Provenance | None = None
+    site: Site | None = None
+    files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(default_factory=dict)

@@ -1,0 +1,153 @@
+"""A bundle as a classifier of scikit-learn."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import idiolect as idl
+from idiolect.deploy.bundle import Bundle
+
+
+@pytest.fixture
+def x(graz: pd.DataFrame) -> pd.DataFrame:
+    return graz.drop(columns="diagnosis")
+
+
+def test_fit_predict_score(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
+    made = idl.load(of_table.folder)
+    with pytest.raises(NotFittedError, match="call fit"):
+        made.predict(x)
+    assert made.classes_.tolist() == ["benign", "malignant"]
+    assert made.n_features_in_ == 6
+    assert made.feature_names_in_.tolist() == list(x)
+    assert made.fit(x[:60], graz["diagnosis"][:60]) is made
+    p_NC = made.predict_proba(x[60:])
+    np.testing.assert_allclose(p_NC.sum(1), 1)
+    assert made.predict(x[60:]).tolist() == made.classes_[p_NC.argmax(1)].tolist()
+    assert made.score(x[60:], graz["diagnosis"][60:]) > 0.8
+    assert sum(made.weights_.values()) == pytest.approx(1)
+    again = pickle.loads(pickle.dumps(made))
+    np.testing.assert_array_equal(again.predict_proba(x[60:]), p_NC)
+
+
+def test_it_works_inside_scikit_learn(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
+    made = idl.PersonalClassifier(of_table.folder, ships="personal")
+    assert clone(made).get_params() == made.get_params()
+    same = FunctionTransformer(lambda frame: frame)
+    scores = cross_val_score(make_pipeline(same, made), x[:60], graz["diagnosis"][:60], cv=3)
+    assert (scores > 0.6).all()
+
+
+def test_a_site_that_has_its_model(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame, tmp_path: Path) -> None:
+    from idiolect.deploy.join import join
+    from idiolect.deploy.samples import read
+
+    graz[:60].to_csv(tmp_path / "graz.csv", index=False)
+    mine = read(tmp_path / "graz.csv", of_table.about.inputs, of_table.about.classes, "diagnosis")
+    join(of_table, mine, tmp_path / "site", ships="personal")
+    site = idl.load(tmp_path / "site")
+    fitted = idl.PersonalClassifier(of_table.folder, ships="personal").fit(x[:60], graz["diagnosis"][:60])
+    np.testing.assert_allclose(site.predict_proba(x[60:]), fitted.predict_proba(x[60:]), atol=1e-6)
+    with pytest.raises(idl.InputError, match="models that are ready"):
+        site.fit(x, graz["diagnosis"])
+
+
+def test_arrays_take_the_columns_in_their_order(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
+    made = idl.PersonalClassifier(of_table.folder, ships="personal").fit(x[:60], graz["diagnosis"][:60])
+    np.testing.assert_array_equal(made.predict_proba(x.to_numpy()[60:]), made.predict_proba(x[60:]))
+    with pytest.raises(ValueError, match="X has 5 features, but PersonalClassifier is expecting 6"):
+        made.predict(x.to_numpy()[:, :5])
+
+
+@pytest.fixture(scope="module")
+def of_digits(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    study = idl.Study(dataset="digits", clients=4, rounds=2, local_epochs=1, methods=["fedlda"], model="mlp")
+    folder = tmp_path_factory.mktemp("digits")
+    return idl.run(study, folder / "run", engine="sequential").bundle("fedlda", folder / "bundle")
+
+
+def test_images_of_every_layout(of_digits: Bundle) -> None:
+    source = idl.data.load("digits")
+    images, labels = source.x_R[:200, 0].numpy(), source.y_R[:200].numpy()
+    made = idl.load(of_digits.folder)
+    assert made.classes_.tolist() == list(range(10))
+    assert made.n_features_in_ == 64
+    made.fit(images[:100], labels[:100])
+    p_NC = made.predict_proba(images[100:])
+    for same in (
+        images[100:, None],
+        images[100:, ..., None],
+        images[100:].reshape(100, 64),
+        images[100:].astype(float),
+    ):
+        np.testing.assert_array_equal(made.predict_proba(same), p_NC)
+    assert made.predict(images[100:]).dtype.kind == "i"
+    with pytest.raises(ValueError, match="not pixels"):
+        made.predict(images[100:] / 255)
+    with pytest.raises(ValueError, match="images of 8x8 pixels"):
+        made.predict(images[100:, :5])
+
+
+def test_wrong_labels(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
+    made = idl.load(of_table.folder)
+    with pytest.raises(idl.InputError, match="has the label 'ill'"):
+        made.fit(x[:20], ["ill"] * 20)
+    with pytest.raises(ValueError, match="give one label per sample"):
+        made.fit(x[:20], graz["diagnosis"][:19])
+    with pytest.raises(idl.InputError, match="of one class"):
+        made.fit(x[:5], ["benign"] * 5)
+
+
+COLUMNS = "its data have another number of columns than the bundle"
+CLASSES = "its data have classes that the bundle does not know"
+SCALE = "its data are 100 standard deviations away from the bundle's, which are refused as those of another unit"
+EXCEPTIONS = {
+    "check_fit_score_takes_y": COLUMNS, "check_dont_overwrite_parameters": COLUMNS,
+    "check_n_features_in_after_fitting": COLUMNS, "check_estimators_dtypes": COLUMNS, "check_dtype_object": COLUMNS,
+    "check_pipeline_consistency": COLUMNS, "check_estimators_pickle": COLUMNS,
+    "check_f_contiguous_array_estimator": COLUMNS, "check_supervised_y_2d": COLUMNS,
+    "check_methods_sample_order_invariance": COLUMNS, "check_methods_subset_invariance": COLUMNS,
+    "check_dict_unchanged": COLUMNS, "check_fit2d_predict1d": COLUMNS, "check_fit2d_1sample": COLUMNS,
+    "check_fit2d_1feature": COLUMNS, "check_positive_only_tag_during_fit": COLUMNS,
+    "check_estimators_overwrite_params": CLASSES, "check_estimators_fit_returns_self": CLASSES,
+    "check_readonly_memmap_input": CLASSES, "check_classifier_data_not_an_array": CLASSES,
+    "check_classifiers_classes": CLASSES, "check_classifiers_train": CLASSES,
+    "check_fit_idempotent": SCALE, "check_fit_check_is_fitted": SCALE,
+    "check_estimators_nan_inf": "missing values are allowed, and infinite ones are refused in other words",
+    "check_classifiers_one_label": "a site with one class cannot be compared on",
+    "check_n_features_in": "the bundle says it before fit",
+}  # fmt: skip
+"""scikit-learn's checks that cannot hold, because a bundle fixes the columns, their scale and the classes."""
+
+
+def test_scikit_learns_own_checks(tmp_path: Path) -> None:
+    estimator_checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    source = idl.data.from_arrays(x, (x.sum(1) > 0).astype(int), clients=np.repeat([0, 1, 2], 30))
+    run = idl.run(idl.Study(data=source, methods=["fedlda"], rounds=2), tmp_path / "run", engine="sequential")
+    run.bundle("fedlda", tmp_path / "bundle")
+    made = idl.PersonalClassifier(str(tmp_path / "bundle"), ships="personal")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = estimator_checks.check_estimator(
+                made, expected_failed_checks=EXCEPTIONS, on_fail=None, on_skip=None
+            )
+        except TypeError:
+            pytest.skip("scikit-learn before 1.6 does not know expected failures")
+    by = {s: {one["check_name"] for one in found if one["status"] == s} for s in ("failed", "passed", "xfail")}
+    assert by["failed"] == set()
+    assert len(by["passed"]) >= 20
+    assert by["xfail"] == set(EXCEPTIONS)

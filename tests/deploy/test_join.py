@@ -1,0 +1,242 @@
+"""A site joins with its own table or images: what is matched, what is refused, and what is written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import idiolect as idl
+from idiolect import cli
+from idiolect.deploy.bundle import Bundle, log_probabilities
+from idiolect.deploy.join import joined
+from idiolect.deploy.samples import read
+
+
+@pytest.fixture
+def call(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
+    def run(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(line))
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+def samples(where: object, of_table: Bundle, **how: object):
+    return read(where, of_table.about.inputs, of_table.about.classes, "diagnosis", **how)
+
+
+def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
+    code, out, err = call(f"join {of_table.folder} --data graz.csv --target diagnosis --out site")
+    assert (code, err) == (0, "")
+    assert out.startswith("This site uses the ")
+    site = Bundle.read("site")
+    site.check()
+    assert site.about.site.samples == 60
+    assert sum(site.about.site.weights.values()) == pytest.approx(1)
+    assert sorted(p.name for p in Path("site").iterdir()) == [
+        "README.md", "bundle.json", "model.safetensors", "report.html"
+    ]  # fmt: skip
+    page = Path("site/report.html").read_text()
+    for said in ("pFedFDA at this site", "Class by class", "malignant", "Where they disagree", "personal"):
+        assert said in page
+    code, out, err = call("predict site --data new.csv --out p.csv")
+    assert code == 0, err
+    found = pd.read_csv("p.csv")
+    assert list(found) == ["label", "p_benign", "p_malignant"]
+    assert len(found) == len(graz) - 60
+    assert (found["label"] == graz["diagnosis"][60:].to_numpy()).mean() > 0.8
+    np.testing.assert_allclose(found[["p_benign", "p_malignant"]].sum(axis=1), 1, atol=1e-5)
+
+
+def test_the_joined_model_is_what_was_compared(of_table: Bundle, here: Path) -> None:
+    mine = samples("graz.csv", of_table)
+    found = joined(of_table, mine)
+    assert set(found.clients) == {"global", "personal", "local"}
+    for name, logp_NC in found.choice.logp_NC.items():
+        assert logp_NC.shape == (60, 2), name
+        np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
+    again = joined(of_table, mine)
+    assert again.choice.weights == found.choice.weights
+    few = joined(of_table, type(mine)(mine.x_N[:30], mine.y_N[:30]))
+    assert set(few.clients) == {"global", "personal"}
+
+
+@pytest.mark.parametrize("ships", ["global", "personal", "local"])
+def test_one_model_can_be_asked_for(call, of_table: Bundle, ships: str) -> None:
+    code, _, err = call(f"join {of_table.folder} --data graz.csv --target diagnosis --out site --ships {ships}")
+    assert code == 0, err
+    site = Bundle.read("site")
+    assert site.about.site.weights == {ships: 1.0}
+    assert "it was asked for" in site.about.site.why
+    logp_NC = log_probabilities(site.model(), site.predicting, samples("graz.csv", of_table).x_N)
+    np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
+
+
+def test_order_case_and_further_columns_do_not_matter(of_table: Bundle, here: Path, graz, caplog) -> None:
+    plain = samples("graz.csv", of_table)
+    other = graz[:60].rename(columns={"worst points": "Worst_Points", "radius": "RADIUS"}).assign(ward=3)
+    other[list(reversed(list(other)))].to_csv("other.csv", index=False)
+    found = samples("other.csv", of_table)
+    torch.testing.assert_close(found.x_N, plain.x_N, equal_nan=True, rtol=0, atol=0)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("column 'RADIUS' is taken as 'radius'" in line for line in said)
+    assert any("not used: ward" in line for line in said)
+
+
+def test_what_the_bundle_does_not_know_is_said(of_table: Bundle, here: Path, graz, caplog) -> None:
+    frame = graz[:60].copy()
+    frame.loc[:4, "machine"] = "Q"
+    frame.loc[6, "radius"] = np.nan
+    frame.to_csv("odd.csv", index=False)
+    found = samples("odd.csv", of_table)
+    assert found.x_N[:5, -4:].tolist() == [[0.0] * 4] * 5
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "column 'machine' has 5 values that the bundle does not know" in said
+    assert "column 'radius' has empty cells, which it never had in training: the mean is used" in said
+    assert "Q" not in said.replace("'", "").split()
+
+
+def spoilt(graz: pd.DataFrame, how: str) -> pd.DataFrame:
+    frame = graz[:60].copy()
+    if how == "column":
+        return frame.drop(columns="radius")
+    if how == "text":
+        frame["radius"] = frame["radius"].astype(object)
+        frame.loc[3, "radius"] = "Zaphod"
+    if how == "unit":
+        frame["radius"] *= 1000
+    if how == "small unit":
+        frame["radius"] /= 10
+    if how == "categories":
+        frame["machine"] = "Zaphod"
+    if how == "label":
+        frame.loc[3, "diagnosis"] = "unknown"
+    if how == "no label":
+        frame.loc[3, "diagnosis"] = np.nan
+    if how == "infinite":
+        frame.loc[3, "radius"] = np.inf
+    if how == "one class":
+        frame["diagnosis"] = "benign"
+    return frame[:0] if how == "no rows" else frame
+
+
+BAD = {
+    "column": ("has no column 'radius'", "add it, with empty cells"),
+    "text": ("column 'radius'", "1 texts where the bundle takes numbers", "row 3"),
+    "unit": ("column 'radius'", "looks like another unit", "--as-is radius"),
+    "small unit": ("column 'radius'", "looks like another unit"),
+    "categories": ("column 'machine'", "none of the texts that the bundle knows"),
+    "label": ("has the label 'unknown'", "benign, malignant"),
+    "no label": ("the label is missing in 1 of 60 rows", "row 3"),
+    "infinite": ("column 'radius' has an infinite",),
+    "one class": ("all 60 samples are of one class",),
+    "no rows": ("has no rows",),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_what_is_refused(call, of_table: Bundle, graz: pd.DataFrame, how: str) -> None:
+    spoilt(graz, how).to_csv("bad.csv", index=False)
+    code, out, err = call(f"join {of_table.folder} --data bad.csv --target diagnosis --out site")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("idiolect: ")
+    for words in BAD[how]:
+        assert words in err
+    assert "Zaphod" not in err
+    assert not Path("site").exists()
+
+
+def test_numbers_of_another_unit_can_be_right(call, of_table: Bundle, graz: pd.DataFrame) -> None:
+    spoilt(graz, "unit").to_csv("bad.csv", index=False)
+    code, _, err = call(f"join {of_table.folder} --data bad.csv --target diagnosis --out site --as-is radius")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("join none --data graz.csv", "there is no bundle none"),
+        ("join {b} --data none.csv", "there is no file or folder none.csv"),
+        ("join {b} --data graz.csv --target outcome", "has no column 'outcome'"),
+        ("join {b} --data graz.csv --target diagnosis --out full", "full exists"),
+        ("join {b} --data graz.csv --target diagnosis --ships best", "--ships best is not a model"),
+        ("join {b} --data graz.csv --target diagnosis --as-is age", "takes no column 'age'"),
+        ("predict {b} --data new.csv --out p.txt", "end it in .parquet or .csv"),
+        ("predict {b} --data new.csv --out p.csv --level 2", "level=2 is not between 0 and 1"),
+    ],
+)
+def test_commands_that_cannot_be(call, of_table: Bundle, line: str, said: str) -> None:
+    Path("full").mkdir()
+    Path("full/a").write_text("a")
+    code, out, err = call(line.format(b=of_table.folder))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not Path("site").exists()
+
+
+def test_a_bundle_for_new_clients_does_not_predict(call, of_table: Bundle) -> None:
+    code, _, err = call(f"predict {of_table.folder} --data new.csv --out p.csv")
+    assert code == 2
+    assert "join with it first" in err
+    assert not Path("p.csv").exists()
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    study = idl.Study(dataset="digits", clients=4, rounds=2, local_epochs=1, methods=["fedlda"], model="mlp")
+    folder = tmp_path_factory.mktemp("images")
+    return idl.run(study, folder / "run", engine="sequential").bundle("fedlda", folder / "bundle")
+
+
+def images(folder: Path, size: int = 8, mode: str = "L") -> None:
+    source = idl.data.load("digits")
+    for k in range(40):
+        place = folder / source.class_names[int(source.y_R[k])]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(source.x_R[k, 0].numpy()).resize((size, size)).convert(mode).save(place / f"{k}.png")
+
+
+def test_images_join(call, of_images: Bundle, here: Path) -> None:
+    images(here / "mine")
+    code, _, err = call(f"join {of_images.folder} --data mine --out site")
+    assert code == 0, err
+    code, _, err = call("predict site --data mine --out p.parquet --level 0.8")
+    assert code == 0, err
+    found = pd.read_parquet("p.parquet")
+    assert len(found) == 40
+    assert found["image"][0].endswith(".png")
+    sets = found["set"].str.split("|").map(lambda names: [n for n in names if n])
+    assert ((sets.map(len) == 1) == found["label"].notna()).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "said"), [(9, "L", "images of 9x9 pixels, and this bundle takes 8x8"), (8, "RGB", "colour images")]
+)
+def test_images_of_another_kind(call, of_images: Bundle, here: Path, size: int, mode: str, said: str) -> None:
+    images(here / "mine", size, mode)
+    if mode == "RGB":  # so that they are not grey in truth
+        for path in (here / "mine").rglob("*.png"):
+            Image.new("RGB", (8, 8), "red").save(path)
+    code, _, err = call(f"join {of_images.folder} --data mine --out site")
+    assert code == 2
+    assert said in err
+    assert not Path("site").exists()
+    if size == 9:
+        assert call(f"join {of_images.folder} --data mine --out site --resize")[0] == 0
+
+
+def test_a_table_for_images_and_the_reverse(call, of_images: Bundle, of_table: Bundle, here: Path) -> None:
+    images(here / "mine")
+    assert "takes images" in call(f"join {of_images.folder} --data graz.csv --target diagnosis --out site")[2]
+    assert "takes a table" in call(f"join {of_table.folder} --data mine --out site")[2]
