@@ -31,7 +31,8 @@ def report_command(
         str | None, option("Compare two methods of a run client by client, with tests and intervals.", metavar="A,B")
     ] = None,
     export: Annotated[
-        Form | None, option("Write the table of a run (latex, csv), that of its clients (clients), or its figures (png), as files.")
+        Form | None,
+        option("Write the table of a run (latex, csv), that of its clients (clients), or its figures (png), as files."),
     ] = None,
 ) -> None:
     """Write the page of one run, or of several side by side; or compare two methods of a run, or export it.

@@ -168,9 +168,8 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
                 "client."
             )
         if len(rows) < len(every):
-            note += (
-                f" A sample of {len(rows):,} of {len(every):,} clients; idiolect report RUN --export clients writes all."
-            )
+            some = f"A sample of {len(rows):,} of {len(every):,} clients"
+            note += f" {some}; idiolect report RUN --export clients writes all."
         words = "AUROC" if metric == "auroc" else metric.replace("_", " ").capitalize()
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
         found.append(Shown(words, labels, rows, note, len(rows) > _OPEN))
@@ -200,7 +199,10 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
 def asked(run: Run) -> list[str]:
     """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
     names = set(run.study.get("measures") or ())
-    return ["accuracy", *(m for m in _metrics(run) if m in names or ((of := PER_CLASS.fullmatch(m)) and of[1] in names))]
+    return [
+        "accuracy",
+        *(m for m in _metrics(run) if m in names or ((of := PER_CLASS.fullmatch(m)) and of[1] in names)),
+    ]
 
 
 def _metrics(run: Run) -> list[str]:
@@ -283,7 +285,7 @@ class _Table:
         ])  # fmt: skip
 
         def per_client(value_R: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.bincount(place_R, value_R, counts)
+            return np.bincount(place_R, value_R, counts).astype(float)
 
         same_MSK = np.array([[per_client(right_R) for right_R in right_SR] for right_SR in right_MSR]) == right_MSK
         best_R = self.best_K[place_R]
@@ -305,7 +307,9 @@ class _Table:
         found = found[found["client"].isin(self.clients) & found["method"].isin(self.labels)]
         if (of := self._class()) is not None:
             found = found[found["label"] == of]
-        return found.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")
+        found = found.drop_duplicates(["method", "seed", "client", "sample"])  # of a file that was made by hand
+        wide: pd.DataFrame = found.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")
+        return wide
 
 
 def _mean(value_MSK: NDArray[np.float64]) -> NDArray[np.float64]:

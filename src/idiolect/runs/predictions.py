@@ -64,7 +64,7 @@ def merge(run: Path, folders: Iterable[Path]) -> None:
         InputError: one is missing or cannot be read.
         RunError: the disk is full or the folder cannot be written.
     """
-    if found := [_read(folder / FILE) for folder in folders]:
+    if found := [_read(folder / FILE, "delete its folder to run this part again") for folder in folders]:
         _write(run / FILE, pa.concat_tables(found))
 
 
@@ -76,7 +76,7 @@ def read(run: Path) -> pa.Table:
     """
     if not (run / FILE).exists():
         raise InputError(f"{run} has no {FILE}: run a study with save_predictions to its end")
-    return _read(run / FILE)
+    return _read(run / FILE, "resume the run, which writes it again")
 
 
 def _schema(classes: int) -> pa.Schema:
@@ -89,11 +89,11 @@ def _write(path: Path, table: pa.Table) -> None:
     files.write(path, files.sealed(buffer.getvalue()))
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, fix: str) -> pa.Table:
     try:
         table = pq.read_table(io.BytesIO(files.read(path))).replace_schema_metadata(None)
-        classes = len(table.column_names) - len(_KEYS)
-        return table.select(_schema(classes).names).cast(_schema(classes))
+        schema = _schema(max(1, len(table.column_names) - len(_KEYS)))
+        return table.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{path} cannot be read ({reason}): restore it, or delete its folder to run this again") from error
+        raise InputError(f"{path} cannot be read ({reason}): restore it, or {fix}") from None

@@ -30,9 +30,7 @@ def from_counts(said_N: Tensor, y_N: Tensor, classes: int) -> dict[str, float]:
     """
     if not len(y_N):
         return {}
-    true_C, said_C, right_C = (
-        torch.bincount(c, minlength=classes).double() for c in (y_N, said_N, y_N[said_N == y_N])
-    )
+    true_C, said_C, right_C = (torch.bincount(c, minlength=classes).double() for c in (y_N, said_N, y_N[said_N == y_N]))
     any_C = true_C + said_C
     return {
         "balanced_accuracy": float((right_C / true_C)[true_C > 0].mean()),
@@ -127,9 +125,7 @@ def check(names: Iterable[str], classes: int) -> None:
             raise InputError(f"measure {name} is for two classes, and these data have {classes}: choose recall")
 
 
-def _against_rest(
-    name: str, score: Callable[..., float], p_NC: Tensor, y_N: Tensor
-) -> dict[str, float]:
+def _against_rest(name: str, score: Callable[..., float], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """A measure of one class against the rest: of class 1 of two, else the mean over the classes present."""
     truth_N, p = y_N.numpy(), p_NC.numpy()
     present_P = np.unique(truth_N)
