@@ -83,6 +83,9 @@ def test_names() -> None:
         named("auc")
     with pytest.raises(InputError, match="unknown measure '3'"):
         named(["auroc", 3])
+    for odd in ({"auroc"}, {"auroc": 1}, None, 3):
+        with pytest.raises(InputError, match=r"measures=.* is not valid: write names, as auroc,recall"):
+            named(odd)
     check(MEASURES, 2)
     with pytest.raises(InputError, match="measure sensitivity is for two classes, and these data have 10: choose reca"):
         check(["auroc", "sensitivity"], 10)

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, brief, nearest
 
 # N samples of one client, C classes, P of them present in the labels
 
@@ -21,8 +20,8 @@ Measure = Callable[[Tensor, Tensor], dict[str, float]]
 _TWO = ("sensitivity", "specificity")  # need two classes
 
 
-def from_counts(said_N: Tensor, y_N: Tensor, classes: int) -> dict[str, float]:
-    """The measures that are always recorded, from predicted and true classes; none if there are no samples.
+def from_counts(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
+    """The measures that are always recorded; none if there are no samples.
 
     ``balanced_accuracy``: the mean recall of the classes that the labels have, as scikit-learn's
     ``balanced_accuracy_score``. ``macro_f1``: the mean of 2 right / (true + predicted) over the classes that labels or
@@ -30,11 +29,13 @@ def from_counts(said_N: Tensor, y_N: Tensor, classes: int) -> dict[str, float]:
     """
     if not len(y_N):
         return {}
-    true_C, said_C, right_C = (torch.bincount(c, minlength=classes).double() for c in (y_N, said_N, y_N[said_N == y_N]))
-    any_C = true_C + said_C
+    truth_N, said_N = _labels(p_NC, y_N)
+    right_N = truth_N[said_N == truth_N]
+    true_C, said_C, right_C = (np.bincount(c_N, minlength=p_NC.shape[1]) for c_N in (truth_N, said_N, right_N))
+    there_C, any_C = true_C > 0, true_C + said_C > 0
     return {
-        "balanced_accuracy": float((right_C / true_C)[true_C > 0].mean()),
-        "macro_f1": float((2 * right_C / any_C)[any_C > 0].mean()),
+        "balanced_accuracy": float((right_C[there_C] / true_C[there_C]).mean()),
+        "macro_f1": float((2 * right_C[any_C] / (true_C + said_C)[any_C]).mean()),
     }
 
 
@@ -88,13 +89,13 @@ MEASURES: dict[str, Measure] = {
 
 def measured(names: Iterable[str], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """The measures that are always recorded, and those of these names, by metric."""
-    found = from_counts(p_NC.argmax(1), y_N, p_NC.shape[1])
+    found = from_counts(p_NC, y_N)
     for name in names:
         found |= MEASURES[name](p_NC, y_N)
     return found
 
 
-def named(value: object) -> object:
+def named(value: object) -> tuple[str, ...]:
     """Names of measures from a text or texts, joined by commas; each is kept once.
 
     Raises:
@@ -105,12 +106,12 @@ def named(value: object) -> object:
     """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
-        return value  # pydantic says what is wrong
+        raise InputError(f"measures={brief(value)} is not valid: write names, as auroc,recall")
     names = [name.strip() for text in texts for name in str(text).split(",") if name.strip()]
     for name in names:
         if name not in MEASURES:
             always = "; accuracy, balanced_accuracy and macro_f1 are always recorded"
-            raise InputError(f"unknown measure {name!r}; {nearest(name, MEASURES)}{always}")
+            raise InputError(f"unknown measure {brief(name)}; {nearest(name, MEASURES)}{always}")
     return tuple(dict.fromkeys(names))
 
 
