@@ -187,3 +187,18 @@ def test_labels_that_read_alike_stay_apart(idiolect: Command) -> None:
     loss = records[records.metric == "loss"].groupby("method").value.mean()
     assert set(loss.index) == {"a:b", "a b"}
     assert loss["a:b"] != loss["a b"]
+
+
+def test_measures_and_predictions(idiolect: Command) -> None:
+    line = f"{SMALL} --methods fedavg,local --rounds 1 --measure auroc,recall --measure auroc --save-predictions"
+    assert idiolect(f"{line} --quiet --out r").code == 0
+    assert yaml.safe_load(Path("r/study.yaml").read_text())["measures"] == ["auroc", "recall"]
+    clients = pq.read_table("r/predictions.parquet")["client"].to_pylist()
+    said = idiolect("report r --export clients --out tables")
+    assert (said.code, "clients-auroc.csv" in said.out) == (0, True)
+    lines = Path("tables/clients.csv").read_text().splitlines()
+    assert lines[0].startswith("client,name,test_samples,fedavg,fedavg low,fedavg high,local,")
+    assert len(lines) == 1 + len(set(clients))
+    refused(idiolect(f"{SMALL} --measure aurok --out s"), "unknown measure 'aurok'", "did you mean 'auroc'")
+    refused(idiolect(f"{SMALL} --measure sensitivity --out s"), "sensitivity is for two classes", "choose recall")
+    assert not Path("s").exists()

@@ -110,7 +110,7 @@ def test_joining_changes_nothing_and_is_what_the_contract_says(name: str) -> Non
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert len(state.clients) == 4
     found = {(r.client, r.metric): r.value for r in joined(records)}
-    measured = ("accuracy", "loss", "calibration_error", "brier")
+    measured = ("accuracy", "loss", "calibration_error", "brier", "balanced_accuracy", "macro_f1")
     assert set(found) == {(id, metric) for id in range(4, 10) for metric in measured}
     assert {r.round for r in joined(records)} == {ROUNDS}
     for id in range(4, 10):
@@ -125,7 +125,7 @@ def test_never_trained_and_never_counted_among_the_trained(runs_on: Engine) -> N
     _, records = run(job("ditto", whole), runs_on)
     assert {r.client for r in records if r.stage != "new"} == {0, 1, 2, 3}
     assert {(r.client, r.round) for r in joined(records)} == {(id, ROUNDS) for id in range(4, 10)}
-    assert len([r for r in records if r.stage == "personalised"]) == ROUNDS * 4 * 4
+    assert len([r for r in records if r.stage == "personalised"]) == ROUNDS * 4 * 6
 
 
 def test_engines_agree() -> None:

@@ -65,6 +65,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "--protocol": (
         "stage=received,weighting=sample", "round=best_validation,validation=0.2", "clients=new", "observe=features",
     ),
+    "--measure": ("auroc,recall", "sensitivity"),
     "--evaluate-every": ("1", "5"),
     "--engine": ("sequential", "vectorised", "vectorised:chunk=2", "processess", "processes:chunk=1", "ray:addres=1"),
     "--ray-address": ("auto", "127.0.0.1:1"),
@@ -72,7 +73,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "--out": ("out", "out/deep/er"),
     "--track": ("tensorboard:out/tb", "mlflow", "wandb:x", "nothing"),
 }  # fmt: skip
-_SKIPPED = ("--help", "--quiet", "--json", "--resume", "--drop-last", "--track", "--version")
+_SKIPPED = ("--help", "--quiet", "--json", "--resume", "--drop-last", "--save-predictions", "--track", "--version")
 _TABLES = ("fedpac/table1", "pfedfda/table1", "nothing/table9", "fedpac", "/")
 
 

@@ -251,6 +251,24 @@ def test_the_comparison_can_be_sorted(make, tmp_path, browser):
         assert [ranks[t] for t in got] == sorted(ranks.values(), reverse=True)
 
 
+def test_the_table_of_clients_can_be_unfolded_and_sorted(make, tmp_path, browser):
+    run = make(["local", "fedavg", "pfedfda"], clients=25, seeds=(0,)).save(tmp_path / "run")
+    rows = report.by_client(report.read(run))
+    opened = Opened(browser, file := report.write([run], tmp_path / "report.html"))
+    folded = opened.page.locator("details", has_text="which method for which")
+    assert not folded.locator("table").is_visible()
+    folded.locator("summary").click()
+    for name, of in (("pFedFDA", lambda r: r.values["pfedfda"]), ("Test samples", lambda r: r.samples)):
+        folded.get_by_role("button", name=name).click()
+        got = folded.locator("tbody th").all_inner_texts()
+        ranks = {row.name: of(row) for row in rows}
+        assert [ranks[name] for name in got] == sorted(ranks.values(), reverse=True)
+    folded.get_by_role("button", name="Client").click()
+    folded.get_by_role("button", name="Client").click()
+    assert folded.locator("tbody th").all_inner_texts() == [str(k) for k in range(25)]
+    opened.clean(file)
+
+
 def test_the_papers_numbers_are_sorted_by_what_stands_before_the_deviation(make, tmp_path, browser):
     run = report.read(make(["local", "fedavg"]).save(tmp_path / "run"))
     columns = {"method": False, "paper": True, "ours": True}

@@ -235,7 +235,7 @@ def test_message_of_the_same_bad_data_dir(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sizes", "clients", "new_clients", "keep", "rounds"])
 def test_true_is_no_number(name):
-    with pytest.raises(InputError, match=f"{name}=true is not valid: only drop_last is true or false"):
+    with pytest.raises(InputError, match=f"{name}=true is not valid: give a value, not true or false"):
         idl.Study(**{name: True})
 
 

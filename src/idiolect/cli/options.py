@@ -32,7 +32,7 @@ def flag(name: str, help: str, panel: str | None = None) -> Any:
 
 
 class Form(StrEnum):
-    """What ``--export`` writes."""
+    """What ``--export`` writes of a recipe."""
 
     latex = "latex"
     csv = "csv"

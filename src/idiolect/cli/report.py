@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from idiolect.cli.options import Form, option
+from idiolect.cli.options import option
 from idiolect.cli.output import out_console, say
 from idiolect.core.errors import InputError
+
+
+class Form(StrEnum):
+    """What ``--export`` writes of a run."""
+
+    latex = "latex"
+    csv = "csv"
+    clients = "clients"
+    png = "png"
 
 
 def report_command(
@@ -21,7 +31,8 @@ def report_command(
         str | None, option("Compare two methods of a run client by client, with tests and intervals.", metavar="A,B")
     ] = None,
     export: Annotated[
-        Form | None, option("Write the table of a run (latex, csv), or its figures (png), as files.")
+        Form | None,
+        option("Write the table of a run (latex, csv), that of its clients (clients), or its figures (png), as files."),
     ] = None,
 ) -> None:
     """Write the page of one run, or of several side by side; or compare two methods of a run, or export it.

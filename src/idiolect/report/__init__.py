@@ -1,6 +1,7 @@
 """Tables, comparisons and one self-contained HTML page, made only from the folder of a run."""
 
 from idiolect.report import description
+from idiolect.report.by_client import OfClient, by_client
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
 from idiolect.report.page import Head, draw, write
@@ -28,12 +29,14 @@ __all__ = [
     "Divergence",
     "Head",
     "NewClients",
+    "OfClient",
     "Row",
     "Run",
     "accuracies",
     "as_csv",
     "as_latex",
     "as_markdown",
+    "by_client",
     "client_accuracies",
     "columns_of",
     "compare",

@@ -11,12 +11,13 @@ import vl_convert
 
 from idiolect.core import files
 from idiolect.core.errors import InputError, option
+from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
 from idiolect.report.tables import as_csv, as_latex, columns_of, summary
 from idiolect.runs.reader import Run, read
 
-Form = Literal["latex", "csv", "png"]
+Form = Literal["latex", "csv", "clients", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
 _INK = "#1c2024"
 _TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
@@ -35,7 +36,10 @@ _CONFIG: dict[str, Any] = {  # as on the page, on white
 
 
 def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
-    """Write ``table.tex``, ``table.csv``, or a PNG of every figure, into a folder, by default the run's.
+    """Write ``table.tex``, ``table.csv``, the clients' tables, or a PNG of every figure, into a folder.
+
+    The clients' tables are ``clients.csv`` (accuracy) and one for each other metric that the study asks for, as
+    ``clients-auroc.csv``; see ``idiolect.report.by_client``. The folder is by default the run's.
 
     Raises:
         InputError: the run cannot be read, or ``out`` is a file.
@@ -47,6 +51,12 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
     found = read(run)
     if form == "png":
         return pictures([found], out)
+    if form == "clients":
+        tables = {metric: frame(by_client(found, metric)).to_csv() for metric in asked(found)}
+        names = {metric: "clients" if metric == "accuracy" else f"clients-{file_name(metric)}" for metric in tables}
+        for metric, text in tables.items():
+            files.write(out / f"{names[metric]}.csv", text)
+        return [out / f"{name}.csv" for name in names.values()]
     rows = summary(found)
     path = out / TABLES[form]
     files.write(path, as_latex(rows, columns_of(found)) if form == "latex" else as_csv(rows))

@@ -21,8 +21,10 @@ from markupsafe import Markup
 from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.data.datasets import cache as kept
+from idiolect.report.by_client import shown
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
+from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
 from idiolect.report.tables import (
     LEGEND,
@@ -159,6 +161,7 @@ def _section(
         "compared": compared,
         "versus": _versus(run, compared),
         "worst": worst(run.final["client"].nunique()),
+        "clients": shown(run, View(run, rows, colours).sample),
         "new_clients": new_clients(run),
         "figures": drawn,
         "notes": _stopped(run) + missing,

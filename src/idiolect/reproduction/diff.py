@@ -62,6 +62,8 @@ EFFECTS = {
     "evaluate_every": "other rounds are evaluated; training is the same",
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
+    "measures": "more is recorded; the number is the same",
+    "save_predictions": "more is recorded; the number is the same",
     "methods": "methods do not influence each other",
     "idiolect": "changes between the versions: see the changelog",
     "torch": "rounding; training makes small differences larger",

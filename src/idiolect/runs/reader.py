@@ -62,6 +62,7 @@ class Run:
         test_rows: by client number, also under further conditions, the number of its test samples.
         diverged: the methods and seeds whose training diverged. If one seed of a method diverged, the method has no
             final results, because the mean of the other seeds would be too good.
+        folder: where it was read from.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Run:
     new_clients: dict[int, str] = field(default_factory=dict)
     test_rows: dict[int, int] = field(default_factory=dict)
     diverged: tuple[Divergence, ...] = ()
+    folder: Path | None = None
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -221,7 +223,7 @@ def read(path: Path | str) -> Run:
     new = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
     test_rows = {c.id: sum(c.test) for c in checked.clients}
-    return Run(str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged))
+    return Run(str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged), path)
 
 
 def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Divergence]:

@@ -17,7 +17,7 @@ from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import uploads
+from idiolect.simulation import measures, uploads
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
 from idiolect.training.sgd import laid_out
 
@@ -51,8 +51,12 @@ class Measured(NamedTuple):
     """Mean over samples of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
     validation_accuracy: float | None = None
     validation_loss: float | None = None
+    measures: Mapping[str, float] | None = None
+    """Of the test samples, by metric: see ``idiolect.simulation.measures``."""
     observed: Mapping[str, float] | None = None
     """The metrics that the job's ``Watch`` asks for."""
+    predicted: Tensor | None = None
+    """Class probabilities of the test samples (N, C), float64, in the round whose predictions the job keeps."""
 
 
 class Watch(NamedTuple):
@@ -80,6 +84,10 @@ class Job(NamedTuple):
     watch: Watch | None = None
     uploads: tuple[uploads.Step, ...] = ()
     """What happens to every upload."""
+    measures: tuple[str, ...] = ()
+    """What is measured besides, by name."""
+    keeps: int | None = None
+    """The round whose predictions are returned; None returns none."""
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -268,11 +276,15 @@ class Site:
         y_N = self.job.data.y_R[self.job.data.measured(id)]
         right_N, tested = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
         p_NC, truth_NC = logp_NC.exp(), one_hot(y_N, logp_NC.shape[1])
+        with blame(where):
+            more = measures.measured(self.job.measures, p_NC[:tested], y_N[:tested])
         found = Measured(
             float(right_N[:tested].mean()),
             float(nll_loss(logp_NC[:tested], y_N[:tested])),
             calibration_error(p_NC[:tested], y_N[:tested]),
             float((p_NC - truth_NC)[:tested].square().sum(1).mean()),
+            measures=more,
+            predicted=p_NC[:tested] if round == self.job.keeps else None,
         )
         if tested == len(y_N):
             return found

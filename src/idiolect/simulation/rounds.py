@@ -21,6 +21,8 @@ from idiolect.simulation import uploads
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
 from idiolect.simulation.client_store import Clients, store
 
+Keep = Callable[[str, int, torch.Tensor], None]
+"""Takes predictions: the stage, the client, and the class probabilities of its test samples (N, C), float64."""
 _USUAL = Protocol()
 _SHOWN = 4  # clients whose representations are recorded
 _COMBINED = 32  # uploads that are combined at a time; if there are fewer, the server gets each
@@ -127,6 +129,7 @@ def fit(
     protocol: Protocol = _USUAL,
     state: State | None = None,
     on_round: Callable[[State, list[Record], float], None] = lambda state, records, seconds: None,
+    keep: Keep | None = None,
     stop: Stop = lambda: False,
 ) -> State:
     """Run a job to round ``rounds``, from the start or from a state, whose clients are changed in place.
@@ -147,16 +150,19 @@ def fit(
         state: where to continue.
         on_round: called after each round with the new state, the round's records and its seconds: those of the server,
             and those of the clients' work over the number of workers. Waiting for another job's clients does not count.
+        keep: called with the predictions of each client's test samples at the protocol's stage after the last round,
+            and of those of new clients, before ``on_round``.
         stop: asked between clients; True ends the run at the last whole round.
 
     Raises:
         RunError: a client or the server failed or diverged.
         Interrupted: ``stop`` said so.
     """
-    job = job._replace(watch=_watch(job, protocol, rounds, participation))
+    watch = _watch(job, protocol, rounds, participation)
+    job = job._replace(watch=watch, keeps=rounds if keep else None)
     method = job.build()
     state = state or begin(method, job.data.trained, job.seed)
-    run = _Run(job, method, engine, stop)
+    run = _Run(job, method, engine, stop, keep)
     try:
         for number in range(state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
@@ -202,8 +208,9 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
 class _Run:
     """A running job."""
 
-    def __init__(self, job: Job, method: Method, engine: Engine, stop: Stop) -> None:
+    def __init__(self, job: Job, method: Method, engine: Engine, stop: Stop, keep: Keep | None) -> None:
         self.job, self.method, self.session, self.stop = job, method, engine.open(job), stop
+        self.keep: Keep = keep or (lambda stage, client, p_NC: None)
         self._engine, self._mapped, self._last = engine, 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
@@ -277,8 +284,11 @@ class _Run:
             else:
                 found = self.map("received" if stage == "received" else "evaluate", number, part, down, some)
             for i, measured in zip(part, found, strict=True):
-                values = measured._replace(observed=None)._asdict() | dict((observed and measured.observed) or {})
-                records += [Record(number, i, stage, k, v) for k, v in values.items() if v is not None]
+                values = {k: v for k, v in measured._asdict().items() if isinstance(v, float)}
+                values |= dict(measured.measures or {}) | dict((observed and measured.observed) or {})
+                records += [Record(number, i, stage, k, v) for k, v in values.items()]
+                if measured.predicted is not None and (observed or stage == "new"):
+                    self.keep(stage, i, measured.predicted)
         return records
 
     def after_training(

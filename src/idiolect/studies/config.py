@@ -23,6 +23,7 @@ from idiolect.core.method import Augment, Task
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.simulation import Job
+from idiolect.simulation.measures import check, named
 from idiolect.simulation.uploads import complete_step, step_of
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
@@ -92,14 +93,16 @@ class Study(BaseModel):
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
     data_seed: Seed = field("data_seed")
     protocol: Protocol = field("protocol")
+    measures: Annotated[tuple[str, ...], pydantic.BeforeValidator(named)] = field("measures")
     evaluate_every: PositiveInt | None = field("evaluate_every")
+    save_predictions: bool = field("save_predictions")
     checkpoint_every: PositiveInt = field("checkpoint_every")
 
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
             field = Study.model_fields.get(name)
             if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic reads true as 1
-                raise InputError(f"{name}={str(value).lower()} is not valid: only drop_last is true or false")
+                raise InputError(f"{name}={str(value).lower()} is not valid: give a value, not true or false")
         try:
             super().__init__(**settings)
         except pydantic.ValidationError as error:
@@ -195,11 +198,6 @@ class Study(BaseModel):
         if isinstance(number, int) and number < 1:
             raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
         return number
-
-    @pydantic.field_validator("resize", mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int) else value
 
     @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "seeds", mode="before")
     @classmethod
@@ -359,6 +357,7 @@ class Study(BaseModel):
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed."""
+        check(self.measures, federation.classes)
         return [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
 
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
@@ -366,7 +365,8 @@ class Study(BaseModel):
         server = server_optimiser_of(self.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
         made = partial(methods.build, use.name, use.options, self.task(federation), server=server)
-        return Job(use.label, made, federation, seed, uploads=tuple(step_of(spec) for spec in self.uploads))
+        steps = tuple(step_of(spec) for spec in self.uploads)
+        return Job(use.label, made, federation, seed, uploads=steps, measures=self.measures)
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from idiolect import report
 from idiolect.core.errors import InputError, nearest
+from idiolect.report.by_client import frame
+from idiolect.runs import predictions
 from idiolect.runs.store import sittings
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, title_of
@@ -55,6 +57,33 @@ class Result:
     def client_accuracy(self) -> Any:
         """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
         return report.client_accuracies(report.read(self.folder))
+
+    def clients(self, measure: str = "accuracy") -> Any:
+        """Which method for which client: a pandas DataFrame with a row per client, indexed by its number.
+
+        Columns: ``name``; ``test_samples``; for each method its mean over seeds, and ``LABEL low`` and ``LABEL high``,
+        the ends of Wilson's 95 % interval, if the measure is a proportion of samples (accuracy, recall, sensitivity,
+        specificity); ``best``; ``alike``, the methods that cannot be told apart from the best (missing for measures
+        that are not a proportion). ``report.by_client`` says how this is tested.
+
+        Args:
+            measure: a metric of test samples that the run recorded, as ``macro_f1``, ``auroc`` or ``recall[3]``.
+
+        Raises:
+            InputError: the run did not record it.
+        """
+        return frame(report.by_client(report.read(self.folder), measure))
+
+    def predictions(self) -> Any:
+        """The predictions of the test samples after the last round, as a pandas DataFrame: a row for each sample.
+
+        Columns: ``method``, ``seed``, ``client``, ``stage`` (the protocol's, or ``new``), ``sample`` (its place within
+        the client's test samples), ``label``, and ``probability[c]`` for each class c.
+
+        Raises:
+            InputError: the study does not save predictions, or has not been run to its end.
+        """
+        return predictions.read(self.folder).to_pandas()
 
     def rows(self) -> list[report.Row]:
         """The table's rows, one per method, as numbers."""

@@ -30,7 +30,7 @@ from idiolect.core.errors import (
 )
 from idiolect.core.option_spec import Spec
 from idiolect.report import DIVERGED, Divergence
-from idiolect.runs import checkpoint, environment
+from idiolect.runs import checkpoint, environment, predictions
 from idiolect.runs.store import Cell, Store
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.studies.config import Study
@@ -96,6 +96,7 @@ def run(
         log.warning("%s", said)
 
     with closing(store), _signals() as came:
+        _join_predictions(store)  # so that a broken file is noticed before anything is trained
         try:
             with tracking, watcher or Silent() as show, runs:
                 start = time.monotonic()
@@ -105,6 +106,7 @@ def run(
                     if runs.seconds:
                         store.ran(_ran(runs, engine, time.monotonic() - start))
             store.merge()
+            _join_predictions(store)
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
@@ -216,6 +218,11 @@ class _Sitting:
     def _fit(self, job: Job, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]) -> None:
         study, latest, saved = self._store.study, state, state.round
         rows = [len(test) for test in job.data.test]
+        predicted: list[predictions.Predicted] = []
+
+        def keep(stage: str, client: int, p_NC: torch.Tensor) -> None:
+            label_N = job.data.y_R[job.data.test[client]].numpy()
+            predicted.append(predictions.Predicted(stage, client, label_N, p_NC.numpy()))
 
         def on_round(state: State, records: list[Record], seconds: float) -> None:
             nonlocal latest, saved
@@ -224,6 +231,8 @@ class _Sitting:
             with self._lock:
                 self._at[job.name, job.seed] = state.round
             if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
+                if predicted:  # before the checkpoint, which says that they are there
+                    predictions.save(cell.folder, job.name, job.seed, predicted)
                 cell.save(state)
                 saved = state.round
             values = measures(records, seconds, study.protocol, rows, job.data.conditions)
@@ -235,13 +244,27 @@ class _Sitting:
             with self._tracking.of(study, job.name, job.seed, cell.folder, state.round) as track:
                 fit(
                     job, self._engine, rounds=study.rounds, participation=study.participation,
-                    evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round, stop=stop,
+                    evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round,
+                    keep=keep if study.save_predictions else None, stop=stop,
                 )  # fmt: skip
         except Exception:
             if latest.round > saved:
                 with suppress(RunError):  # the first error is the one to report
                     cell.save(latest)
             raise
+
+
+def _join_predictions(store: Store[Study]) -> None:
+    """Join the predictions of the methods and seeds that have reached the last round, if they are kept.
+
+    Raises:
+        InputError: those of one are missing or cannot be read; nothing is written.
+    """
+    study = store.study
+    if study.save_predictions:
+        cells = [store.cell(use.label, seed).folder for use in study.methods for seed in study.seeds]
+        ended = [cell for cell in cells if checkpoint.rounds(cell / "checkpoint.safetensors") == study.rounds]
+        predictions.merge(store.folder, ended)
 
 
 def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:

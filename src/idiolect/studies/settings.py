@@ -135,7 +135,19 @@ SETTINGS = {
         Protocol(),
         unset="every client's personal model after the last round, clients counting alike",
     ),
+    "measures": Setting(
+        TRAINING,
+        "What is recorded for each client beside accuracy, balanced accuracy and macro F1: auroc, average_precision, "
+        "recall, sensitivity, specificity; joined by commas, or repeat.",
+        (),
+        repeat=True,
+        metavar="NAMES",
+        option="measure",
+    ),
     "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of the rounds", type=int),
+    "save_predictions": Setting(
+        OUTPUT, "Keep the class probabilities of all test samples after the last round.", False, type=bool
+    ),
     "name": Setting(OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option=""),
     "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
 }  # fmt: skip

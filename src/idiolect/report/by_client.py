@@ -1,0 +1,319 @@
+"""Which method for which client: a measure of every client under every method, and which differences are no chance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from idiolect.core.errors import InputError, nearest
+from idiolect.report.tables import finished, summary
+from idiolect.runs import predictions
+from idiolect.runs.reader import Run
+
+# M methods, S seeds, K clients, R test samples of all clients
+
+_LEVEL = 0.05
+_Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+_LESS_IS_BETTER = ("loss", "brier", "calibration_error")
+_CLASS_OF = {"specificity": 0, "sensitivity": 1}
+PER_CLASS = re.compile(r"(\w+)\[(\d+)\]")
+"""A metric of one class, as ``recall[3]``."""
+
+
+class OfClient(NamedTuple):
+    """A client under every method, in the protocol's round: the means over seeds."""
+
+    client: int
+    name: str
+    """Its name, or its number as text."""
+    samples: int
+    """Its test samples."""
+    values: dict[str, float]
+    """By label; methods without a value are left out."""
+    intervals: dict[str, tuple[float, float]]
+    """95 % intervals by label (see ``wilson``); empty if the measure is not a proportion of samples."""
+    best: str
+    """The label of the method with the best mean, the first of equal ones."""
+    alike: tuple[str, ...] | None
+    """The other methods that cannot be told apart from the best (see ``by_client``); None if that is not tested."""
+
+
+def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
+    """A row for each client for which the measure is defined, with the methods that have results of the latest round.
+
+    Two methods are compared on the same test samples by McNemar's exact test. It needs the samples that only one of
+    them has right. Where predictions were saved, these are counted. Otherwise only the two numbers of right samples
+    are known, and the p-value is the largest of all that are possible with them. Of several seeds, the p-value is twice
+    the mean of the seeds' (see ``compare.combined``). A method can be told apart from the best of M if p < 0.05 /
+    (M - 1). So for one seed, the best method and those alike contain the trained model that is truly best for the
+    client with a probability of at least 95 %. This says nothing about other seeds.
+
+    Args:
+        run: the run.
+        measure: a metric of test samples that the run recorded, as ``accuracy``, ``macro_f1`` or ``recall[3]``.
+
+    Raises:
+        InputError: the run did not record the measure, or has no results yet.
+
+    Source: McNemar, 1947. The level: comparisons with the best (Hsu, 1981), by Bonferroni's inequality.
+    """
+    table = _Table(run, measure)
+    p_MK = table.p_values() if table.size_K is not None else None
+    sizes = run.test_rows
+    names = {c["id"]: c.get("name") or str(c["id"]) for c in run.manifest["clients"]}
+    if table.size_K is not None:
+        low_MK, high_MK = wilson(table.mean_MK, table.size_K)
+    rows = []
+    for k, client in enumerate(table.clients):
+        there = [m for m in range(len(table.labels)) if not np.isnan(table.mean_MK[m, k])]
+        best = int(table.best_K[k])
+        alike = None
+        if p_MK is not None:
+            alike = tuple(table.labels[m] for m in there if m != best and p_MK[m, k] * (len(there) - 1) >= _LEVEL)
+        rows.append(
+            OfClient(
+                client,
+                names[client],
+                sizes[client],
+                {table.labels[m]: float(table.mean_MK[m, k]) for m in there},
+                {table.labels[m]: (float(low_MK[m, k]), float(high_MK[m, k])) for m in there}
+                if table.size_K is not None
+                else {},
+                table.labels[best],
+                alike,
+            )
+        )
+    return rows
+
+
+def wilson(share: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The ends of the 95 % score interval of a proportion of ``size`` samples.
+
+    The mean of several models on the same samples has the interval of one model with this proportion. That is wide
+    enough: the mean varies no more between draws of samples than one model does.
+
+    Source: Wilson, 1927.
+    """
+    centre = (share + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
+    half = _Z / (1 + _Z**2 / size) * np.sqrt(np.maximum(0, share * (1 - share)) / size + _Z**2 / (4 * size**2))
+    return np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
+
+
+def mcnemar(only_best: NDArray[np.float64], only_other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The p-value of McNemar's exact test that the best is better, one-sided: P(Binomial(both, 1/2) >= only_best).
+
+    Args:
+        only_best: the number of samples that only the best has right.
+        only_other: the number of samples that only the other has right.
+    """
+    from scipy.special import bdtrc  # slow to import
+
+    return np.asarray(bdtrc(only_best - 1, (only_best + only_other).astype(int), 0.5))
+
+
+def most_discordant(
+    best: NDArray[np.float64], other: NDArray[np.float64], size: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The largest possible numbers of samples that only one of two has right, from how many each has right.
+
+    If the best has at least as many right, no other numbers give a larger p-value.
+    """
+    return np.minimum(best, size - other), np.minimum(other, size - best)
+
+
+class Shown(NamedTuple):
+    """The table of clients as the page shows it."""
+
+    measure: str
+    """In words."""
+    labels: list[str]
+    rows: list[OfClient]
+    note: str
+    folded: bool
+
+
+_OPEN = 20  # clients whose table is not folded away
+
+
+def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Shown]:
+    """The tables of clients for the page: of accuracy, and of what the study asks for that is not of one class.
+
+    ``sample`` chooses the clients that are shown.
+    """
+    saved = run.folder is not None and (run.folder / predictions.FILE).exists()
+    how = (
+        "McNemar's exact test on the saved predictions"
+        if saved and run.protocol.round == "last"
+        else "the largest p-value of McNemar's exact test that the numbers of right samples allow, because the "
+        "predictions were not saved"
+    )
+    found = []
+    for metric in asked(run):
+        if PER_CLASS.fullmatch(metric) or run.last_of(metric).empty:
+            continue
+        every = by_client(run, metric)
+        chosen = set(sample([row.client for row in every]))
+        rows = [row for row in every if row.client in chosen]
+        note = "In bold: the client's best method."
+        if rows[0].alike is not None:
+            note += (
+                f" ≈: cannot be told apart from it on this client's test samples ({how}, at 5 % divided by the number "
+                "of other methods). In small type: Wilson's 95 % interval, which is about other test samples of this "
+                "client."
+            )
+        if len(rows) < len(every):
+            some = f"A sample of {len(rows):,} of {len(every):,} clients"
+            note += f" {some}; idiolect report RUN --export clients writes all."
+        words = "AUROC" if metric == "auroc" else metric.replace("_", " ").capitalize()
+        labels = [label for label in run.titles if any(label in row.values for row in rows)]
+        found.append(Shown(words, labels, rows, note, len(rows) > _OPEN))
+    return found
+
+
+def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
+    """The rows as a table: a line for each client, indexed by its number.
+
+    Columns: ``name``; ``test_samples``; for each method its label, and ``LABEL low`` and ``LABEL high`` if there are
+    intervals; ``best``; ``alike``, labels joined by ``"; "`` (missing if not tested).
+    """
+    rows = list(rows)
+    labels = dict.fromkeys(label for row in rows for label in row.values)
+    has_intervals = any(row.intervals for row in rows)
+    lines = []
+    for row in rows:
+        line: dict[str, object] = {"name": row.name, "test_samples": row.samples}
+        for label in labels:
+            line[label] = row.values.get(label)
+            if has_intervals:
+                line[f"{label} low"], line[f"{label} high"] = row.intervals.get(label, (None, None))
+        lines.append(line | {"best": row.best, "alike": None if row.alike is None else "; ".join(row.alike)})
+    return pd.DataFrame(lines, index=pd.Index([row.client for row in rows], name="client"))
+
+
+def asked(run: Run) -> list[str]:
+    """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
+    names = set(run.study.get("measures") or ())
+    return [
+        "accuracy",
+        *(m for m in _metrics(run) if m in names or ((of := PER_CLASS.fullmatch(m)) and of[1] in names)),
+    ]
+
+
+def _metrics(run: Run) -> list[str]:
+    """The metrics that the run has at the protocol's stage."""
+    stage = "new" if run.protocol.clients == "new" else run.protocol.stage
+    return run.records.loc[run.records["stage"] == stage, "metric"].unique().tolist()
+
+
+class _Table:
+    """The values of a measure: of each method, seed and client."""
+
+    def __init__(self, run: Run, measure: str) -> None:
+        self.run, self.measure = run, measure
+        found = run.last_of(measure)
+        self.labels = [r.label for r in finished(summary(run)) if r.label in set(found["method"])]
+        if not self.labels:
+            what = f"the run {run.name} has no {measure!r} of its clients"
+            there = _metrics(run)
+            raise InputError(f"{what}: finish it first" if measure in there else f"{what}; {nearest(measure, there)}")
+        found = found[found["method"].isin(self.labels)]
+        self.clients: list[int] = sorted(found["client"].unique().tolist())
+        self.seeds: list[int] = sorted(found["seed"].unique().tolist())
+        index = pd.MultiIndex.from_product([self.labels, self.seeds, self.clients])
+        values = found.set_index(["method", "seed", "client"])["value"].reindex(index)
+        shape = len(self.labels), len(self.seeds), len(self.clients)
+        self.value_MSK = values.to_numpy(float).reshape(shape)
+        self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
+        sign = -1 if measure in _LESS_IS_BETTER else 1
+        self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, sign * self.mean_MK).argmax(0)
+        self.size_K = self._sizes()
+
+    def _sizes(self) -> NDArray[np.float64] | None:
+        """The number of samples of which the measure is a proportion; None if it is not one."""
+        if self.measure == "accuracy":
+            return np.array([self.run.test_rows[c] for c in self.clients], float)
+        if (of := self._class()) is None:
+            return None
+        count = {c["id"]: c["test"][of] for c in self.run.manifest["clients"]}
+        return np.array([count[c] for c in self.clients], float)
+
+    def _class(self) -> int | None:
+        """The class whose samples alone count."""
+        named = PER_CLASS.fullmatch(self.measure)
+        return int(named[2]) if named and named[1] == "recall" else _CLASS_OF.get(self.measure)
+
+    def p_values(self) -> NDArray[np.float64]:
+        """Of each method against the client's best, two-sided."""
+        assert self.size_K is not None
+        right_MSK = np.rint(self.value_MSK * self.size_K)
+        best_SK = np.take_along_axis(right_MSK, self.best_K[None, None], 0)[0]
+        both = self._discordant(right_MSK)
+        p_MK = np.ones(self.mean_MK.shape)
+        for m in range(len(self.labels)):
+            ours, theirs = most_discordant(best_SK, right_MSK[m], self.size_K)
+            if both is not None:
+                known_SK = ~np.isnan(both[0][m])
+                ours, theirs = np.where(known_SK, both[0][m], ours), np.where(known_SK, both[1][m], theirs)
+            there_SK = ~np.isnan(ours)
+            p_SK = np.full(ours.shape, np.nan)
+            p_SK[there_SK] = mcnemar(ours[there_SK], theirs[there_SK])
+            p_SK[best_SK <= right_MSK[m]] = 1.0  # of a seed in which the other is better
+            times_K = np.where(there_SK.sum(0) > 1, 4, 2)  # two sides, and twice the mean of several seeds
+            p_MK[m] = np.minimum(1, np.nan_to_num(_mean(p_SK[None])[0], nan=1.0) * times_K)
+        return p_MK
+
+    def _discordant(self, right_MSK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """How many samples only the best, and only each method, has right; NaN if that is not known."""
+        run = self.run
+        if run.folder is None or not (run.folder / predictions.FILE).exists() or run.protocol.round != "last":
+            return None
+        right = self._right(predictions.read(run.folder))
+        if right.empty:
+            return None
+        client_R = right.index.get_level_values("client")
+        place_R = pd.Index(self.clients).get_indexer(client_R)
+        shape, counts = right_MSK.shape, len(self.clients)
+        right_MSR = np.stack([
+            [right[m, s].to_numpy(float) if (m, s) in right else np.full(len(right), np.nan) for s in self.seeds]
+            for m in self.labels
+        ])  # fmt: skip
+
+        def per_client(value_R: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.bincount(place_R, value_R, counts).astype(float)
+
+        same_MSK = np.array([[per_client(right_R) for right_R in right_SR] for right_SR in right_MSR]) == right_MSK
+        best_R = self.best_K[place_R]
+        ours, theirs = np.full(shape, np.nan), np.full(shape, np.nan)
+        for s in range(len(self.seeds)):
+            of_best_R = right_MSR[best_R, s, np.arange(len(right))]
+            best_same_K = same_MSK[self.best_K, s, np.arange(counts)]
+            for m in range(len(self.labels)):
+                known_K = same_MSK[m, s] & best_same_K  # else the predictions are not those of the records
+                ours[m, s] = np.where(known_K, per_client(of_best_R * (1 - right_MSR[m, s])), np.nan)
+                theirs[m, s] = np.where(known_K, per_client((1 - of_best_R) * right_MSR[m, s]), np.nan)
+        return ours, theirs
+
+    def _right(self, table: pa.Table) -> pd.DataFrame:
+        """Whether each sample is predicted correctly: samples x (method, seed)."""
+        p_RC = np.column_stack([table[name] for name in table.column_names if name.startswith("probability[")])
+        found = table.select(["method", "seed", "client", "sample", "label"]).to_pandas()
+        found["right"] = p_RC.argmax(1) == found["label"].to_numpy()
+        found = found[found["client"].isin(self.clients) & found["method"].isin(self.labels)]
+        if (of := self._class()) is not None:
+            found = found[found["label"] == of]
+        found = found.drop_duplicates(["method", "seed", "client", "sample"])  # of a file that was made by hand
+        wide: pd.DataFrame = found.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")
+        return wide
+
+
+def _mean(value_MSK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over the seeds that have a value; NaN if none has."""
+    there_MK = (~np.isnan(value_MSK)).sum(1)
+    total_MK = np.nan_to_num(value_MSK).sum(1)
+    return np.where(there_MK > 0, total_MK / np.maximum(there_MK, 1), np.nan)

@@ -1,0 +1,102 @@
+"""Measures of a client against scikit-learn's metrics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+from idiolect.core.errors import InputError
+from idiolect.simulation.measures import MEASURES, check, measured, named
+
+
+def drawn(classes: int, present: list[int], samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities with ties and with some sense, and labels of some of the classes."""
+    rng = np.random.default_rng(seed)
+    y_N = rng.choice(present, samples)
+    p_NC = rng.dirichlet(np.ones(classes), samples) + 0.3 * np.eye(classes)[y_N]
+    p_NC = np.round(p_NC / p_NC.sum(1, keepdims=True), 2)
+    return torch.tensor(p_NC / p_NC.sum(1, keepdims=True)), torch.tensor(y_N)
+
+
+CASES = [
+    (classes, present, samples, seed)
+    for classes, present in ((2, [0, 1]), (3, [0, 1, 2]), (5, [1, 3]), (5, [0, 2, 4]), (4, [2]), (2, [1]))
+    for samples in (1, 2, 7, 60)
+    for seed in range(3)
+]
+
+
+@pytest.mark.parametrize(("classes", "present", "samples", "seed"), CASES)
+def test_what_is_always_recorded(classes: int, present: list[int], samples: int, seed: int) -> None:
+    p_NC, y_N = drawn(classes, present, samples, seed)
+    said_N = p_NC.argmax(1)
+    found = measured((), p_NC, y_N)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that only predictions have
+        want = {
+            "balanced_accuracy": metrics.balanced_accuracy_score(y_N, said_N),
+            "macro_f1": metrics.f1_score(y_N, said_N, average="macro"),
+        }
+    assert found == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize(("classes", "present", "samples", "seed"), CASES)
+def test_what_is_asked_for(classes: int, present: list[int], samples: int, seed: int) -> None:
+    """Without a warning, whatever is missing. One against the rest is computed class by class here."""
+    p_NC, y_N = drawn(classes, present, samples, seed)
+    there, said_N = np.unique(y_N), p_NC.argmax(1)
+    found = measured([m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")], p_NC, y_N)
+    del found["balanced_accuracy"], found["macro_f1"]
+    want = {f"recall[{c}]": float((said_N[y_N == c] == c).double().mean()) for c in there}
+    if len(there) > 1:
+        for name, score in (("auroc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score)):
+            of = [1] if classes == 2 else there
+            want[name] = np.mean([score((y_N == c).int(), p_NC[:, c]) for c in of])
+    if classes == 2:
+        want |= {name: want[f"recall[{c}]"] for c, name in enumerate(("specificity", "sensitivity")) if c in there}
+    assert found == pytest.approx(want, abs=1e-12)
+
+
+def test_auroc_is_scikit_learns_where_all_classes_are_there() -> None:
+    p_NC, y_N = drawn(4, [0, 1, 2, 3], 80, 0)
+    assert measured(["auroc"], p_NC, y_N)["auroc"] == pytest.approx(
+        metrics.roc_auc_score(y_N, p_NC, multi_class="ovr", average="macro"), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_no_samples(classes: int) -> None:
+    names = [m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")]
+    assert measured(names, torch.zeros(0, classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)) == {}
+
+
+def test_names() -> None:
+    assert named(["auroc, recall", "auroc"]) == named("auroc,recall") == ("auroc", "recall")
+    assert named(()) == named("") == ()
+    with pytest.raises(InputError, match=r"unknown measure 'auc'; did you mean 'auroc'\? Known: .* always recorded"):
+        named("auc")
+    with pytest.raises(InputError, match="unknown measure '3'"):
+        named(["auroc", 3])
+    for odd in ({"auroc"}, {"auroc": 1}, None, 3):
+        with pytest.raises(InputError, match=r"measures=.* is not valid: write names, as auroc,recall"):
+            named(odd)
+    check(MEASURES, 2)
+    with pytest.raises(InputError, match="measure sensitivity is for two classes, and these data have 10: choose reca"):
+        check(["auroc", "sensitivity"], 10)
+
+
+def test_scikit_learn_is_imported_only_if_asked_for() -> None:
+    code = (
+        "import sys, torch\n"
+        "from idiolect.simulation.measures import measured\n"
+        "p, y = torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([1, 0])\n"
+        "measured((), p, y); assert 'sklearn' not in sys.modules\n"
+        "measured(['auroc'], p, y); assert 'sklearn' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
