@@ -136,7 +136,10 @@ SETTINGS = {
         unset="every client's personal model after the last round, clients counting alike",
     ),
     "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of the rounds", type=int),
-    "name": Setting(OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option=""),
+    "name": Setting(
+        OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option="",
+        unset="study, or the file's name with --data",
+    ),
     "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
 }  # fmt: skip
 
