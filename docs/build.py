@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect import methods, models
+from idiolect.core.errors import IdiolectError
 from idiolect.core.option_spec import plain
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, Message
@@ -88,7 +89,7 @@ def _options(paragraph: str) -> Iterator[tuple[str, str]]:
         yield name, " ".join(text.split())
 
 
-def statements(source: str) -> dict[str, list[tuple[int, int]]]:
+def statements(source: str, file: str = "the source") -> dict[str, list[tuple[int, int]]]:
     """First and last line of the statements that carry each number in a comment: # [1]."""
     spans = [
         (node.lineno, node.end_lineno or node.lineno)
@@ -101,7 +102,7 @@ def statements(source: str) -> dict[str, list[tuple[int, int]]]:
             line = token.start[0]
             touching = [s for s in spans if line in s]
             if not touching:
-                raise ValueError(f"line {line} carries {token.string} and ends no statement")
+                raise ValueError(f"{file}, line {line}: write {token.string} at the end of a line of a statement")
             for number in numbers:
                 found.setdefault(number, []).append(min(touching, key=lambda s: s[1] - s[0]))
     return found
@@ -113,10 +114,13 @@ def page(name: str, known: Anatomy) -> str:
     doc = read(entry.build)
     path = Path(inspect.getsourcefile(entry.build) or "")
     source = path.read_text()
-    lines, marked = source.splitlines(), statements(source)
+    lines, marked = source.splitlines(), statements(source, path.name)
     numbers = {e.number for e in doc.equations}
     if numbers != set(marked):
-        raise ValueError(f"{path.name}: equations {sorted(numbers)} in the docstring, {sorted(marked)} in the code")
+        raise ValueError(
+            f"{path.name} has equations {', '.join(sorted(numbers)) or 'none'} in the docstring and "
+            f"{', '.join(sorted(marked)) or 'none'} in the code: give an equation and its statements the same number"
+        )
     out = [f"# {entry.title}", "", f"{_upper(entry.summary)}", ""]
     out += [f"One file: [{path.name}]({SOURCE}/{path.name}). On the command line: `--methods {name}`.", ""]
     if doc.equations:
@@ -221,7 +225,7 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
     one = known["fedavg"]
     unit = one.down_shared.bytes
     out = ["# All methods", "", _ABOUT.format(unit=unit, **cost.get("about", {"rounds": "?", "setting": "?"})), ""]
-    out += ["| method | shared | personal | down | up | sums | a new client | cost | source |"]
+    out += ["| method | shared | each client's own | down | up | sums | a new client | cost | source |"]
     out += ["| :-- | :-- | :-- | --: | --: | :-- | :-- | --: | :-- |"]
     for name, a in known.items():
         entry = methods.get(name)
@@ -249,7 +253,8 @@ idiolect run --methods local,fedavg,fedrep
 ```
 
 - **shared**: what all clients receive, the same for all.
-- **personal**: what only one client receives, or keeps from round to round.
+- **each client's own**: what only one client receives, or keeps from round to round. It need not be a personal model:
+  SCAFFOLD's clients keep a correction of their gradients.
 - **down**, **up**: bytes that a client receives and sends in a round, relative to FedAvg ({unit:,} bytes: CIFAR-CNN, 10
   classes).
 - **sums**: "yes" if the server needs only weighted sums over clients, so that it need not see any single upload.
@@ -295,7 +300,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
     check = parser.parse_args().check
-    made = pages()
+    try:
+        made = pages()
+    except (ValueError, IdiolectError) as error:
+        sys.exit(f"docs/build.py: {error}")
     stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
     stale += sorted(set(PAGES.glob("*.md")) - set(made))
     if check and stale:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+IN_A_CLONE = re.compile(r"^\*In a clone.*?\*\n", re.MULTILINE | re.DOTALL)  # the site has what it points to
 WIDE = {"methods/index.md", "results/every_method.md"}  # tables that need the room of the table of contents
 CELL = re.compile(r"^<(tr|td)((?: [^>]*)?)>", re.MULTILINE)
 
@@ -29,10 +30,15 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         if target.is_relative_to(docs) or not target.exists():
             return link[0]  # MkDocs checks those of the site, and fails on what does not exist
         path = target.relative_to(docs.parent).as_posix()
-        return f"[{link[1]}]({config.repo_url}/blob/main/{path}{link[3] or ''})" if config.repo_url else link[1]
+        if config.repo_url:
+            return f"[{link[1]}]({config.repo_url}/blob/main/{path}{link[3] or ''})"
+        name, colon, line = link[1].strip("`").partition(":")
+        return f"`{path}{colon}{line}`" if path.endswith(name) else f"{link[1]} (`{path}`)"
 
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
+    if page.file.src_uri.startswith("reference/"):
+        markdown = IN_A_CLONE.sub("", markdown)
     markdown = LINK.sub(outside, markdown)
     if not page.file.src_uri.startswith("methods/"):
         return markdown

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,45 @@ def test_every_method_and_variant_has_a_row_with_its_cost(build: Any) -> None:
             assert not cost or float(cost) > 0, "empty until benchmarks/methods.py --write measures all anew"
 
 
+def test_the_front_pages_count_and_name_every_method() -> None:
+    readme, index = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
+    count = f"{len(methods.ours())} published methods"
+    assert count in readme, "say in README.md how many methods there are"
+    assert count in index, "say in docs/index.md how many methods there are"
+    assert [n for n in sorted(methods.ours()) if f"`{n}`" not in readme] == [], "name these in README.md"
+
+
+def test_without_a_repository_links_to_files_become_paths() -> None:
+    hooks, config = script("site_hooks"), SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url=None)
+
+    def shown(text: str, page: str = "contract.md") -> str:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={})
+        return hooks.on_page_markdown(text, page=page, config=config, files=None)
+
+    skeleton = "../src/idiolect/methods/_skeleton.py"
+    assert shown(f"see [the skeleton]({skeleton}).") == f"see the skeleton (`{skeleton[3:]}`)."
+    assert shown("[oracle.py](../tests/methods/oracle.py)") == "`tests/methods/oracle.py`"
+    line = shown("[ditto.py:7](../../src/idiolect/methods/ditto.py#L7-L9)", "methods/ditto.md")
+    assert line == "`src/idiolect/methods/ditto.py:7`"
+    config.repo_url = "https://x.org/y"
+    assert (
+        shown("[oracle.py](../tests/methods/oracle.py)")
+        == "[oracle.py](https://x.org/y/blob/main/tests/methods/oracle.py)"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/reference").glob("*.md")), ids=lambda p: p.stem)
+def test_a_page_of_the_reference_says_where_its_text_is(path: Path) -> None:
+    """In a clone it is a list of names; on the site the line is left out."""
+    text = path.read_text()
+    [line] = re.findall(r"^\*In a clone.*?\*$", text, re.MULTILINE | re.DOTALL)
+    assert "make docs" in line
+    assert all((path.parent / link).exists() for link in re.findall(r"\]\((.*?)\)", line))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=f"reference/{path.name}"), meta={})
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url=None)
+    assert "In a clone" not in script("site_hooks").on_page_markdown(text, page=page, config=config, files=None)
+
+
 def test_links_lead_somewhere() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     links = [(p, link) for p in pages for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", p.read_text())]
@@ -152,5 +192,15 @@ def test_an_equation_without_code_is_an_error(build: Any, monkeypatch: pytest.Mo
     entry = Entry("example", "Example", "none", example, {}, {}, {}, {})  # type: ignore[arg-type]
     known = profile.of("fedavg", {}, models.build("mlp", (1, 8, 8), 10), 10, 20)
     monkeypatch.setattr(build.methods, "get", lambda name: entry)
-    with pytest.raises(ValueError, match="in the docstring"):
+    with pytest.raises(ValueError, match="has equations 1, 2 in the docstring and none in the code: give"):
         build.page("example", known)
+
+
+def test_an_error_of_a_page_is_a_sentence(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong() -> None:
+        raise ValueError("fedx.py has no equation")
+
+    monkeypatch.setattr(build, "pages", wrong)
+    monkeypatch.setattr(sys, "argv", ["build.py"])
+    with pytest.raises(SystemExit, match=r"^docs/build.py: fedx.py has no equation$"):
+        build.main()

@@ -177,7 +177,7 @@ def test_names_reach_no_terminal_and_no_page_as_they_are(idiolect: Command, a_ru
     Path("s.yaml").write_text(f"methods: [{{name: fedavg, {labelled}}}]\ndata: p.csv\nrounds: 1\nlocal_epochs: 1\n")
     code, out, err = idiolect("run s.yaml --clients 2 --client-column site --target diagnosis --drop patient --out r")
     assert (code, is_plain(out), is_plain(err)) == (0, True, True), out + err
-    assert r"\x1b[5mloud: 1 rounds" in err
+    assert "\\x1b[5mloud: 1 round\n" in err
     assert r"\x1b[5mloud" in out
 
 

@@ -34,6 +34,11 @@ def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:
     assert "new" not in called(f"run {OWN} {TINY}").out
 
 
+def test_a_run_has_the_name_of_its_data(called: Command) -> None:
+    assert called(f"run {OWN} {TINY} --quiet").code == 0
+    assert yaml.safe_load(Path("runs/p/study.yaml").read_text())["name"] == "p"
+
+
 def test_own_data_take_the_place_of_a_set_by_name(called: Command) -> None:
     Path("s.yaml").write_text("dataset: digits\nrounds: 1\nmodel: mlp\nlr: 0.02\n")
     assert called(f"run s.yaml {OWN} --quiet --engine sequential --out r").code == 0

@@ -76,6 +76,13 @@ def test_gradients_and_maps_go_through() -> None:
         torch.testing.assert_close(one, network.features(m.body, x))
 
 
+@pytest.mark.parametrize(("make", "policy"), [(make, None), (with_buffers, "local")])
+def test_the_width_can_be_asked_for_within_a_map(make: object, policy: object) -> None:
+    network = Network(make, (3,), policy)  # type: ignore[arg-type]
+    many = torch.func.vmap(torch.func.grad(lambda x: x * network.width))(torch.ones(2))
+    assert many.tolist() == [4, 4]
+
+
 def test_it_travels() -> None:
     network = Network(make, (3,))
     other = pickle.loads(pickle.dumps(network))

@@ -173,6 +173,14 @@ def test_what_cannot_be_compared(make, tmp_path, text, says):
         report.compare(run, *report.named(text))
 
 
+def test_titles_of_the_table_name_methods_too(make, tmp_path):
+    made = make(["fedavg", "fedpac", "fedpac:alignment=0,threshold=0.1"])
+    made.manifest["methods"]["fedpac:alignment=0,threshold=0.1"]["title"] = "FedPAC, alignment=0,threshold=0.1"
+    run = report.read(made.save(tmp_path / "run"))
+    found = report.compare(run, *report.named("FedPAC, alignment=0,threshold=0.1,FedAvg"))
+    assert (found.method, found.base) == ("fedpac:alignment=0,threshold=0.1", "fedavg")
+
+
 def test_nothing_in_common(make, tmp_path):
     made = make(["fedavg", "fedpac"], seeds=(0, 1))
     made.drop(lambda r: (r[0], r[1]) in (("fedavg", 0), ("fedpac", 1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ def study_of(
             path = resumed / "study.yaml"
         elif not settings and not sets:
             raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
+    if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):
+        settings = {"name": own_name} | settings
     there = Study.look(path) if path else None
     written = there.model_dump(exclude_unset=True) if there else {}  # the rest depends on what is overridden
     by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")

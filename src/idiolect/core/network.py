@@ -48,6 +48,9 @@ Statistics = dict[str, Moments]  # by the layer's name
 class Network:
     """Body and head from a factory of two modules: x -> z (B, d) -> logits (B, C).
 
+    The head of every network in ``idiolect.models`` is one linear layer, ``weight`` (C, d) and ``bias`` (C,). A user's
+    own network may have another, so a method calls ``logits``, or makes a layer of its own by ``new_linear``.
+
     Attributes:
         make: builds (body, head) with the modules' own initialisation; it must be importable, so that a worker can
             build it too.
@@ -89,7 +92,7 @@ class Network:
     @cached_property
     def width(self) -> int:
         """d, the number of features."""
-        with torch.no_grad():
+        with tree.unmapped(), torch.no_grad():  # a method may ask for it first within a map over clients
             return int(self.features(_weights(self._build(0)[0]), torch.zeros(1, *self.shape)).shape[-1])
 
     def init(self, key: Tensor) -> Model:

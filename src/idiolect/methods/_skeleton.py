@@ -2,8 +2,9 @@
 
 Copy this file to ``<name>.py`` and give the function that name. Write the equations of the paper into the docstring,
 each with a number. The same number marks the statements that implement it, and the documentation shows the two side by
-side. ``REPORTS`` may say which metrics of ``info`` a run's page draws (``idiolect.core.reports``), as in ``pfedfda.py``
-and ``fedpac.py``. The command line, the contract tests and the lists find the file by themselves.
+side. ``REPORTS`` may say which metrics of ``info`` a run's page draws (by ``ClientValue`` and ``PairValue`` of
+``idiolect.core.method``), as in ``pfedfda.py`` and ``fedpac.py``. The command line, the contract tests and the lists
+find the file by themselves.
 ``tests/methods/test_<name>.py`` compares one round of it with numpy. In a package of your own, name the function under
 the entry point group ``idiolect.methods``.
 """

@@ -179,7 +179,7 @@ def build(
 
     Args:
         name: of the method.
-        options: complete or not (see ``settle``).
+        options: by name; those left out have their defaults. ``preset`` names a set of them.
         task: the problem.
         personal: with False, ``personalise`` leaves clients as they are.
         server: the optimiser of the server's step.

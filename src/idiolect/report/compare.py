@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
 
 
 def compare(run: Run, method: str, base: str) -> Comparison:
-    """Compare two methods of a run, by label or name.
+    """Compare two methods of a run, by label, name or title.
 
     Raises:
         InputError: one of them did not run, both are the same, or they have no results of the same client and seed.
@@ -225,7 +225,9 @@ def _drawn(clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def _label(run: Run, name: str) -> str:
-    label = name if name in run.titles else run.find(name)
+    written = name.replace(":", ", ", 1)  # a title's options, which ``named`` has read as those of a label
+    by_title = {title: label for label, title in run.titles.items()}
+    label = name if name in run.titles else by_title.get(written) or run.find(name)
     if label is None:
         raise InputError(f"cannot compare {name!r}: it is not in the run {run.name}; {nearest(name, run.titles)}")
     return label

@@ -259,7 +259,8 @@ class Lines(Silent):
         self._since.setdefault(label, time.monotonic())
         self._done[label] = self._done.get(label, 0) + done
         if first or done:
-            self._say(f"{label}: {self._done[label]} of {total} rounds done" if done else f"{label}: {total} rounds")
+            rounds = "1 round" if total == 1 else f"{total} rounds"
+            self._say(f"{label}: {self._done[label]} of {rounds} done" if done else f"{label}: {rounds}")
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Write the accuracy if it was measured, and the round if nothing was written for a minute."""

@@ -148,7 +148,10 @@ SETTINGS = {
     "save_predictions": Setting(
         OUTPUT, "Keep the class probabilities of all test samples after the last round.", False, type=bool
     ),
-    "name": Setting(OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option=""),
+    "name": Setting(
+        OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option="",
+        unset="study, or the file's name with --data",
+    ),
     "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
 }  # fmt: skip
 
