@@ -21,6 +21,7 @@ from idiolect import __version__
 from idiolect.cli.bundle import bundle_command
 from idiolect.cli.describe import describe_command
 from idiolect.cli.diff import diff_command
+from idiolect.cli.export import export_command
 from idiolect.cli.join import join_command
 from idiolect.cli.list import list_command
 from idiolect.cli.options import Command
@@ -67,6 +68,7 @@ app.command("report")(report_command)
 app.command("bundle", cls=Command)(bundle_command)
 app.command("join", cls=Command)(join_command)
 app.command("predict", cls=Command)(predict_command)
+app.command("export", cls=Command)(export_command)
 app.command("diff", cls=Command)(diff_command)
 app.command("list")(list_command)
 

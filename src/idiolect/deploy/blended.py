@@ -1,20 +1,18 @@
-"""Several models of one site as one method, which predicts by the weighted mean of their probabilities."""
+"""Several models of one site as one method, a product of experts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.tree import Tree
-from idiolect.deploy.harm import Name
+from idiolect.deploy.harm import Name, blend
 
 
 def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Method:
-    """The method whose client has the states of several: p(c | x) = sum_m w_m p_m(c | x).
+    """The method whose client has the states of several; see ``idiolect.deploy.harm.compare`` for what it predicts.
 
     Args:
         methods: the methods of the models, by name; they receive the same message.
@@ -29,8 +27,7 @@ def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Me
         return {name: methods[name].personalise(down, client, data, key) for name in names}
 
     def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
-        logp = [methods[name].predict(down, client[name], x_B) + math.log(weights[name]) for name in names]
-        return torch.stack(logp).logsumexp(0)
+        return blend(weights, {name: methods[name].predict(down, client[name], x_B) for name in names})
 
     return Method(
         lambda key: (), lambda key: (), lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),

@@ -37,7 +37,7 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Attributes:
         classes_: the bundle's classes; numbers where all are whole numbers.
-        weights_: after ``fit``, how much the global, the personal and the local model count.
+        weights_: after ``fit``, the exponents of the global, the personal and the local model.
         n_features_in_: the number of columns, or of pixels and channels.
         feature_names_in_: of a table, the names of its columns.
         choice_: after ``fit``, what the comparison found (``idiolect.deploy.harm.Choice``).

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from idiolect.deploy.harm import Choice, Ships
+from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
@@ -30,7 +30,7 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
     logp = choice.logp_NC
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     figure = _calibration(logp, y_N)
-    shares = ", ".join(f"{name} {100 * w:.0f} %" for name, w in about.site.weights.items())
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_of(about.site.weights))
     return render_page(
         "site.html",
         {"site-calibration": figure.spec | {"description": figure.title}},

@@ -12,7 +12,7 @@ from idiolect.data.datasets.dataset import Encoding
 VERSION = 1
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
-_Weight = Annotated[float, Field(gt=0, le=1 + 1e-6)]
+_Weight = Annotated[float, Field(gt=0, le=3)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -125,7 +125,7 @@ class Site(_Part):
 
     Attributes:
         ships: which model it is: one, or a blend of several.
-        weights: how much each model counts.
+        weights: the exponent of each model in a product of experts.
         why: a sentence.
         samples: how many the site had.
         compared: for each model its out-of-fold accuracy and log loss, and its difference to the global one.

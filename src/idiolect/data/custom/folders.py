@@ -18,9 +18,10 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from idiolect.core.errors import InputError
-from idiolect.core.import_path import is_dotted, optional
+from idiolect.core.import_path import is_dotted
 from idiolect.data import shared_memory
 from idiolect.data.custom.columns import find_target, listed
+from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, said
 from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
@@ -32,12 +33,9 @@ log = logging.getLogger(__name__)
 
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
-_ON_HUB = "hf:"  # starts a name on the hub, so that a mistyped path is never looked for there
-_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _DEEPEST = 8
 _LEVELS = 64
 _QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
     "or beside a metadata.csv with the column file_name"
@@ -95,9 +93,9 @@ def is_program(where: str | Path) -> bool:
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     path = Path(os.path.expanduser(where))
-    if str(where).startswith(_ON_HUB):
-        name = str(where).removeprefix(_ON_HUB)
-        return read_dataset(_from_hub(name), name=name, within=None if outside else Within.hub(), **options)
+    if str(where).startswith(ON_HUB):
+        name = str(where).removeprefix(ON_HUB)
+        return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **options)
     if is_program(where):
         return from_program(str(where), **options)
     if not path.exists():
@@ -109,7 +107,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     elif not path.is_dir():
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return read_dataset(_from_disk(path), name=name, within=within, **options)
+        return read_dataset(from_disk(path), name=name, within=within, **options)
     elif (tables := _split_tables(path)) and not metadata_of(path):
         parts = [_tables(files, options, within) for files in tables]
     else:
@@ -190,7 +188,7 @@ def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from error
+        raise InputError(f"{path} cannot be read as parquet ({said(error)}): write the file again") from error
     return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop, within=within)
 
 
@@ -209,7 +207,7 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         }
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{path}: its metadata 'huggingface' cannot be read ({_said(error)}): write the file again without it"
+            f"{path}: its metadata 'huggingface' cannot be read ({said(error)}): write the file again without it"
         ) from error
 
 
@@ -225,7 +223,7 @@ def jsonl(path: Path) -> pd.DataFrame:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a table ({_said(error)}): write one JSON object per line") from error
+        raise InputError(f"{path} is not a table ({said(error)}): write one JSON object per line") from error
     return frame
 
 
@@ -360,44 +358,9 @@ def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterato
             yield from _files(entry.path, within, depth + 1)
 
 
-# --- Hugging Face
-
-
-def _from_disk(path: Path) -> Any:
-    datasets = optional("datasets", "datasets", f"the saved data set {path}")
-    try:
-        return datasets.load_from_disk(str(path))
-    except PermissionError:
-        raise
-    except (OSError, *_ODD) as error:
-        raise InputError(f"{path} cannot be read as a saved data set ({_said(error)}): save it again") from error
-
-
-def _from_hub(where: str) -> Any:
-    match = _HUB.fullmatch(where)
-    if not match:
-        raise InputError(
-            f"{_ON_HUB}{where} is not a name on the Hugging Face hub: write {_ON_HUB}owner/name, or "
-            f"{_ON_HUB}owner/name:config"
-        )
-
-    datasets = optional("datasets", "datasets", f"downloading {where} from the Hugging Face hub")
-    try:
-        return datasets.load_dataset(match[1], match[2])
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise InputError(
-            f"{where} cannot be downloaded from the Hugging Face hub ({_said(error)}): check the name (hf:owner/name "
-            "or hf:owner/name:config), or download it elsewhere, save it with save_to_disk, and give that folder"
-        ) from error
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-
-
 def _nothing(path: Path) -> InputError:
     above = path.parent
-    hub = f"; for a data set of the Hugging Face hub write {_ON_HUB}{path}" if _HUB.fullmatch(str(path)) else ""
+    hub = f"; for a data set of the Hugging Face hub write {ON_HUB}{path}" if HUB_NAME.fullmatch(str(path)) else ""
     if not above.is_dir():
         return InputError(f"there is no folder {above}: give the path of a file or a folder{hub}")
     entries = sorted(p.name for p in above.iterdir() if not p.name.startswith("."))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import folders
+from idiolect.data.custom.hub import said
 from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, from_arrow
@@ -102,7 +103,7 @@ def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
             for batch in file.iter_batches(size):
                 yield from_arrow(pa.Table.from_batches([batch]), {}, str(path), within=within)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as parquet ({_said(error)}): write the file again") from None
+        raise InputError(f"{path} cannot be read as parquet ({said(error)}): write the file again") from None
 
 
 def _lines(path: Path, size: int) -> Iterator[Part]:
@@ -153,7 +154,3 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
             raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
     if not begun:
         yield Part(read_csv(path))
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

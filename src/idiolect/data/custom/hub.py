@@ -1,0 +1,60 @@
+"""Data sets of Hugging Face: on the hub, or saved on disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from idiolect.core.errors import InputError
+from idiolect.core.import_path import optional
+
+ON_HUB = "hf:"
+"""Starts a name on the hub, so that a mistyped path is never looked for there."""
+HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
+
+
+def from_disk(path: Path) -> Any:
+    """A data set that ``datasets`` saved.
+
+    Raises:
+        InputError: the package is not installed, or the folder is broken.
+    """
+    datasets = optional("datasets", "datasets", f"the saved data set {path}")
+    try:
+        return datasets.load_from_disk(str(path))
+    except PermissionError:
+        raise
+    except (OSError, *_ODD) as error:
+        raise InputError(f"{path} cannot be read as a saved data set ({said(error)}): save it again") from error
+
+
+def from_hub(where: str) -> Any:
+    """A data set on the hub, by ``owner/name`` or ``owner/name:config``.
+
+    Raises:
+        InputError: this is not such a name, the package is not installed, or the download fails.
+    """
+    match = HUB_NAME.fullmatch(where)
+    if not match:
+        raise InputError(
+            f"{ON_HUB}{where} is not a name on the Hugging Face hub: write {ON_HUB}owner/name, or "
+            f"{ON_HUB}owner/name:config"
+        )
+
+    datasets = optional("datasets", "datasets", f"downloading {where} from the Hugging Face hub")
+    try:
+        return datasets.load_dataset(match[1], match[2])
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise InputError(
+            f"{where} cannot be downloaded from the Hugging Face hub ({said(error)}): check the name (hf:owner/name "
+            "or hf:owner/name:config), or download it elsewhere, save it with save_to_disk, and give that folder"
+        ) from error
+
+
+def said(error: Exception) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
