@@ -23,6 +23,7 @@ import yaml
 import idiolect as idl
 from idiolect import cli
 from idiolect.cli import list as listing
+from idiolect.deploy import Bundle
 from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,8 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)
     monkeypatch.setattr(idl.Study, "federation", built)
+    monkeypatch.setattr(idl.Study, "read", built)  # only idiolect bundle
+    monkeypatch.setattr(Bundle, "read", built)
     monkeypatch.setattr(reproduce, "reproduce", built)
     monkeypatch.setattr(forecast, "forecast", built)
     monkeypatch.setattr(diff, "compare", built)

@@ -134,9 +134,7 @@ class Site(_Part):
     """
 
     ships: Literal["global", "personal", "local", "blend"]
-    weights: dict[Literal["global", "personal", "local"], Annotated[float, Field(gt=0, le=1 + 1e-6)]] = Field(
-        min_length=1
-    )
+    weights: dict[Literal["global", "personal", "local"], _Weight] = Field(min_length=1)
     why: str
     samples: _Count
     compared: dict[str, dict[str, _Finite | None]]
