@@ -38,7 +38,7 @@ def samples(where: object, of_table: Bundle, **how: object):
 def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
     code, out, err = call(f"join {of_table.folder} --data graz.csv --target diagnosis --out site")
     assert (code, err) == (0, "")
-    assert out.startswith("This site uses the ")
+    assert out.startswith("This site's model: it is ")
     site = Bundle.read("site")
     site.check()
     assert site.about.site.samples == 60

@@ -50,5 +50,5 @@ def join_command(
     made = join(found, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     site = made.about.site
     assert site is not None
-    say(out_console, f"This site uses the {site.ships} model: {site.why}")
+    say(out_console, f"This site's model: {site.why}")
     say(out_console, f"Site: {out} (report: {out / 'report.html'})")

@@ -13,7 +13,7 @@ from torch import Tensor
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
+from idiolect.report.figures.vega_lite import TICKS, inline_data, per_cent, tooltip
 from idiolect.report.page import render_page
 
 # N samples, C classes
@@ -90,8 +90,10 @@ def _disagree(right: Mapping[Ships, Tensor], logp: Mapping[Ships, Tensor]) -> li
         for other in names[i + 1 :]:
             apart_N = logp[one].argmax(1) != logp[other].argmax(1)
             a, b = int((right[one] & apart_N).sum()), int((right[other] & apart_N).sum())
-            count = int(apart_N.sum())
-            lines.append({"one": one, "other": other, "count": count, "first": a, "second": b, "none": count - a - b})
+            if count := int(apart_N.sum()):
+                lines.append(
+                    {"one": one, "other": other, "count": count, "first": a, "second": b, "none": count - a - b}
+                )
     return lines
 
 
@@ -110,7 +112,7 @@ def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
     names = list(logp)
     scale = {"domain": names, "range": [_COLOURS[name] for name in names]}
     both = {
-        "x": per_cent("sure", "Mean confidence", axis={"format": "%"}),
+        "x": per_cent("sure", "Mean confidence", axis={"format": "%", "tickCount": TICKS}),
         "y": per_cent("right", "Share that is right", axis={"format": "%"}),
     }
     spec = {
