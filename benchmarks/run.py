@@ -40,6 +40,7 @@ SCRIPTS = {
     "evaluation": ("Evaluation of 1,000 clients with one shared body", ""),
     "study": ("How busy a study keeps the workers", ""),
     "many": ("Many clients", "--rounds 10"),
+    "deploy": ("Every method outside of a run, and predictions against a plain loop", ""),
     "whole": ("Whole commands, with what a user waits for beside the rounds", ""),
     "engine": ("The engine against a bare loop, and workers against one", ""),
     "gpu": ("The vectorised engine on a GPU", ""),
