@@ -112,6 +112,8 @@ def test_all_clients_share_the_body_on_disk(run, recorded, data, tmp_path: Path)
 
 def test_models_of_unlike_sizes_are_kept_together(run, recorded, data, tmp_path: Path) -> None:
     whole = run.bundle("knnper", tmp_path / "all", client="all")
+    assert whole.about.revealed.per_sample
+    assert "holds numbers for each training sample" in (whole.folder / "README.md").read_text()
     sizes = {len(whole.model(k).client.y_N) for k in range(CLIENTS)}
     assert sizes == {len(data.train[k]) for k in range(CLIENTS)}
     test = data.test[3]

@@ -286,6 +286,11 @@ def write(
     return Bundle.read(folder, allow_import=True)
 
 
+def per_sample(own: Tree, samples: int) -> bool:
+    """Whether a client's state has numbers for each of its training samples."""
+    return any(leaf.ndim > 1 and len(leaf) == samples for leaf in tree.leaves(own))
+
+
 def vacant(folder: Path) -> None:
     """Check that a folder can be written.
 

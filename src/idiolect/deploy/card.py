@@ -143,10 +143,15 @@ def _reveals(about: About) -> str:
     lines = [
         "## What it reveals\n",
         f"Every round each client received {_parts(found.down)} ({found.bytes_down:,} bytes) and sent "
-        f"{_parts(found.up)} ({found.bytes_up:,} bytes). {sums} No sample is in this bundle, but numbers that were "
-        "computed from samples are: an attacker may learn from them whether a person's sample was used. The file "
-        "bundle.json also has the names of clients, their numbers of samples and their accuracy.\n",
+        f"{_parts(found.up)} ({found.bytes_up:,} bytes). {sums} No sample as it was is in this bundle, but numbers "
+        "that were computed from samples are: an attacker may learn from them whether a person's sample was used. The "
+        "file bundle.json also has the names of clients, their numbers of samples and their accuracy.\n",
     ]
+    if found.per_sample:
+        lines.append(
+            "**This model holds numbers for each training sample of its client**, such as their features: give it to "
+            "nobody who may not see the samples.\n"
+        )
     if any(column.texts for column in about.inputs.columns):
         lines.append("Texts of columns that fewer than 5 training samples have are not named.\n")
     return "\n".join(lines)

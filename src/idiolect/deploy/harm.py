@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
-import scipy.optimize
-import scipy.special
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -104,6 +102,8 @@ def divided(y_N: Tensor, folds: int, key: Tensor) -> Tensor:
 
 def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
     """The weight of each model, from its log-probabilities (N, C) and the labels; see ``compare``."""
+    from scipy import optimize, special  # half a second, which a prediction does not need
+
     names = list(logp)
     expert_MNC = torch.stack([sure(logp[name]) for name in names]).double().numpy()
     first_M = np.array([_FIRST[name] for name in names])
@@ -112,13 +112,13 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
     def loss(weight_M: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """The penalised negative log-likelihood, a convex function, and its gradient."""
         logit_NC = np.tensordot(weight_M, expert_MNC, 1)
-        logp_NC = scipy.special.log_softmax(logit_NC, axis=1)
+        logp_NC = special.log_softmax(logit_NC, axis=1)
         expected_MN = (expert_MNC * np.exp(logp_NC)).sum(2)
         gradient_M = (expected_MN - expert_MNC[:, row_N, label_N]).sum(1) + 2 * _WORTH * (weight_M - first_M)
         return -logp_NC[row_N, label_N].sum() + _WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
 
     bounds = [(0, MOST)] * len(names)
-    found = scipy.optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
+    found = optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
     kept = {name: w for name, w in zip(names, found.tolist(), strict=True) if w >= _LEAST}
     if len(kept) > 1:
         return kept

@@ -15,7 +15,7 @@ from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, harm
-from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant, write
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, vacant, write
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
 from idiolect.engines.threads import OneThread
@@ -107,6 +107,8 @@ def join(
             "site": _site(found, samples, weights),
         }
     )
+    if about.revealed and per_sample(found.client(weights), len(samples.y_N)):
+        about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
     drawn = page.text(about, found.choice, samples.y_N)
     own = [(down.own, found.client(weights))]

@@ -77,6 +77,7 @@ def make(
     whom = None if client is None else _clients(federation, client)
     measured = _Measures(found, job, state)
     network = models.choose(str(study["model"]), federation.shape)
+    revealed = _revealed(network, method, federation)
     about = About(
         kind="join" if whom is None else "models",
         method=MethodPart.model_validate(method),
@@ -88,11 +89,13 @@ def make(
         key=KeyPart(seed=job.seed, round=state.round, client=federation.trained),
         models=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
         evaluation=measured.evaluation(),
-        revealed=_revealed(network, method, federation),
+        revealed=revealed,
         provenance=_provenance(found, federation, study),
     )
     one = _Clients(job, federation, state)
-    own = [(one.down([federation.trained]).own, ())] if whom is None else one.personal(whom)
+    own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
+    if whom is not None and bundle.per_sample(own[0][1], len(federation.train[whom[0]])):
+        about = about.model_copy(update={"revealed": revealed.model_copy(update={"per_sample": True})})
     return bundle.write(out, about, one.down([0]).shared, own, card.text(about))
 
 

@@ -106,6 +106,8 @@ class Revealed(_Part):
     bytes_up: int
     uploads_are_sums: bool
     joins_by: str
+    per_sample: bool = False
+    """Whether the models hold numbers for each of a client's training samples, as kNN-Per's memory does."""
 
 
 class Provenance(_Part):
