@@ -44,7 +44,7 @@ def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
     assert site.about.site.samples == 60
     assert sum(site.about.site.weights.values()) == pytest.approx(1)
     assert sorted(p.name for p in Path("site").iterdir()) == [
-        "README.md", "bundle.json", "model.safetensors", "report.html"
+        "README.md", "bundle.json", "model.safetensors", "report.html", "watch.safetensors"
     ]  # fmt: skip
     page = Path("site/report.html").read_text()
     for said in ("pFedFDA at this site", "Class by class", "malignant", "Where they disagree", "personal"):

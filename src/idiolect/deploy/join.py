@@ -14,7 +14,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
-from idiolect.deploy import card, harm
+from idiolect.deploy import card, harm, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant, write
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
@@ -108,9 +108,14 @@ def join(
         }
     )
     down = bundle.model().down
-    drawn = page.text(about, found.choice, samples.y_N)
+    more: dict[str, str | bytes] = {"report.html": page.text(about, found.choice, samples.y_N)}
+    if len(samples.y_N) >= reference.LEAST:
+        assert about.site is not None
+        said_N = found.choice.logp_NC[about.site.ships].argmax(1)
+        with OneThread():
+            more[reference.FILE] = reference.of_site(bundle, samples, said_N, bundle.key("watch", client))
     own = [(down.own, found.client(weights))]
-    return write(out, about, down.shared, own, card.text(about), more={"report.html": drawn})
+    return write(out, about, down.shared, own, card.text(about), more=more)
 
 
 def chosen(found: Joined, ships: harm.Name | None) -> dict[harm.Name, float]:
