@@ -78,7 +78,7 @@ def p_of_features(rng: np.random.Generator, own: int, new: int, far: float = 0.0
     kept = reference.make(z, y, y, keys.key(0, int(rng.integers(2**31))))
     z_new, _ = gaussians(rng, new, share, far)
     return _features(
-        kept, [reference.distances(z_new, reference.gaussian(kept, h), kept.count_HP[h]) for h in range(2)]
+        kept, [reference.nearest(z_new, reference.gaussian(kept, h), kept.count_HP[h])[0] for h in range(2)]
     ).p
 
 
@@ -129,6 +129,7 @@ def test_own_distances_are_by_gaussians_made_without_them() -> None:
         apart = z_Nd[own][:, None] - mean_Cd
         far = np.einsum("ncd,de,nce->nc", apart, inverse, apart) * n_C / (n_C + 1)
         np.testing.assert_allclose(kept.distance_N.numpy()[own], far.min(1), rtol=1e-4)
+        np.testing.assert_array_equal(kept.near_HP[h], np.bincount(far.argmin(1), minlength=CLASSES))
 
 
 def test_proportions_are_those_of_the_papers_equation() -> None:

@@ -41,8 +41,9 @@ class Reference(NamedTuple):
     """The classes' proportions."""
     confusion_PP: Tensor
     """How many samples of class (column) were taken for class (row), each by models made without it."""
-    said_P: Tensor
-    """How many samples were taken for each class when the proportions were ``share_P``."""
+    near_HP: Tensor
+    """How many samples were nearest to each class by the Gaussians of a half, made without them, when the proportions
+    were ``share_P``."""
     count_HP: Tensor
     """Samples that each Gaussian of a half is made from."""
     mean_HPd: Tensor
@@ -72,19 +73,20 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor) -> Reference:
         said_N: the classes that they were taken for, each by models made without it.
         key: of the division into halves.
     """
-    class_P = torch.cat([y_N, said_N]).unique()
+    class_P = torch.unique(torch.cat([y_N, said_N]))
     y_N, said_N = torch.searchsorted(class_P, y_N), torch.searchsorted(class_P, said_N)
     half_N = divided(y_N, 2, key)
     classes = len(class_P)
     count_HP = torch.stack([torch.bincount(y_N[half_N != h], minlength=classes) for h in range(2)])
     gaussians = [_gaussian(z_Nd[half_N != h], y_N[half_N != h], classes) for h in range(2)]
-    distance_N = torch.empty(len(y_N), dtype=torch.float64)
+    distance_N, near = torch.empty(len(y_N), dtype=torch.float64), []
     for h, g in enumerate(gaussians):
-        distance_N[half_N == h] = distances(z_Nd[half_N == h], g, count_HP[h])
+        distance_N[half_N == h], near_M = nearest(z_Nd[half_N == h], g, count_HP[h])
+        near.append(torch.bincount(near_M, minlength=classes))
     share_P = torch.bincount(y_N, minlength=classes).double() / len(y_N)
     return Reference(
         class_P, share_P, torch.bincount(said_N * classes + y_N, minlength=classes**2).view(classes, classes),
-        torch.bincount(said_N, minlength=classes), count_HP, torch.stack([g.mean_Cd for g in gaussians]),
+        torch.stack(near), count_HP, torch.stack([g.mean_Cd for g in gaussians]),
         torch.stack([pack(g.cov_dd) for g in gaussians]), half_N, distance_N,
     )  # fmt: skip
 
@@ -106,9 +108,7 @@ def read(bundle: Bundle) -> Reference:
         InputError: the bundle is not a site's, it has no reference, or the file is broken or has changed.
     """
     if bundle.about.site is None:
-        raise InputError(
-            f"{bundle.folder} was not made from a site's samples: give the folder that idiolect join wrote"
-        )
+        raise InputError(f"{bundle.folder} was not made from a site's samples: give what idiolect join wrote")
     if FILE not in bundle.about.files:
         few = f"it was made from {bundle.about.site.samples} samples, and {LEAST} are needed"
         why = few if bundle.about.site.samples < LEAST else "an older idiolect wrote it"
@@ -121,8 +121,8 @@ def read(bundle: Bundle) -> Reference:
     return found
 
 
-def distances(z_Md: Tensor, g: Gaussian, count_C: Tensor) -> Tensor:
-    """Squared Mahalanobis distances (M,) to the nearest class.
+def nearest(z_Md: Tensor, g: Gaussian, count_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared Mahalanobis distances (M,) to the nearest class, and that class (M,).
 
     min_c n_c / (n_c + 1) (z - mean_c)' cov^-1 (z - mean_c), where the factor is for the error of a mean of n_c samples.
     """
@@ -132,7 +132,8 @@ def distances(z_Md: Tensor, g: Gaussian, count_C: Tensor) -> Tensor:
     )
     n_C = count_C[count_C > 0].double()
     far_MC = torch.cdist(white_Md, mean_Cd, compute_mode="donot_use_mm_for_euclid_dist").square() * (n_C / (n_C + 1))
-    return far_MC.amin(1)
+    far_M, at_M = far_MC.min(1)
+    return far_M, torch.nonzero(count_C > 0)[at_M, 0]
 
 
 def gaussian(reference: Reference, half: int) -> Gaussian:
@@ -144,8 +145,8 @@ def gaussian(reference: Reference, half: int) -> Gaussian:
 def _gaussian(z_Nd: Tensor, y_N: Tensor, classes: int) -> Gaussian:
     """Means and the shrunk covariance, as they are stored.
 
-    Source: the weight of the shrinkage from Ledoit & Wolf, A well-conditioned estimator for large-dimensional covariance
-    matrices, 2004.
+    Source: the weight of the shrinkage from Ledoit & Wolf, A well-conditioned estimator for large-dimensional
+    covariance matrices, 2004.
     """
     from sklearn.covariance import ledoit_wolf_shrinkage
 
@@ -158,7 +159,7 @@ def _gaussian(z_Nd: Tensor, y_N: Tensor, classes: int) -> Gaussian:
 def _check(found: Reference, classes: int) -> None:
     p, d, n = len(found.class_P), found.mean_HPd.shape[-1], len(found.half_N)
     wanted = {
-        "class_P": (p,), "share_P": (p,), "confusion_PP": (p, p), "said_P": (p,), "count_HP": (2, p),
+        "class_P": (p,), "share_P": (p,), "confusion_PP": (p, p), "near_HP": (2, p), "count_HP": (2, p),
         "mean_HPd": (2, p, d), "cov_HD": (2, d * (d + 1) // 2), "half_N": (n,), "distance_N": (n,),
     }  # fmt: skip
     if {name: tuple(a.shape) for name, a in found._asdict().items()} != wanted:

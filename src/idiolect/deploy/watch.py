@@ -62,8 +62,8 @@ class Watched(NamedTuple):
     new: int
     features: Features
     labels: Labels
-    said: tuple[int, ...]
-    """How many new samples were taken for each of the bundle's classes."""
+    near: tuple[tuple[int, ...], ...]
+    """For each half, how many new samples were nearest to each class."""
 
     @property
     def alarm(self) -> bool:
@@ -88,10 +88,10 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     """Compare new samples with those that a site was made from.
 
     Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model, of new
-    samples and of the site's own, by a rank test; each half of the own samples is compared by Gaussians of the other
-    half, and the smaller p counts twice. Its level holds for every distribution and number of samples. Labels: how often
-    the site's model names each class, by an exact test, where the model's own samples were predicted by cross-validation.
-    The alarm is Holm's of both. Samples must be independent of each other.
+    samples and of the site's own, by a rank test. Labels: how often each class is the nearest one, by an exact test of
+    counts. Each half of the own samples is compared by Gaussians of the other half, and the smaller p counts twice. So
+    the level of both holds for every distribution. The alarm is Holm's of both. The new proportions are estimated from
+    what the site's model names. Samples must be independent of each other.
 
     Args:
         bundle: that ``join`` wrote.
@@ -108,23 +108,26 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     kept, model, method = reference.read(bundle), bundle.model(), bundle.unshifted
     classes = len(bundle.about.classes)
     far: list[list[Tensor]] = [[], []]
+    near_HP = torch.zeros_like(kept.near_HP)
     said_C = torch.zeros(classes, dtype=torch.int64)
     with OneThread():
         for x_B in [x_M] if isinstance(x_M, Tensor) else x_M:
             z_Bd = reference.features(bundle, x_B)
             for half, found in enumerate(far):
-                found.append(reference.distances(z_Bd, reference.gaussian(kept, half), kept.count_HP[half]))
+                far_B, near_B = reference.nearest(z_Bd, reference.gaussian(kept, half), kept.count_HP[half])
+                found.append(far_B)
+                near_HP[half] += torch.bincount(near_B, minlength=len(near_HP[half]))
             said_C += torch.bincount(log_probabilities(model, method, x_B).argmax(1), minlength=classes)
     if (count := int(said_C.sum())) < LEAST:
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(kept, [torch.cat(found) for found in far])
-    labels = _labels(kept, said_C, bundle.about.classes)
+    labels = _labels(kept, near_HP, said_C[kept.class_P], bundle.about.classes)
     first, second = sorted((features.p, labels.p))
     some, both = first <= level / 2, first <= level / 2 and second <= level
     moved = [both or (some and p == first) for p in (features.p, labels.p)]
     return Watched(
         level, len(kept.half_N), count, features._replace(moved=moved[0]), labels._replace(moved=moved[1]),
-        tuple(said_C.tolist()),
+        tuple(map(tuple, near_HP.tolist())),
     )  # fmt: skip
 
 
@@ -136,16 +139,15 @@ def sentences(found: Watched) -> list[str]:
     if not found.alarm:
         said.append(f"Nothing moved that {samples} show against the site's {found.own:,}.")
     said.append(
-        f"The features {'moved' if features.moved else 'did not move'}: a new sample is farther from the site's classes "
-        f"than one of its own in {100 * features.farther:.0f}% of pairs; 50% is no change (p = {_p(features.p)})."
+        f"The features {'moved' if features.moved else 'did not move'}: a new sample is farther from the site's "
+        f"classes than one of its own in {100 * features.farther:.0f}% of pairs; 50% is no change "
+        f"(p = {_p(features.p)})."
     )
     said.append(
-        f"The classes are {'no longer' if labels.moved else 'still'} predicted as often as before (p = {_p(labels.p)})."
+        f"The classes {'no longer occur' if labels.moved else 'occur'} as often as before (p = {_p(labels.p)})."
     )
     if labels.moved and not labels.shares:
-        said.append(
-            "How often they occur cannot be estimated: the predictions are of classes that this site never had."
-        )
+        said.append("How often each occurs cannot be estimated: the site never had the classes that are predicted.")
     elif labels.moved:
         few = sorted(labels.shares.items(), key=lambda pair: -abs(pair[1].now - pair[1].before))[:_SHOWN]
         told = (
@@ -196,8 +198,7 @@ def adapt(bundle: Bundle, found: Watched, out: Path) -> Bundle:
     changes = {"prior_shift": tuple(shift_C.tolist()), "scores": (), "why": why}
     about = bundle.about.model_copy(update={"site": site.model_copy(update=changes)})
     model = bundle.model()
-    said_P = torch.tensor(found.said)[kept.class_P]
-    more = {reference.FILE: reference.content(kept._replace(share_P=share_P, said_P=said_P))}
+    more = {reference.FILE: reference.content(kept._replace(share_P=share_P, near_HP=torch.tensor(found.near)))}
     return write(out, about, model.down.shared, [(model.down.own, model.client)], card.text(about), more=more)
 
 
@@ -210,11 +211,9 @@ def _features(kept: Reference, far: list[Tensor]) -> Features:
     return Features(min(1.0, 2 * min(found.p for _, found in tested)), above, False)
 
 
-def _labels(kept: Reference, said_C: Tensor, classes: tuple[str, ...]) -> Labels:
-    said_P = said_C[kept.class_P]
-    others = int(said_C.sum() - said_P.sum())
-    own_R, new_R = np.append(kept.said_P.numpy(), 0), np.append(said_P.numpy(), others)
-    p = shift.counts_differ(own_R, new_R)
+def _labels(kept: Reference, near_HP: Tensor, said_P: Tensor, classes: tuple[str, ...]) -> Labels:
+    both = zip(kept.near_HP.numpy(), near_HP.numpy(), strict=True)
+    p = min(1.0, 2 * min(shift.counts_differ(own_P, new_P) for own_P, new_P in both))
     confusion_PP = kept.confusion_PP.numpy()
     now_P = shift.proportions(confusion_PP, said_P.numpy()) if int(said_P.sum()) else np.full(len(said_P), math.nan)
     if np.isnan(now_P).any():

@@ -60,8 +60,8 @@ def proportions(confusion_RP: NDArray[Any], said_R: NDArray[Any]) -> Floats:
 
         C w = q,   C_rp = p(said r, is p),   q_r = p'(said r),   p'(is p) = w_p p(is p)
 
-    w has no negative entries: it is the least-squares solution among those, which is C^-1 q where that is one. NaN where
-    the predictions say nothing, because all are of classes that were never named before.
+    w has no negative entries: it is the least-squares solution among those, which is C^-1 q where that is one. NaN
+    where the predictions say nothing, because all are of classes that were never named before.
 
     Args:
         confusion_RP: how many samples of class p the classifier named r.
