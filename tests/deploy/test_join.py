@@ -15,8 +15,8 @@ from PIL import Image
 import idiolect as idl
 from idiolect import cli
 from idiolect.deploy.bundle import Bundle, log_probabilities
-from idiolect.deploy.join import joined
-from idiolect.deploy.samples import read
+from idiolect.deploy.join import join, joined
+from idiolect.deploy.samples import Samples, read
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
     assert site.about.site.samples == 60
     assert set(site.about.site.weights) <= {"global", "personal", "local"}
     assert sorted(p.name for p in Path("site").iterdir()) == [
-        "README.md", "bundle.json", "model.safetensors", "report.html"
+        "README.md", "bundle.json", "model.safetensors", "report.html", "watch.safetensors"
     ]  # fmt: skip
     page = Path("site/report.html").read_text()
     for said in ("pFedFDA at this site", "Class by class", "malignant", "Where they disagree", "personal"):
@@ -240,3 +240,26 @@ def test_a_table_for_images_and_the_reverse(call, of_images: Bundle, of_table: B
     images(here / "mine")
     assert "takes images" in call(f"join {of_images.folder} --data graz.csv --target diagnosis --out site")[2]
     assert "takes a table" in call(f"join {of_table.folder} --data mine --out site")[2]
+
+
+BATCH_NORM = """
+from torch import nn
+
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU()), nn.Linear(12, classes)
+"""
+
+
+@pytest.mark.parametrize("buffers", ["local", "aggregate"])
+def test_batch_normalisation_is_measured_at_the_site(here: Path, monkeypatch: pytest.MonkeyPatch, buffers: str) -> None:
+    monkeypatch.syspath_prepend(here)
+    (here / "normed_net.py").write_text(BATCH_NORM)
+    study = idl.Study(
+        dataset="digits", clients=3, rounds=1, methods=["fedper"], model=f"normed_net.net:buffers={buffers}"
+    )
+    bundle = idl.run(study, "run", engine="sequential").bundle("fedper", "b")
+    source = idl.data.load("digits")
+    mine = Samples(source.x_R[:60], source.y_R[:60])
+    site = join(bundle, mine, Path("site"))
+    logp_NC = log_probabilities(site.model(), site.predicting, mine.x_N)
+    np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)

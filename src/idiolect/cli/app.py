@@ -30,6 +30,7 @@ from idiolect.cli.predict import predict_command
 from idiolect.cli.report import report_command
 from idiolect.cli.reproduce import reproduce_command
 from idiolect.cli.run import run_command
+from idiolect.cli.watch import watch_command
 from idiolect.core import terminal
 from idiolect.core.errors import IdiolectError, Interrupted, as_options
 
@@ -69,6 +70,7 @@ app.command("bundle", cls=Command)(bundle_command)
 app.command("join", cls=Command)(join_command)
 app.command("predict", cls=Command)(predict_command)
 app.command("export", cls=Command)(export_command)
+app.command("watch", cls=Command)(watch_command)
 app.command("diff", cls=Command)(diff_command)
 app.command("list")(list_command)
 

@@ -37,6 +37,7 @@ from idiolect.core.tree import Tree
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import Name
+from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import VERSION, About
 from idiolect.training import Preprocessing, training_of
 
@@ -107,6 +108,15 @@ class Bundle:
         for name in self.about.files:
             self._compare(name)
 
+    def other(self, name: str) -> bytes:
+        """The content of one more file, whose digest is compared.
+
+        Raises:
+            InputError: it is missing or has changed.
+        """
+        self._compare(name)
+        return files.read(self.folder / name)
+
     def _compare(self, name: str) -> None:
         try:
             found = _sha256(self.folder / name)
@@ -141,6 +151,12 @@ class Bundle:
     @cached_property
     def predicting(self) -> Method:
         """The method by which the models of this bundle predict."""
+        shift = self.about.site.prior_shift if self.about.site else ()
+        return reweighted(self.unshifted, shift) if shift else self.unshifted
+
+    @cached_property
+    def unshifted(self) -> Method:
+        """The same, with the proportions of the classes in the samples that the models were made from."""
         return self.method_of(self.about.site.weights if self.about.site else {"personal": 1.0})
 
     def method_of(self, weights: Mapping[Name, float]) -> Method:
@@ -249,7 +265,7 @@ def write(
     shared: Tree,
     own: Iterable[tuple[Tree, Tree]],
     card: str,
-    more: Mapping[str, str] | None = None,
+    more: Mapping[str, str | bytes] | None = None,
 ) -> Bundle:
     """Write a bundle, whole or not at all.
 
@@ -270,10 +286,10 @@ def write(
     draft = folder.parent / f".{folder.name}.{secrets.token_hex(6)}.tmp"
     try:
         files.write(draft / NUMBERS, numbers)
-        texts = {CARD: card, **(more or {})}
-        for name, text in texts.items():
-            files.write(draft / name, text)
-        digests = {name: _sha256(draft / name) for name in (NUMBERS, *texts)}
+        others = {CARD: card, **(more or {})}
+        for name, content in others.items():
+            files.write(draft / name, content)
+        digests = {name: _sha256(draft / name) for name in (NUMBERS, *others)}
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
         if folder.exists():

@@ -14,7 +14,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
-from idiolect.deploy import card, harm
+from idiolect.deploy import card, harm, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, vacant, write
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
@@ -58,9 +58,10 @@ def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Jo
     names = names if count >= harm.FEW_FOR_LOCAL else names[:2]
 
     def made(name: harm.Name, row_N: Tensor) -> Tree:
-        """The client's state from some of the samples, with the draws that the simulator makes."""
-        if name == "global":
-            return bundle.fresh
+        """The client's state from some of the samples, with the draws that the simulator makes.
+
+        That of the global model depends on them only where the network measures its batch normalisation at the client.
+        """
         data = Data(samples.x_N, samples.y_N, row_N, torch.ones(len(row_N)))
         with blame(f"the {name} model, {len(row_N)} samples"):
             return tree.copy(bundle.methods[name].personalise(down, tree.copy(bundle.fresh), data, key))
@@ -110,9 +111,14 @@ def join(
     if about.revealed and per_sample(found.client(weights), len(samples.y_N)):
         about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
-    drawn = page.text(about, found.choice, samples.y_N)
+    more: dict[str, str | bytes] = {"report.html": page.text(about, found.choice, samples.y_N)}
+    if len(samples.y_N) >= reference.LEAST and bundle.task.network.buffers != "local":
+        assert about.site is not None
+        said_N = found.choice.logp_NC[about.site.ships].argmax(1)
+        with OneThread():
+            more[reference.FILE] = reference.of_site(bundle, samples, said_N, bundle.key("watch", client))
     own = [(down.own, found.client(weights))]
-    return write(out, about, down.shared, own, card.text(about), more={"report.html": drawn})
+    return write(out, about, down.shared, own, card.text(about), more=more)
 
 
 def chosen(found: Joined, ships: harm.Name | None) -> dict[harm.Name, float]:

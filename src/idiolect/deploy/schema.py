@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from idiolect.core.method import Augment
 from idiolect.data.datasets.dataset import Encoding
@@ -133,6 +133,8 @@ class Site(_Part):
         compared: for each model its out-of-fold accuracy and log loss, and its difference to the global one.
         scores: for each of the site's samples the probability of the right class, by a model made without the sample;
             sorted.
+        prior_shift: for each class the log of its proportion now over that in the site's samples, where the model was
+            adapted to other proportions.
     """
 
     ships: Literal["global", "personal", "local", "blend"]
@@ -141,6 +143,7 @@ class Site(_Part):
     samples: _Count
     compared: dict[str, dict[str, _Finite | None]]
     scores: tuple[Annotated[float, Field(ge=0, le=1.01)], ...] = ()
+    prior_shift: tuple[_Finite, ...] = ()
 
 
 class About(_Part):
@@ -171,3 +174,9 @@ class About(_Part):
     provenance: Provenance | None = None
     site: Site | None = None
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _shift_of_every_class(self) -> Self:
+        if self.site and self.site.prior_shift and len(self.site.prior_shift) != len(self.classes):
+            raise ValueError("site.prior_shift does not have one number for each class")
+        return self

@@ -1,0 +1,56 @@
+"""``idiolect watch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idiolect.cli.join import AsIs, Resize
+from idiolect.cli.options import AllowImport, AsJson, flag, option
+from idiolect.cli.output import out_console, print_json, say
+
+
+def watch_command(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder that idiolect join wrote.")],
+    data: Annotated[Path, option("New samples: a table, or a folder of images; labels are not used.", metavar="WHERE")],
+    level: Annotated[float, option("The rate of alarms where nothing moved.", "0.05")] = 0.05,
+    adapt: Annotated[
+        bool, flag("adapt", "If only the proportions of the classes moved, write the site's model for the new ones.")
+    ] = False,
+    out: Annotated[Path | None, option("Folder of the adapted site.", metavar="FOLDER")] = None,
+    as_is: AsIs = None,
+    resize: Resize = False,
+    allow_import: AllowImport = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether new samples are still like those that a site joined with; the exit code is 1 if they are not.
+
+    Example: idiolect watch site --data new.csv
+    """
+    from idiolect.core.errors import InputError
+    from idiolect.deploy import watch as watching
+    from idiolect.deploy.bundle import Bundle, vacant
+    from idiolect.deploy.predict import CHUNK
+    from idiolect.deploy.samples import stream
+
+    if adapt != (out is not None):
+        raise InputError("give --adapt and --out (a new folder) together")
+    if out is not None:
+        vacant(out)
+    bundle = Bundle.read(site, allow_import=allow_import)
+    parts = stream(data, bundle.about.inputs, CHUNK, resize=resize, as_is=as_is or ())
+    found = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
+    written = out if out is not None and found.adaptable else None
+    if written is not None:
+        watching.adapt(bundle, found, written)
+    if as_json:
+        print_json(found.as_json() | {"adapted": str(written) if written else None})
+    else:
+        for sentence in watching.sentences(found):
+            say(out_console, sentence)
+        if adapt:
+            say(out_console, f"Adapted site: {written}" if written else "No site was written.")
+    if found.alarm:
+        raise typer.Exit(1)
