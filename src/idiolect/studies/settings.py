@@ -150,7 +150,7 @@ SETTINGS = {
     ),
     "name": Setting(
         OUTPUT, "Name of the study, and of its folder unless another is given.", "study", option="",
-        unset="study, or the file's name with --data",
+        unset="study, or the name of your data's file",
     ),
     "checkpoint_every": Setting(OUTPUT, "Rounds between checkpoints.", 5, type=int, option=""),
 }  # fmt: skip
