@@ -10,7 +10,7 @@ import torch
 
 from idiolect.core import keys
 from idiolect.deploy import harm
-from idiolect.deploy.page import interval
+from idiolect.report.by_client import wilson
 
 
 def experts(seed: int, count: int = 40, classes: int = 4) -> tuple[dict, torch.Tensor]:
@@ -74,7 +74,8 @@ def test_the_interval_of_a_difference_covers_the_truth() -> None:
 @pytest.mark.parametrize(("right", "count"), [(0, 5), (3, 10), (10, 10), (57, 60)])
 def test_the_interval_of_an_accuracy(right: int, count: int) -> None:
     wanted = scipy.stats.binomtest(right, count).proportion_ci(method="wilson")
-    assert interval(right, count) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
+    found = [float(end) for end in wilson(np.array(right / count), np.array(count))]
+    assert found == pytest.approx([wanted.low, wanted.high], abs=1e-6)
 
 
 def test_folds_hold_about_as_many_of_each_class() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Info, Method, Up
+from idiolect.core.method import Data, Down, Method
 from idiolect.core.tree import Tree
 from idiolect.deploy.harm import Name, blend
 
@@ -20,16 +20,10 @@ def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Me
     """
     names = sorted(weights)
 
-    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
-        return client, Up(), {}
-
     def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         return {name: methods[name].personalise(down, client, data, key) for name in names}
 
     def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
         return blend(weights, {name: methods[name].predict(down, client[name], x_B) for name in names})
 
-    return Method(
-        lambda key: (), lambda key: (), lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
-        personalise, predict,
-    )  # fmt: skip
+    return methods[names[0]]._replace(personalise=personalise, predict=predict)

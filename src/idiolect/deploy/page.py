@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
+from idiolect.report.by_client import wilson
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, inline_data, per_cent, tooltip
 from idiolect.report.page import render_page
@@ -20,7 +21,6 @@ from idiolect.report.page import render_page
 
 _BINS = 10
 _COLOURS = {"global": "#7f7f7f", "personal": "#1f77b4", "local": "#ff7f0e", "blend": "#2ca02c"}
-_Z = 1.959964
 _CLASSES = 100  # rows of the table
 
 
@@ -50,23 +50,14 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
     )
 
 
-def interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927)."""
-    if not count:
-        return 0.0, 1.0
-    share, z2 = right / count, _Z**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return middle - half, middle + half
-
-
 def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str) -> dict[str, Any]:
-    low, high = interval(int(right[name].sum()), len(right[name]))
+    accuracy = float(right[name].double().mean())
+    low, high = (float(end) for end in wilson(np.array(accuracy), np.array(len(right[name]))))
     difference = choice.difference.get(name)
     return {
         "name": name,
         "ships": name == ships,
-        "accuracy": float(right[name].double().mean()),
+        "accuracy": accuracy,
         "interval": f"{100 * low:.1f} to {100 * high:.1f}",
         "difference": None if difference is None else difference.mean,
         "between": "" if difference is None else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",

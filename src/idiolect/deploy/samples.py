@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
     x_N: Tensor
     y_N: Tensor
-    """Places among the bundle's classes, int64; -1 where a label is missing, if labels were not asked for."""
+    """Places among the bundle's classes, int64."""
 
 
 def read(

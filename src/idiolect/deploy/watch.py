@@ -108,13 +108,14 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     kept, model, method = reference.read(bundle), bundle.model(), bundle.unshifted
     classes = len(bundle.about.classes)
     far: list[list[Tensor]] = [[], []]
+    gaussians = [reference.gaussian(kept, half) for half in range(2)]
     near_HP = torch.zeros_like(kept.near_HP)
     said_C = torch.zeros(classes, dtype=torch.int64)
     with OneThread():
         for x_B in [x_M] if isinstance(x_M, Tensor) else x_M:
             z_Bd = reference.features(bundle, x_B)
             for half, found in enumerate(far):
-                far_B, near_B = reference.nearest(z_Bd, reference.gaussian(kept, half), kept.count_HP[half])
+                far_B, near_B = reference.nearest(z_Bd, gaussians[half], kept.count_HP[half])
                 found.append(far_B)
                 near_HP[half] += torch.bincount(near_B, minlength=len(near_HP[half]))
             said_C += torch.bincount(log_probabilities(model, method, x_B).argmax(1), minlength=classes)
