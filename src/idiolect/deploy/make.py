@@ -75,7 +75,7 @@ def make(
     if data.manifest(federation)["hash"] != found.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
     whom = None if client is None else _clients(federation, client)
-    measured = _Measures(found, job, state)
+    one = _Clients(job, federation, state)
     network = models.choose(str(study["model"]), federation.shape)
     revealed = _revealed(network, method, federation)
     about = About(
@@ -88,11 +88,10 @@ def make(
         inputs=inputs_of(federation),
         key=KeyPart(seed=job.seed, round=state.round, client=federation.trained),
         models=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
-        evaluation=measured.evaluation(),
+        evaluation=_Measures(found, job, one).evaluation(),
         revealed=revealed,
         provenance=_provenance(found, federation, study),
     )
-    one = _Clients(job, federation, state)
     own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
     if whom is not None and bundle.per_sample(own[0][1], len(federation.train[whom[0]])):
         about = about.model_copy(update={"revealed": revealed.model_copy(update={"per_sample": True})})
@@ -126,32 +125,33 @@ class _Clients:
     """What the run's clients receive, and their personal models."""
 
     def __init__(self, job: Job, federation: FederatedData, state: State) -> None:
-        self._job, self._data, self._state, self._site = job, federation, state, Site(job)
+        self._job, self._data, self.state, self.site = job, federation, state, Site(job)
 
     def down(self, ids: Sequence[int]) -> Down:
         """The message to a client."""
-        down = self._site.method.send(self._state.server, torch.tensor(list(ids)))
+        down = self.site.method.send(self.state.server, torch.tensor(list(ids)))
         return Down(down.shared, tree.rows(down.own, 0))
 
     def personal(self, ids: Sequence[int]) -> Iterator[tuple[Tree, Tree]]:
         """What each client received for itself, and its state with its personal model."""
         for k in ids:
             down = self.down([k])
-            yield tree.copy(down.own), tree.copy(self._site.personalised(self._state.round, k, down, self._client(k)))
+            yield tree.copy(down.own), tree.copy(self.site.personalised(self.state.round, k, down, self.client(k)))
 
-    def _client(self, k: int) -> Tree:
+    def client(self, k: int) -> Tree:
+        """A client's state after the run; that of a new client is the initial one."""
         if k < self._data.trained:
-            return self._state.clients[k]
-        return self._site.method.init_client(keys.key(self._job.seed, "enrol"))
+            return self.state.clients[k]
+        return self.site.method.init_client(keys.key(self._job.seed, "enrol"))
 
 
 class _Measures:
     """The accuracy of the run's clients: recorded where the run measured it, else measured now."""
 
-    def __init__(self, run: reader.Run, job: Job, state: State) -> None:
-        self._run, self._job, self._state = run, job, state
+    def __init__(self, run: reader.Run, job: Job, clients: _Clients) -> None:
+        self._run, self._job, self._clients = run, job, clients
         r = run.records
-        self._records = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["round"] == state.round)]
+        self._records = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["round"] == clients.state.round)]
 
     def evaluation(self) -> Evaluation:
         data, trained = self._job.data, self._job.data.trained
@@ -181,13 +181,11 @@ class _Measures:
         return dict(zip(r["client"].tolist(), r["value"].tolist(), strict=True))
 
     def _measured(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
-        site, found = Site(self._job), {}
-        fresh = site.method.init_client(keys.key(self._job.seed, "enrol"))
+        site, state, found = self._clients.site, self._clients.state, {}
         for k in ids:
-            down = site.method.send(self._state.server, torch.tensor([k]))
-            client = self._state.clients[k] if k < self._job.data.trained else fresh
+            down = site.method.send(state.server, torch.tensor([k]))
             try:
-                [one] = site.run(phase, self._state.round, [k], down, [client])
+                [one] = site.run(phase, state.round, [k], down, [self._clients.client(k)])
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
             assert isinstance(one, Measured)
