@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from idiolect.core.errors import InputError
 
@@ -32,6 +31,8 @@ def simplex_qp(P_mm: Array) -> Array:
     Returns:
         a (m,); where several are optimal, one of them.
     """
+    from scipy.optimize import nnls  # slow to import, and workers do not need it
+
     value_m, vector_mm = np.linalg.eigh((P_mm + P_mm.T) / 2)
     root_mm = np.sqrt(value_m.clip(min=0))[:, None] * vector_mm.T
     m = len(root_mm)
