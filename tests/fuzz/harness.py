@@ -259,6 +259,7 @@ _WRITES = {
     "os.rename": 2, "os.link": 2, "os.symlink": 2, "shutil.move": 2, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1,
     "os.chmod": 1, "os.chown": 1, "os.truncate": 1, "os.utime": 1, "shutil.rmtree": 1,
 }  # fmt: skip
+_WATCHED = frozenset({"open", *_WRITES, *_ASKS})
 
 
 def _guard(root: Path) -> None:
@@ -293,7 +294,7 @@ def _guard(root: Path) -> None:
             raise OSError(101, "the fuzzer has no network")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if (event == "open" or event in _WRITES or event in _ASKS) and not getattr(busy, "on", False):
+        if event in _WATCHED and not getattr(busy, "on", False):
             busy.on = True
             try:
                 look(event, arguments)

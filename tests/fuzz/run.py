@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -62,6 +63,8 @@ class Fuzzer:
             "files": lambda rng, here: files.case(rng, here, place / "files"),
             "run folders": lambda rng, here: folders.case(rng, here, place / "runs"),
         }
+        typer.main.get_command = functools.cache(typer.main.get_command)  # it takes a tenth of a second
+        typer.main.get_command(idiolect.cli.app)
         gc.collect()
         gc.freeze()  # so that children share the pages
 

@@ -169,7 +169,7 @@ def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: by
     while kills < 20:
         number += 1
         out = tmp_path / str(number)
-        engine = "processes --workers 2" if number % 2 else "sequential"
+        engine = "sequential" if number % 3 else "processes --workers 2"
         line = f"run {tmp_path / 'study.yaml'} --resume --out {out} --engine {engine}"
         for said, seconds in MOMENTS:
             before = _checkpoints(out)
