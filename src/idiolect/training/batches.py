@@ -69,7 +69,7 @@ def _orders(real_N: Tensor, training: Training, key: Tensor, epochs: int) -> lis
     """The order (N,) of the samples in each epoch."""
     if not training.shuffle:
         return [torch.arange(len(real_N))] * epochs
-    return list(keys.order(keys.fold(key, torch.arange(epochs, device=key.device)), real_N))
+    return list(keys.order(keys.fold(key, torch.arange(epochs, device=key.device)[:, None]), real_N))
 
 
 def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool) -> list[Batch]:
