@@ -47,7 +47,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """``count`` pseudo-random int64 values."""
+    """``count`` pseudo-random int64 values; of several keys (m, 1) as many of each."""
     return _mix(key + _STEP * torch.arange(count, device=key.device))
 
 
@@ -65,6 +65,6 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
 
 
 def order(key: Tensor, real_N: Tensor) -> Tensor:
-    """A random order of a client's samples, padding last: positions (N,)."""
+    """A random order of a client's samples, padding last: positions (N,); of several keys (m, 1) one order of each."""
     draw_N = bits(key, real_N.shape[0]) & 0x7FFFFFFFFFFFFFFE
     return torch.argsort(torch.where(real_N > 0, draw_N, 0x7FFFFFFFFFFFFFFF), stable=True)

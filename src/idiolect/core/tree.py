@@ -1,8 +1,12 @@
-"""Trees of tensors: a tensor, or a tuple, NamedTuple or dict of trees. Only this module uses torch's private pytree."""
+"""Trees of tensors: a tensor, or a tuple, NamedTuple or dict of trees, as torch's pytree has them.
+
+Only this module uses that private part of torch. It goes through the usual trees itself: torch's functions, which know
+many more types, take a fifth of a small network's training step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -22,19 +26,72 @@ def map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
 
     The function should return a tensor, or the declared type of the result is wrong.
     """
-    mapped: T = pytree.tree_map(function, tree, *others)
-    return mapped
+    parts, make = _split(tree)
+    if make is None:
+        return function(tree, *others)  # type: ignore[no-any-return]
+    if not others:
+        return make([map(function, part) for part in parts])  # type: ignore[no-any-return]
+    rows = zip(parts, *(_like(tree, other) for other in others), strict=True)
+    return make([map(function, *row) for row in rows])  # type: ignore[no-any-return]
 
 
 def leaves(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in a fixed order."""
-    return pytree.tree_leaves(tree)
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
 
 
 def flatten(tree: T) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], T]]:
     """The tensors of a tree, and the function that makes such a tree from a list like them."""
-    flat, spec = pytree.tree_flatten(tree)
-    return flat, lambda new: pytree.tree_unflatten(list(new), spec)
+    flat: list[Tensor] = []
+    build = _collect(tree, flat)
+    count = len(flat)
+
+    def whole(new: Sequence[Tensor]) -> T:
+        if len(new) != count:
+            raise ValueError(f"the tree has {count} leaves, and there are {len(new)}")
+        return build(iter(new))  # type: ignore[no-any-return]
+
+    return flat, whole
+
+
+def _split(tree: Tree) -> tuple[Sequence[Tree], Callable[[list[Tree]], Tree] | None]:
+    """The parts of a tree, and the function that makes such a tree from new parts; None for a leaf."""
+    kind = type(tree)
+    if kind is Tensor:
+        return (), None
+    if kind is dict:
+        return list(tree.values()), lambda new: dict(zip(tree, new, strict=True))
+    if kind is tuple:
+        return tree, tuple
+    if hasattr(kind, "_make"):
+        return tree, kind._make
+    if (node := pytree.SUPPORTED_NODES.get(kind)) is None:
+        return (), None
+    parts, context = node.flatten_fn(tree)
+    return parts, lambda new: node.unflatten_fn(new, context)
+
+
+def _like(tree: Tree, other: Tree) -> Sequence[Tree]:
+    """The parts of another tree, in the order of the first one's.
+
+    Raises:
+        ValueError: it has another structure.
+    """
+    if type(other) is not type(tree) or len(other) != len(tree) or (type(tree) is dict and other.keys() != tree.keys()):
+        raise ValueError(f"the trees differ in structure: {type(tree).__name__} and {type(other).__name__}")
+    return [other[name] for name in tree] if type(tree) is dict else _split(other)[0]
+
+
+def _collect(tree: Tree, flat: list[Tensor]) -> Callable[[Iterator[Tensor]], Tree]:
+    """Add the leaves of a tree to a list; returns the function that makes such a tree from the next leaves."""
+    parts, make = _split(tree)
+    if make is None:
+        flat.append(tree)
+        return next
+    builds = [_collect(part, flat) for part in parts]
+    return lambda new: make([build(new) for build in builds])
 
 
 def named(tree: Tree) -> dict[str, Tensor]:
@@ -62,8 +119,8 @@ def gather(trees: list[T]) -> T:
         ValueError: the trees differ in structure.
         RuntimeError: their leaves differ in shape.
     """
-    if len({str(pytree.tree_structure(t)) for t in trees}) > 1:
-        raise ValueError("the trees differ in structure")
+    for other in trees[1:]:
+        map(_one_of_each, trees[0], other)
     parts = [leaves(t) for t in trees]
     _, build = flatten(trees[0])
     trees.clear()
@@ -73,6 +130,12 @@ def gather(trees: list[T]) -> T:
         for p in parts:
             p[leaf] = p[leaf].new_empty(0)
     return build(out)
+
+
+def _one_of_each(leaf: Tensor, other: Tree) -> Tensor:
+    if _split(other)[1] is not None:
+        raise ValueError(f"the trees differ in structure: {type(leaf).__name__} and {type(other).__name__}")
+    return leaf
 
 
 def rows(tree: T, index: Any) -> T:
@@ -158,10 +221,13 @@ def nbytes(tree: Tree) -> int:
 
 def not_finite(tree: Tree) -> str | None:
     """The path of the first leaf with a NaN or an infinity, or None."""
-    for path, leaf in named(tree).items():
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            return path
-    return None
+    if all(_finite(leaf) for leaf in leaves(tree)):
+        return None
+    return next(path for path, leaf in named(tree).items() if not _finite(leaf))
+
+
+def _finite(leaf: Tensor) -> bool:
+    return not leaf.is_floating_point() or bool(torch.isfinite(leaf).all())
 
 
 def unmapped() -> AbstractContextManager[None]:

@@ -49,10 +49,10 @@ def batches(
         return _mapped_steps(real_N, training, key, steps, drop_last)
     draws = keys.fold(key, "augment")
     plan: list[Batch] = []
-    for epoch in range((training.epochs if epochs is None else epochs) if steps is None else steps):
-        if steps is not None and len(plan) >= steps:
-            break
-        order_N = keys.order(keys.fold(key, epoch), real_N) if training.shuffle else torch.arange(n)
+    epochs = training.epochs if epochs is None else epochs
+    if steps is not None:
+        epochs = -(-steps // max(1, n // size if drop_last else -(-n // size)))
+    for epoch, order_N in enumerate(_orders(real_N, training, key, epochs)):
         for batch, start in enumerate(range(0, n, size)):
             at_B = order_N[start : start + size]
             used_B = real_N[at_B]
@@ -65,14 +65,19 @@ def batches(
     return plan[:steps]
 
 
+def _orders(real_N: Tensor, training: Training, key: Tensor, epochs: int) -> list[Tensor]:
+    """The order (N,) of the samples in each epoch."""
+    if not training.shuffle:
+        return [torch.arange(len(real_N))] * epochs
+    return list(keys.order(keys.fold(key, torch.arange(epochs, device=key.device)[:, None]), real_N))
+
+
 def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool) -> list[Batch]:
     """Each client goes through its own epochs, whose lengths differ between clients."""
     n, size = real_N.shape[0], training.batch_size
     total = real_N.sum().long()
     per_epoch = (total // size if drop_last else (total + size - 1) // size).clamp(min=1)
-    order_EN = torch.stack(
-        [keys.order(keys.fold(key, e), real_N) if training.shuffle else torch.arange(n) for e in range(steps)]
-    )
+    order_EN = torch.stack(_orders(real_N, training, key, steps))
     draws = keys.fold(key, "augment")
     plan = []
     for step in range(steps):

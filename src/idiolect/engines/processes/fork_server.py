@@ -1,6 +1,6 @@
 """Workers as copies of one process that has imported what they need: the first takes seconds, others milliseconds.
 
-The program starts that process when it first needs a worker, and keeps it for later engines. The process ends with the
+The program starts that process when it first makes an engine, and keeps it for later ones. The process ends with the
 program, however the program ends. Linux only: on other systems it is not safe to copy a process that has loaded the
 system's libraries, and every worker is a new interpreter.
 """
@@ -46,7 +46,7 @@ class ForkServer:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._ours, theirs = socket.socketpair()
-        self._owner, self._lock = os.getpid(), Lock()
+        self._owner, self._lock, self._used = os.getpid(), Lock(), False
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
@@ -89,11 +89,14 @@ class ForkServer:
         """End the server and all workers."""
         if self._owner == os.getpid():
             self._ours.close()
+            if not self._used:  # perhaps it still imports
+                self._process.kill()
             self._process.wait()
 
     def _ask(self, told: dict[str, Any], descriptors: list[int]) -> int:
         content = json.dumps(told).encode()
         with self._lock:
+            self._used = True
             socket.send_fds(self._ours, [_LENGTH.pack(len(content))], descriptors)
             self._ours.sendall(content)
             answer = self._ours.recv(_LENGTH.size, socket.MSG_WAITALL)

@@ -77,6 +77,9 @@ class Processes:
         self._data: FederatedData | None = None
         self._one = OneThread()
         self._opened, self.lock = 0, Lock()
+        if _LINUX:
+            with suppress(OSError):  # whoever then needs a worker says so
+                _server()  # it imports while the caller loads the data
 
     def __enter__(self) -> Processes:
         self._one.__enter__()
