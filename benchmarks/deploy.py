@@ -77,7 +77,7 @@ def ratios(count: int, folder: Path) -> None:
 
         def plain(path: Path = path) -> None:
             read = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-            x_N = torch.from_numpy(read.to_numpy(np.float32))
+            x_N = torch.from_numpy(np.require(read.to_numpy(np.float32), requirements="W"))
             with torch.no_grad():
                 p_NC = torch.cat(
                     [method.predict(model.down, model.client, x_B) for x_B in torch.split(x_N, 4096)]

@@ -22,12 +22,12 @@ Fit = Callable[[Tensor], Callable[[Tensor], Tensor]]
 """From the numbers of training samples to a function from numbers of other samples to log-probabilities (N, C)."""
 FEW_FOR_LOCAL = 40
 """A model of the site's own is compared from this number of samples on."""
-_FIRST = {"global": 0.3, "personal": 0.6, "local": 0.1}  # weights before the site's samples are seen
-_WORTH = 10.0  # how much these count
+_FIRST = {"global": 0.2, "personal": 0.5, "local": 0.3}  # weights before the site's samples are seen
+_WORTH = 2.0  # how much these count
 MOST = 3.0
 """The largest weight."""
 _LEAST = 0.02  # a smaller weight is left out
-UNSURE = 0.05
+UNSURE = 0.15
 """How much of the uniform distribution each model's probabilities get, so that no model can rule out a class alone."""
 _Z = 1.959964  # of a 95 % interval
 
@@ -57,8 +57,8 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     """Compare models by cross-validation on a site's samples, and weigh them.
 
     What ships is a product of experts, p(c | x) ~ prod_m q_m(c | x)^w_m, where q_m is the model's probability mixed
-    with 5 % of the uniform one. The weights 0 <= w_m <= 3 maximise the log-likelihood of samples that the models were
-    made without, less 10 |w - w0|^2, where w0 is 0.3 (global), 0.6 (personal) and 0.1 (local). Those below 0.02 become
+    with 15 % of the uniform one. The weights 0 <= w_m <= 3 maximise the log-likelihood of samples that the models were
+    made without, less 2 |w - w0|^2, where w0 is 0.2 (global), 0.5 (personal) and 0.3 (local). Those below 0.02 become
     0, and one model alone is taken as it is. The accuracy of the whole procedure is measured by a second, outer loop:
     the samples of each fold are predicted with the weights that the other folds give. A model that diverges is left
     out.
@@ -67,7 +67,7 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
         fits: how each model is made; "global" must be among them.
         y_N: the labels.
         key: of the division into folds.
-        folds: their number; None takes 10 for fewer than 100 samples, else 5.
+        folds: their number; None takes 10 for fewer than 200 samples, else 5.
 
     Raises:
         RunError: the global model's probabilities are not numbers.
@@ -75,7 +75,7 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
-    fold_N = divided(y_N, folds or (10 if len(y_N) < 100 else 5), key)
+    fold_N = divided(y_N, folds or (10 if len(y_N) < 200 else 5), key)
     models: dict[Name, Tensor] = {name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}
     models = {name: logp_NC for name, logp_NC in models.items() if not logp_NC.isnan().any()}
     if "global" not in models:
