@@ -96,6 +96,8 @@ class Job(NamedTuple):
     """How the server combines uploads of which some are hostile."""
     privacy: Gaussian | None = None
     """What makes the server's results differentially private."""
+    secret: int | None = None
+    """The seed of the noise that this adds, which only the server may know; None takes ``seed``, for simulations."""
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:

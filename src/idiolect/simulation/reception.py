@@ -101,7 +101,8 @@ def defended(
         scaled = zip(ids, factor_m.tolist(), strict=True)
         return up._replace(value=value), [Note(i, "scaled", factor) for i, factor in scaled if factor < 1]
     if job.privacy is not None and method.combine is not None:
-        return job.privacy.noised(up, method.combine, expected, keys.key(job.seed, number, "privacy")), []
+        key = keys.key(job.seed if job.secret is None else job.secret, number, "privacy")
+        return job.privacy.noised(up, method.combine, expected, key), []
     return up, []
 
 
