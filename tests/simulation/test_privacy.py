@@ -138,7 +138,7 @@ def test_epsilon_is_recorded_in_every_round_and_after_a_resume() -> None:
         assert spent[number] == pytest.approx(ledger.epsilon)
     half, _ = _run(_job(), Sequential(), 2, participation=0.4)
     other, _ = _run(_job(secret=2**62 + 1), Sequential(), 2, participation=0.4)
-    assert not torch.equal(tree.leaves(half.server)[0], tree.leaves(other.server)[0]), "who knows the seed is not enough"
+    assert not torch.equal(tree.leaves(half.server)[0], tree.leaves(other.server)[0]), "the noise is of another seed"
     more, again = _run(_job(), Sequential(), 3, participation=0.4, state=half)
     assert {r.value for r in again if r.metric == "epsilon"} == {spent[3]}
     assert torch.equal(tree.leaves(more.server)[0], tree.leaves(end.server)[0])
