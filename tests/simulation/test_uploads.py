@@ -24,6 +24,7 @@ from idiolect.core.method import Method, Up
 from idiolect.core.option_spec import Spec
 from idiolect.engines import Processes, Sequential, Vectorised
 from idiolect.simulation import Job, Record, State, fit, rounds, uploads
+from idiolect.simulation.attacks import Attackers, SignFlip
 from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
 from idiolect.studies.progress import Silent
 
@@ -119,14 +120,16 @@ def test_steps_act_on_every_upload_one_after_another() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "pfedfda"])
 def test_engines_agree_on_what_is_sent(name: str) -> None:
-    job = _job(name, uploads=(Clip(norm=1.0), Noise(std=0.001), Quantise(bits=8)))
+    hostile = {"attacks": (Attackers(frozenset({1}), SignFlip(scale=1.5)),)}
+    job = _job(name, uploads=(Clip(norm=1.0), Noise(std=0.001), Quantise(bits=8)), **hostile)
     want, said = _run(job, Sequential())
     got, records = _run(job, Processes(2))
     assert records == said
     for a, b in zip(tree.leaves(want.server), tree.leaves(got.server), strict=True):
         assert torch.equal(a, b)
-    close, _ = _run(_job(name, uploads=(Clip(norm=1.0), Noise(std=0.001))), Vectorised(device="cpu"), 1)
-    alone, _ = _run(_job(name, uploads=(Clip(norm=1.0), Noise(std=0.001))), Sequential(), 1)
+    steps = () if name == "fedpac" else (Clip(norm=1.0), Noise(std=0.001))
+    close, _ = _run(_job(name, uploads=steps, **hostile), Vectorised(device="cpu"), 1)
+    alone, _ = _run(_job(name, uploads=steps, **hostile), Sequential(), 1)
     for a, b in zip(tree.leaves(close.server), tree.leaves(alone.server), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 

@@ -13,11 +13,11 @@ import typer
 from typer.core import TyperCommand
 
 from idiolect.core.errors import InputError
-from idiolect.studies.settings import DATA, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
+from idiolect.studies.settings import DATA, DEFENCE, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
 COMMON, ENGINE = "Most used", "Engine"
 USUAL_ENGINE = "auto"
-_PANELS = (COMMON, METHODS, DATA, PARTITION, SHIFTS, TRAINING, ENGINE, OUTPUT)
+_PANELS = (COMMON, METHODS, DATA, PARTITION, SHIFTS, TRAINING, DEFENCE, ENGINE, OUTPUT)
 
 
 def option(help: str, default: str = "", *names: str, metavar: str | None = None, panel: str | None = None) -> Any:

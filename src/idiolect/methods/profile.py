@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -295,6 +295,46 @@ def _divided(a: Tensor, weight: Tensor) -> Tensor:
 
 def _over(weight: Tensor, value: Tensor) -> Tensor:
     return weight.reshape(*weight.shape, *[1] * (value.ndim - weight.ndim))
+
+
+def sums_only(name: str, options: dict[str, Any]) -> bool:
+    """Whether the server needs nothing but sums or means of what clients send, or nothing at all.
+
+    Such a method can take differential privacy and secure aggregation: it says so by its ``combine``.
+
+    Raises:
+        InputError: unknown method or option.
+        RunError: the method raised.
+    """
+    r = _small(name, options)
+    return r.method.combine is not None or not tree.leaves(r.ups.value)
+
+
+def weighs_by_class(name: str, options: dict[str, Any]) -> bool:
+    """Whether a method with ``combine`` weighs what clients send by more than one number for each client.
+
+    Raises:
+        InputError: unknown method or option.
+        RunError: the method raised.
+    """
+    r = _small(name, options)
+    if r.method.combine is None:
+        return False
+
+    def combined(weight: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        assert r.method.combine is not None
+        return tree.leaves(r.method.combine(Up(r.ups.value, tree.map(weight, r.ups.weight))).value)
+
+    other = combined(lambda w: torch.linspace(1, 2, w.numel()).view_as(w) if w.ndim > 1 else torch.ones_like(w))
+    return not all(torch.allclose(a, b) for a, b in zip(combined(torch.ones_like), other, strict=True))
+
+
+def _small(name: str, options: dict[str, Any]) -> _Round:
+    """A round of a method on the smaller synthetic task."""
+    with blame(f"method {name}, on synthetic samples"), _precision(torch.float64):
+        s = _SIZES[0]
+        build = partial(methods.build, name, methods.settle(name, options))
+        return _round(build, s.network(), s.classes, s.clients, s.rows)
 
 
 def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.data.datasets import cache as kept
+from idiolect.report import defences
 from idiolect.report.by_client import shown
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
@@ -186,7 +187,7 @@ def _versus(run: Run, compared: list[Comparison]) -> str:
 
 
 def _protocol(run: Run) -> str:
-    return f"Accuracy: {run.protocol}; never the best round on the test samples."
+    return f"Accuracy: {run.protocol}; never the best round on the test samples. {defences.honest(run)}".rstrip()
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -207,6 +208,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("Shifts", ", ".join(shifted) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),
+        *defences.facts(run),
     ]
 
 

@@ -288,15 +288,20 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
 
 
-def render(rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS) -> Table:
-    """The table for a terminal of 80 columns, the best accuracy in bold; the page and ``--json`` have more columns."""
+def render(
+    rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS, more: str = ""
+) -> Table:
+    """The table for a terminal of 80 columns, the best accuracy in bold; the page and ``--json`` have more columns.
+
+    ``more`` is added to what is said below the table.
+    """
     columns = [column for column in columns if column.field in _TERMINAL]
     rounds = max((row.rounds for row in finished(rows)), default=0)
     caption = (
         f"Test accuracy after {rounds} round{'' if rounds == 1 else 's'}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
-        "Bytes: down and up, per client and round."
-    )
+        f"Bytes: down and up, per client and round. {more}"
+    ).rstrip()
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),

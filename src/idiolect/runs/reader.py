@@ -88,6 +88,11 @@ class Run:
         return {c["id"]: c["shift"] for c in self.manifest["clients"]}
 
     @cached_property
+    def attackers(self) -> dict[int, str]:
+        """The attacks of hostile clients, by client. Their accuracy is recorded, and no result counts it."""
+        return {int(client): str(attack) for client, attack in self.manifest.get("attackers", {}).items()}
+
+    @cached_property
     def reports(self) -> dict[str, dict[str, Report]]:
         """What each method wants drawn, by label and metric; older run folders have none."""
         return {label: from_json(m.get("reports", {})) for label, m in self.manifest["methods"].items()}
@@ -111,13 +116,13 @@ class Run:
         return self.last_of("accuracy")
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
-        """A metric of test samples at the protocol's stage, in every evaluated round."""
+        """A metric of test samples of honest clients at the protocol's stage, in every evaluated round."""
         tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
         stage: str = self.protocol.stage
         if self.protocol.clients == "new":
             stage, tested = "new", [c for c in tested if c in self.new_clients]
         found = self.select(stage, metric)
-        return found[found["client"].isin(tested)]
+        return found[found["client"].isin([c for c in tested if c not in self.attackers])]
 
     def last_of(self, metric: str) -> pd.DataFrame:
         """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
@@ -128,6 +133,7 @@ class Run:
         if self.protocol.round == "last":
             return last(found, "method", "seed")
         held = self.select(self.protocol.stage, "validation_accuracy")
+        held = held[~held["client"].isin(list(self.attackers))]
         means = held.groupby(["method", "seed", "round"])["value"].mean()
         best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest of equal ones
         rows = zip(found["method"], found["seed"], found["round"], strict=True)

@@ -17,8 +17,10 @@ from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import measures, uploads
+from idiolect.simulation import attacks, measures, uploads
+from idiolect.simulation.privacy import Gaussian
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
+from idiolect.simulation.robust import Rule
 from idiolect.training.sgd import laid_out
 
 Phase = Literal["local", "evaluate", "received"]
@@ -88,6 +90,14 @@ class Job(NamedTuple):
     """What is measured besides, by name."""
     keeps: int | None = None
     """The round whose predictions are returned; None returns none."""
+    attacks: tuple[attacks.Attackers, ...] = ()
+    """Which clients send something else than they should, and what."""
+    robust: Rule | None = None
+    """How the server combines uploads of which some are hostile."""
+    privacy: Gaussian | None = None
+    """What makes the server's results differentially private."""
+    secret: int | None = None
+    """The seed of the noise that this adds, which only the server may know; None takes ``seed``, for simulations."""
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -174,17 +184,19 @@ class Site:
         return self.leaving(round, id, trained)
 
     def leaving(self, round: int, id: int, trained: Trained) -> Trained:
-        """A client's result, checked, with its upload after the job's steps.
+        """A client's result, checked, with its upload after the job's steps and, if it attacks, its attack.
 
         Raises:
             Diverged: something is not finite.
         """
         where = self.where(round, id, "local")
         check(where, trained)
-        if not self.job.uploads:
+        if not (self.job.uploads or self.job.attacks):
             return trained
         with blame(f"{where}: upload"):
             up = uploads.sent(self.job.uploads, trained.up, keys.key(self.job.seed, round, id, "upload"))
+            key = keys.key(self.job.seed, round, id, "attack")
+            up = up._replace(value=attacks.attacked(self.job.attacks, up.value, id, key))
         return trained._replace(up=tree.copy(up))
 
     def personalised(self, round: int, id: int, down: Down, client: Tree) -> Tree:

@@ -17,7 +17,7 @@ from idiolect.core.errors import Diverged, RunError, blame
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.tree import Tree
-from idiolect.simulation import uploads
+from idiolect.simulation import reception, uploads
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
 from idiolect.simulation.client_store import Clients, store
 
@@ -106,8 +106,14 @@ def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -
     return State(tree.copy(method.init_server(keys.key(seed, "init"))), store(initial, clients, folder), 0)
 
 
-def participants(seed: int, round: int, clients: int, participation: float) -> list[int]:
-    """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one."""
+def participants(seed: int, round: int, clients: int, participation: float, independent: bool = False) -> list[int]:
+    """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one.
+
+    ``independent``: each client with probability ``participation``, whatever the others do; there may be none.
+    """
+    if independent:
+        uniform_K = keys.generator(seed, round, "participation").random(clients)
+        return [i for i in range(clients) if uniform_K[i] < participation]
     drawn = keys.generator(seed, round, "participation").choice(
         clients, share_of(clients, participation), replace=False
     )
@@ -135,6 +141,9 @@ def fit(
     """Run a job to round ``rounds``, from the start or from a state, whose clients are changed in place.
 
     A round: draw participants; ``send``; ``local`` for each; ``aggregate`` their uploads in the order of their numbers.
+    With privacy, participants are drawn independently; if nobody is drawn, the first client's work is done and counts
+    as nothing, so that the server's noise has its shape.
+
     At evaluation rounds and after the last, clients are measured on their test samples as the protocol says: all or the
     participants, on their personal models (``personalise``, then ``predict``) or at another stage; what ``personalise``
     made is not kept. After the last round the clients that did not train join (``init_client``, ``send``,
@@ -162,7 +171,8 @@ def fit(
     job = job._replace(watch=watch, keeps=rounds if keep else None)
     method = job.build()
     state = state or begin(method, job.data.trained, job.seed)
-    run = _Run(job, method, engine, stop, keep)
+    reception.check(job, method)
+    run = _Run(job, method, engine, stop, keep, reception.Spending(job, participation, state.round))
     try:
         for number in range(state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
@@ -194,7 +204,7 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     share = 1.0 if protocol.full_last_round else participation
     whom: Sequence[int] = range(job.data.trained)
     if protocol.clients == "participants":
-        whom = participants(job.seed, rounds, job.data.trained, share)
+        whom = participants(job.seed, rounds, job.data.trained, share, job.privacy is not None)
     if protocol.clients == "new":
         whom = range(job.data.trained, job.data.clients)
     first = {job.data.shifts[i]: i for i in reversed(whom)}
@@ -208,9 +218,12 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
 class _Run:
     """A running job."""
 
-    def __init__(self, job: Job, method: Method, engine: Engine, stop: Stop, keep: Keep | None) -> None:
+    def __init__(
+        self, job: Job, method: Method, engine: Engine, stop: Stop, keep: Keep | None, spending: reception.Spending
+    ) -> None:
         self.job, self.method, self.session, self.stop = job, method, engine.open(job), stop
         self.keep: Keep = keep or (lambda stage, client, p_NC: None)
+        self.spending = spending
         self._engine, self._mapped, self._last = engine, 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
@@ -230,12 +243,13 @@ class _Run:
         self, state: State, number: int, share: float, reporting: bool
     ) -> tuple[Tree, dict[int, Tree], list[Record]]:
         """The server after a round, the states of its participants, and what was recorded."""
-        job = self.job
-        ids = participants(job.seed, number, job.data.trained, share)
+        job, kept = self.job, list[int]()
+        drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
+        ids = drawn or [0]
         new: list[Tree] = []
         ups: list[Up] = []
         records, wired = [], []
-        combining = self.method.combine is not None and len(ids) > _COMBINED
+        combining = self.method.combine is not None and len(ids) > _COMBINED and job.robust is None
         at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(ids)
         for part in (ids[k : k + at_once] for k in range(0, len(ids), at_once)):
             down = self.send(state.server, part, number)
@@ -244,16 +258,22 @@ class _Run:
                 records += _reported(number, part, [t.info for t in trained])
                 wired += _wired(number, part, down, uploads.nbytes(job.uploads, trained[0].up))
             new += [t.client for t in trained]
-            received = [t.up for t in trained]
+            whose, received, notes = reception.received(job, number, part, [t.up for t in trained])
             trained.clear()  # so that only ``gather`` holds the uploads
+            records += _noted(number, notes)
+            kept += whose
             ups += self.combined(received, number) if combining else received
         while combining and len(ups) > _COMBINED:
             ups = self.combined(ups, number)
         with blame(f"{job.name}: server, round {number}, uploads"):
             up = tree.gather(ups)
-        server, info = self.aggregate(state.server, up, ids, number)
+            up = up if drawn else up._replace(value=tree.zeros(up.value))
+            up, notes = reception.defended(job, self.method, number, kept, up, share * job.data.trained)
+        if (epsilon := self.spending.after(share, up)) is not None:
+            notes += [reception.Note(i, "epsilon", epsilon) for i in ids]
+        server, info = self.aggregate(state.server, up, kept, number)
         with blame(f"{job.name}: round {number}, info"):
-            records += wired + (_from_server(number, ids, info) if reporting else [])
+            records += wired + _noted(number, notes) + (_from_server(number, kept, info) if reporting else [])
         return server, dict(zip(ids, new, strict=True)), records
 
     def combined(self, ups: list[Up], number: int) -> list[Up]:
@@ -334,6 +354,10 @@ def _wired(number: int, ids: Sequence[int], down: Down, received: int) -> list[R
     sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // len(ids)
     pairs = (("bytes_down", sent), ("bytes_up", received))
     return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
+
+
+def _noted(number: int, notes: Iterable[reception.Note]) -> list[Record]:
+    return [Record(number, note.client, "server", note.metric, note.value) for note in notes]
 
 
 def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:

@@ -23,13 +23,14 @@ from idiolect.core.method import Augment, Task
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.simulation import Job
+from idiolect.simulation.attacks import on_uploads, poisoned
 from idiolect.simulation.measures import check, named
-from idiolect.simulation.uploads import complete_step, step_of
+from idiolect.simulation.uploads import step_of
+from idiolect.studies.defences import COMPLETE, check_defences, mechanism_or_none, rule_or_none
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
     all_different,
     complete_partition,
-    complete_shift,
     is_path,
     known_name,
     path_of_model,
@@ -37,7 +38,7 @@ from idiolect.studies.naming import (
 )
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
 from idiolect.training import Preprocessing, training_of
-from idiolect.training.server_optimisers import complete_server_optimiser, server_optimiser_of
+from idiolect.training.server_optimisers import server_optimiser_of
 
 log = logging.getLogger(__name__)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -88,6 +89,9 @@ class Study(BaseModel):
     weight_decay: Decay = field("weight_decay")
     server_optimiser: Spec = field("server_optimiser")
     uploads: tuple[Spec, ...] = field("uploads")
+    privacy: Spec | None = field("privacy")
+    robust: Spec | None = field("robust")
+    attacks: tuple[Spec, ...] = field("attacks")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
@@ -199,7 +203,7 @@ class Study(BaseModel):
             raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
         return number
 
-    @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "seeds", mode="before")
+    @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "attacks", "seeds", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         if isinstance(value, str):
@@ -213,25 +217,16 @@ class Study(BaseModel):
             by_path(path, "model")
         return name
 
-    @pydantic.field_validator("shifts")
+    @pydantic.field_validator("shifts", "new_shifts", "uploads", "attacks")
     @classmethod
-    def _shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(complete_shift(spec) for spec in specs)
+    def _all_completed(cls, specs: tuple[Spec, ...], info: pydantic.ValidationInfo) -> tuple[Spec, ...]:
+        every = data.conditions_of(specs) if info.field_name == "new_shifts" else specs
+        return tuple(COMPLETE[str(info.field_name)](spec) for spec in every)
 
-    @pydantic.field_validator("new_shifts")
+    @pydantic.field_validator("server_optimiser", "privacy", "robust")
     @classmethod
-    def _new_shifts(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(complete_shift(spec) for spec in data.conditions_of(specs))
-
-    @pydantic.field_validator("server_optimiser")
-    @classmethod
-    def _server_optimiser(cls, spec: Spec) -> Spec:
-        return complete_server_optimiser(spec)
-
-    @pydantic.field_validator("uploads")
-    @classmethod
-    def _uploads(cls, specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        return tuple(complete_step(spec) for spec in specs)
+    def _completed(cls, spec: Spec | None, info: pydantic.ValidationInfo) -> Spec | None:
+        return spec and COMPLETE[str(info.field_name)](spec)
 
     @pydantic.field_validator("methods")
     @classmethod
@@ -325,7 +320,7 @@ class Study(BaseModel):
         )  # fmt: skip
         if invented:
             _say_invented(found, source, partition)
-        return found
+        return poisoned(found, self.attacks)
 
     def _source(self) -> Source:
         if isinstance(self.data, Source):
@@ -356,9 +351,15 @@ class Study(BaseModel):
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
-        """One job per method and seed."""
+        """One job per method and seed.
+
+        Raises:
+            InputError: a measure is not defined for these classes, or a method cannot take the privacy or robust rule.
+        """
         check(self.measures, federation.classes)
-        return [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
+        jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
+        check_defences(jobs[:: len(self.seeds)])
+        return jobs
 
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed."""
@@ -366,7 +367,11 @@ class Study(BaseModel):
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
         made = partial(methods.build, use.name, use.options, self.task(federation), server=server)
         steps = tuple(step_of(spec) for spec in self.uploads)
-        return Job(use.label, made, federation, seed, uploads=steps, measures=self.measures)
+        return Job(
+            use.label, made, federation, seed, uploads=steps, measures=self.measures,
+            attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),
+            privacy=mechanism_or_none(self.privacy),
+        )  # fmt: skip
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

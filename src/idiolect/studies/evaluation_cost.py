@@ -59,7 +59,8 @@ def _counts(study: Study, clients: int, seed: int, done: int) -> tuple[int, int,
     fresh = 0
     for number in range(1, study.rounds + 1):
         everybody = study.protocol.full_last_round and number == study.rounds
-        seen.update(participants(seed, number, clients, 1.0 if everybody else study.participation))
+        share = 1.0 if everybody else study.participation
+        seen.update(participants(seed, number, clients, share, study.privacy is not None))
         if len(seen) == clients:  # no need to count the later rounds, which may be many
             break
         fresh += (clients - len(seen)) * (number in evaluations)

@@ -16,6 +16,12 @@ from idiolect.core.import_path import may_import
 from idiolect.core.option_spec import Spec, lower, options_of
 
 T = TypeVar("T")
+_EXAMPLES = {
+    "server_optimiser": "adam:lr=0.01",
+    "privacy": "gaussian:norm=1.0,noise_multiplier=1.0",
+    "robust": "trimmed_mean:share=0.2",
+    "attacks": "sign_flip:clients=0-3",
+}
 
 
 def known_name(what: str, name: str, known: Sequence[str]) -> str:
@@ -83,8 +89,8 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden" and not inner:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
-    if setting in ("partition", "shifts", "new_shifts", "methods", "server_optimiser") and not named:
-        example = "adam:lr=0.01" if setting == "server_optimiser" else "dirichlet:alpha=0.3"
+    if (setting in _EXAMPLES or setting in ("partition", "shifts", "new_shifts", "methods")) and not named:
+        example = _EXAMPLES.get(str(setting), "dirichlet:alpha=0.3")
         return f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example {example}"
     known = named or setting == "protocol"
     inside = inner if known else [step for step in inner if isinstance(step, int)]  # the text names the expected type

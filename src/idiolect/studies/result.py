@@ -10,6 +10,7 @@ from rich.table import Table
 
 from idiolect import report
 from idiolect.core.errors import InputError, nearest
+from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
 from idiolect.runs.store import sittings
@@ -92,7 +93,8 @@ class Result:
     def table(self) -> Table:
         """The table as a terminal shows it."""
         run = report.read(self.folder)
-        return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
+        more = defences.caption(run)
+        return report.render(report.summary(run), self.study.protocol, report.columns_of(run), more)
 
     def new_clients(self) -> list[report.NewClients]:
         """The accuracy of new clients, a row for each condition; empty if there are none."""

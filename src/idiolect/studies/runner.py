@@ -33,6 +33,7 @@ from idiolect.report import DIVERGED, Divergence
 from idiolect.runs import checkpoint, environment, predictions
 from idiolect.runs.store import Cell, Store
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
+from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.evaluation_cost import trainings
 from idiolect.studies.method_use import Use, title_of
@@ -88,6 +89,8 @@ def run(
         with blame(f"method {use.name}"):
             job.build()
     manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
+    if hostile := attackers(study.attacks, federation.trained):
+        manifest["attackers"] = hostile
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     sitting = _Sitting(store, runs, tracking, ends)
@@ -217,7 +220,8 @@ class _Sitting:
 
     def _fit(self, job: Job, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]) -> None:
         study, latest, saved = self._store.study, state, state.round
-        rows = [len(test) for test in job.data.test]
+        hostile = attackers(study.attacks, job.data.trained)
+        rows = [0 if k in hostile else len(test) for k, test in enumerate(job.data.test)]  # attackers do not count
         predicted: list[predictions.Predicted] = []
 
         def keep(stage: str, client: int, p_NC: torch.Tensor) -> None:

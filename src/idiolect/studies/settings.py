@@ -15,6 +15,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
+DEFENCE = "Privacy and attacks"
 USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # if nothing else decides
 
 
@@ -123,6 +124,21 @@ SETTINGS = {
     "uploads": Setting(
         TRAINING, "What happens to every upload on its way, as clip:norm=1.0, noise:std=0.01, quantise:bits=8 or "
         "top_k:share=0.1; repeat.", (), repeat=True, option="upload",
+    ),
+    "privacy": Setting(
+        DEFENCE,
+        "Client-level differential privacy, as gaussian:norm=1.0,noise_multiplier=1.0,delta=1e-5; epsilon is recorded.",
+    ),
+    "robust": Setting(
+        DEFENCE,
+        "What the server does against hostile uploads: trimmed_mean:share=0.2, median, or norm_bound:multiple=2.0.",
+    ),
+    "attacks": Setting(
+        DEFENCE,
+        "What hostile clients do: sign_flip, label_flip, noise, nan or inflate, as sign_flip:clients=0-3; repeat.",
+        (),
+        repeat=True,
+        option="attack",
     ),
     "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
     "drop_last": Setting(

@@ -276,7 +276,8 @@ class Chunks:
         with self._engine.arithmetic("local"):
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
         found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
-        if tree.not_finite(back) is None and not self._site.job.uploads:
+        job = self._site.job
+        if tree.not_finite(back) is None and not (job.uploads or job.attacks):
             return found
         return [self._site.leaving(round, i, trained) for i, trained in zip(ids, found, strict=True)]
 

@@ -1,0 +1,148 @@
+"""Client-level differential privacy of what the server computes from uploads, and what it costs: epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from idiolect.core import keys, option_spec, tree
+from idiolect.core.errors import InputError, RunError
+from idiolect.core.method import Up
+from idiolect.core.option_spec import Spec
+from idiolect.core.tree import Tree
+from idiolect.simulation.uploads import Clip
+
+ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+"""Of the Renyi divergence. Whole numbers: for others the accountant's series does not always converge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """The Gaussian mechanism on the sum of a round's uploads, for methods whose server needs only sums or means.
+
+    A client takes part in a round with probability q, the study's participation, independent of the others. Server:
+        u_i <- u_i min(1, norm / |u_i|)   over all numbers of ``Up.value`` together; 0 if one is not finite   [1]
+        sum <- sum_i u_i + N(0, (noise_multiplier norm)^2 I)                                                  [2]
+    The method then gets means that are this sum divided by q K, of K clients, and sums as they are. Weights (numbers of
+    samples, also for each class) are replaced by 1, because noise on the values would not hide them.
+
+    With one client's uploads replaced by zeros the sum of a round changes by at most ``norm``. So everything that the
+    server computes and sends is differentially private for each client, against all who see it. The server itself is
+    trusted: it sees the uploads, and draws the noise.
+
+    Source: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018: Algorithm 1 with flat
+    clipping, equal weights and the estimator with a fixed denominator.
+    """
+
+    norm: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    def bounded(self, up: Up) -> Up:
+        """An upload as it enters the sum [1].
+
+        Raises:
+            RunError: it has whole numbers, which no norm bounds.
+        """
+        if not all(a.is_floating_point() for a in tree.leaves(up.value)):
+            raise RunError("privacy cannot hide whole numbers in an upload: leave out privacy, or this method")
+        finite = tree.not_finite(up.value) is None
+        value = Clip(norm=self.norm)(up.value, keys.key(0)) if finite else tree.zeros(up.value)
+        return Up(value, tree.map(torch.ones_like, up.weight))
+
+    def noised(self, up: Up, combine: Callable[[Up], Up], expected: float, key: Tensor) -> Up:
+        """The one upload that the method gets [2].
+
+        Args:
+            up: of the participants, bounded, stacked; some may be combined already.
+            combine: the method's.
+            expected: participants of a round on average, q K.
+            key: of the noise.
+        """
+        one = combine(up)
+        weights = tree.leaves(one.weight)
+        count = float(weights[0].flatten()[0]) if weights else 1.0
+
+        def share(clients: float) -> Tree:
+            """What 1 of a single client among so many, the others sending 0, adds to each number of the result."""
+            value = tree.map(lambda a: torch.stack([torch.ones_like(a), torch.zeros_like(a)]), one.value)
+            rows = torch.tensor([1.0, clients - 1], dtype=torch.float64)  # their sum may be far below 1
+            weight = tree.map(lambda w: rows.view(2, *[1] * w.ndim).expand(2, *w.shape), one.weight)
+            return combine(Up(value, weight)).value
+
+        flat, build = tree.flatten(one.value)
+        shares = zip(flat, tree.leaves(share(count)), tree.leaves(share(expected)), strict=True)
+        std = self.noise_multiplier * self.norm
+        value = build([
+            a / now * wanted + std * wanted * keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype)
+            for k, (a, now, wanted) in enumerate(shares)
+        ])  # fmt: skip
+        weight = tree.map(lambda w: torch.full_like(w, expected), one.weight)
+        return tree.map(lambda a: a[None], Up(value, weight))
+
+
+class Ledger:
+    """What has been spent: epsilon at the mechanism's delta, after all rounds so far.
+
+    Neighbours are two federations that differ in that one client sends zeros. The accountant composes Renyi
+    differential privacy of the Gaussian mechanism with Poisson sampling.
+
+    Source: Mironov, Talwar & Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism, 2019; Google's
+    dp-accounting.
+    """
+
+    def __init__(self, mechanism: Gaussian) -> None:
+        dp = accounting()
+        self._dp, self._mechanism = dp, mechanism
+        self._spent = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
+
+    def add(self, share: float, rounds: int = 1) -> None:
+        """Rounds in which each client takes part with this probability."""
+        event = self._dp.GaussianDpEvent(self._mechanism.noise_multiplier)
+        if rounds:
+            self._spent.compose(self._dp.PoissonSampledDpEvent(share, event), rounds)
+
+    @property
+    def epsilon(self) -> float:
+        """Of all rounds together."""
+        return float(self._spent.get_epsilon(self._mechanism.delta))
+
+
+def accounting() -> Any:
+    """The package dp-accounting.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import dp_accounting
+    except ImportError:
+        raise InputError('privacy needs dp-accounting: pip install "idiolect[privacy]"') from None
+    return dp_accounting
+
+
+MECHANISMS: dict[str, Callable[..., Any]] = {"gaussian": Gaussian}
+
+
+def mechanism_of(spec: Spec) -> Gaussian:
+    """The mechanism for a spec such as ``gaussian:norm=1.0,noise_multiplier=1.0``.
+
+    Raises:
+        InputError: unknown name or option, an option that is left out, or a value out of range.
+    """
+    mechanism: Gaussian = option_spec.made(spec, MECHANISMS, "privacy")
+    return mechanism
+
+
+def complete_mechanism(spec: Spec) -> Spec:
+    """The spec with all its options.
+
+    Raises:
+        InputError: as ``mechanism_of``.
+    """
+    return Spec(name=spec.name, options=asdict(mechanism_of(spec)))

@@ -1,0 +1,145 @@
+"""What a server does against hostile uploads before its method sees them: robust rules on the stacked values.
+
+A rule takes the values of a round's uploads, a tree whose leaves are (m, ...), and returns values that the method
+aggregates as if the clients had sent them. Weights (numbers of samples) are kept. Uploads with a number that is not
+finite are refused before.
+
+Each row gets the robust estimate, so that a mean over clients becomes this estimate and a sum becomes m times it. A
+client that sends 0 for a number, as for a class that it does not have, keeps its 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from idiolect.core import option_spec, tree
+from idiolect.core.option_spec import Spec
+from idiolect.core.tree import Tree
+
+# m participants
+
+_SILENT = 1e-9  # of a tensor's largest number: what an absent class leaves by rounding is below
+
+
+class Rule(Protocol):
+    """A robust rule."""
+
+    needs_sums: ClassVar[bool]
+    """Whether it is only for methods whose server needs sums or means: all clients' values become nearly one."""
+
+    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+        """The new values, and for each client the least factor by which a part of its value was scaled (m,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean:
+    """The mean of each number over clients without its ceil(share m) largest and its as many smallest values.
+
+    Only the clients that send something other than 0 for a number count, s of them; where s is not more than twice what
+    is cut, everybody's number becomes 0. So as long as no more than ceil(share m) clients attack, each result lies
+    within the range of what honest clients sent.
+
+    Source: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, Definition
+    2.
+    Differs from source: zeros do not count. The source has no classes that clients lack; its mean would move the
+    statistics of a rare class hardly at all.
+    """
+
+    share: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    needs_sums: ClassVar[bool] = True
+
+    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+        """The values of all clients after the rule."""
+        return tree.map(self._one, value), torch.ones(len(tree.leaves(value)[0]))
+
+    def _one(self, a_m: Tensor) -> Tensor:
+        m = len(a_m)
+        cut = min(math.ceil(self.share * m - 1e-9), (m - 1) // 2)
+        across = (m, *[1] * (a_m.ndim - 1))
+        largest_m = a_m.abs().reshape(m, -1).amax(1).view(across)
+        said = a_m.abs() > _SILENT * largest_m
+        ordered = torch.where(said, a_m, torch.inf).sort(0).values
+        rank = torch.arange(m).view(across)
+        kept = (rank >= cut) & (rank < said.sum(0) - cut)
+        mean = torch.where(kept, ordered, 0).sum(0) / kept.sum(0).clamp(min=1)
+        return torch.where(said, mean, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median:
+    """The median of each number over all clients; of an even number of clients the mean of the middle two.
+
+    Zeros count: statistics of a class that fewer than half of the participants have do not move.
+
+    Source: Yin et al., ICML 2018, Definition 1.
+    """
+
+    needs_sums: ClassVar[bool] = True
+
+    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+        """The values of all clients after the rule."""
+        return tree.map(self._one, value), torch.ones(len(tree.leaves(value)[0]))
+
+    def _one(self, a_m: Tensor) -> Tensor:
+        ordered, m = a_m.sort(0).values, len(a_m)
+        return ((ordered[(m - 1) // 2] + ordered[m // 2]) / 2).expand_as(a_m).clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormBound:
+    """Scales each part of an upload down to ``multiple`` times the median of its norm over the clients.
+
+    The parts are those of the message: the increment of the body, the class means, the covariance, ... Each is bounded
+    by itself, because statistics that are sums may be a thousand times larger than weights.
+
+    Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, section 4.
+    Differs from source: the bound follows the median norm and is no fixed number; it is for each part.
+    """
+
+    multiple: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    needs_sums: ClassVar[bool] = False
+
+    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+        """The values of all clients after the rule."""
+        flat, build = tree.flatten(value)
+        part_of = [path.partition("/")[0] for path in tree.named(value)]
+        least_m = torch.ones(len(flat[0]), dtype=torch.float64)
+        for part in dict.fromkeys(part_of):
+            mine = [k for k, name in enumerate(part_of) if name == part]
+            square_m = sum(flat[k].double().reshape(len(least_m), -1).square().sum(1) for k in mine)
+            norm_m = torch.as_tensor(square_m).sqrt()
+            bound = self.multiple * norm_m.quantile(0.5)
+            factor_m = torch.where(norm_m > bound, bound / norm_m.clamp(min=1e-300), 1.0)
+            least_m = torch.minimum(least_m, factor_m)
+            for k in mine:
+                flat[k] = flat[k] * factor_m.to(flat[k].dtype).view(-1, *[1] * (flat[k].ndim - 1))
+        return build(flat), least_m
+
+
+RULES: dict[str, Callable[..., Any]] = {"trimmed_mean": TrimmedMean, "median": Median, "norm_bound": NormBound}
+
+
+def rule_of(spec: Spec) -> Rule:
+    """The rule for a spec such as ``trimmed_mean:share=0.2``.
+
+    Raises:
+        InputError: unknown name or option, or a value out of range.
+    """
+    rule: Rule = option_spec.made(spec, RULES, "robust")
+    return rule
+
+
+def complete_rule(spec: Spec) -> Spec:
+    """The spec with all its options.
+
+    Raises:
+        InputError: as ``rule_of``.
+    """
+    return Spec(name=spec.name, options=asdict(rule_of(spec)))  # type: ignore[call-overload]
