@@ -52,8 +52,8 @@ def serve_command(
     deadline: Annotated[float, option("Seconds after which a round closes with those that answered.", "600")] = 600.0,
     lost_after: Annotated[float, option("Seconds of silence after which a site is not waited for.", "30")] = 30.0,
     most_norm: Annotated[
-        float, option("An upload counts up to this many times the median norm of a round.", "10")
-    ] = 10.0,
+        float, option("An upload counts up to this many times the median norm of a round.", "100")
+    ] = 100.0,
     quiet: Quiet = False,
 ) -> None:
     """Run a study at the sites, and compare the methods in a table and a page.

@@ -139,11 +139,11 @@ class Conversation:
                         if one.connections:
                             self._say(f"{one.site} is back and is asked again", site=one.site)
                         self._send(one)
-                if self._closes(waiting, found, patience, time.monotonic() - start):
-                    break
                 if len(found) + len(waiting) < patience.least:
                     what = f"only {len(found)} sites could answer, and {patience.least} are needed"
                     raise RunError(f"{what}: {_said(self.sites, why)}")
+                if self._closes(waiting, found, patience, time.monotonic() - start):
+                    break
                 if time.monotonic() - told > _PATIENT:
                     told = time.monotonic()
                     self._say(f"waiting for {listed([one.site for one in waiting.values()], 10)}")

@@ -6,7 +6,6 @@ that is repeated, because the server was killed or closed it without this site, 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from idiolect.core import files
+from idiolect.core.documents import sealed_json
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.tree import Tree
 from idiolect.federation.messages import Refused, built, named, pack, unpack
@@ -172,10 +172,10 @@ def key_of(path: Path) -> bytes:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write plain values, atomically.
+    """Write plain values, atomically and sealed.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
     private_folder(path.parent)
-    files.write(path, json.dumps(dict(content), indent=1))
+    files.write(path, sealed_json(dict(content)))

@@ -40,7 +40,7 @@ class Terms(NamedTuple):
     """How the server deals with sites."""
 
     patience: Patience = Patience()
-    most: float = 10.0
+    most: float = 100.0
     """An upload whose norm is more than this many times the round's median does not count."""
 
 

@@ -167,6 +167,8 @@ class Worker:
         try:
             kept = read_json(path)
             return self._prepare(*key, self._read(kept), Agreed.model_validate(kept["agreed"]))
+        except (IdiolectError, Refused):
+            raise
         except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
             self._say(f"{path} cannot be read and is asked for again ({error})")
             return None
@@ -179,7 +181,7 @@ class Worker:
             return {"unknown": True}, {}
         kind, round, kept = about["kind"], about["round"], about["kept"]
         whole = isinstance(round, int) and isinstance(kept, int)
-        if not whole or not 0 < round <= known.study.rounds + 1 or not 0 <= kept <= round + (kind != "local"):
+        if not whole or not 0 < round <= known.study.rounds + 1 or not 0 <= kept < round + 2 * (kind != "local"):
             raise Refused(f"round {round} after {kept} is not one of this study's {known.study.rounds}")
         if kind != "local" and not self._policy.evaluate:
             return {"withheld": True}, {}
