@@ -17,7 +17,7 @@ from idiolect.federation import flower  # first: it sets what flwr reads when it
 
 # isort: split
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -87,7 +87,8 @@ class Link:
         self._tree: dict[str, Any] = {}
         self._alive = time.monotonic()
         config = uvicorn.Config(
-            self._app(factory), host=listen[0], port=listen[1], log_config=None, access_log=False, lifespan="off",
+            self._app(factory), host=listen[0], port=listen[1],
+            ws="none", log_config=None, access_log=False, lifespan="off",
             ssl_certfile=str(kit.certificate), ssl_keyfile=str(kit.key), timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
@@ -226,13 +227,13 @@ class Link:
         else:
             node = getattr(getattr(asked, "node", None), "node_id", getattr(asked, "node_id", None))
         if node not in self._site_of:
-            return Response(status_code=403)
+            raise HTTPException(403)
         self._seen[self._site_of[node]] = time.monotonic()
         if isinstance(asked, PushMessagesRequest) and not all(
             message.metadata.src_node_id == node and message.metadata.reply_to_message_id
             for message in asked.messages_list
         ):
-            return Response(status_code=403)  # Flower would let it speak for another, or for the server
+            raise HTTPException(403)  # Flower would let it speak for another, or for the server
         if isinstance(asked, PullMessagesRequest):
             until = time.monotonic() + HOLD
             while time.monotonic() < until and not self._waiting(node) and not self._server.should_exit:
