@@ -19,8 +19,8 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import flower, kits
