@@ -15,7 +15,7 @@ from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refused, pack, unpack
 
 T = TypeVar("T")
-_PAUSE = 0.01  # seconds between two looks for replies
+_PAUSE = 0.02  # seconds between two looks for replies
 _PATIENT = 15.0  # seconds after which the server says for whom it waits
 
 

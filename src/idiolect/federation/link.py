@@ -42,7 +42,7 @@ from idiolect.federation.messages import Refused
 
 HOLD = 10.0
 """Seconds that a site's question for work stays open while there is none; so a message is fetched at once."""
-_LOOK = 0.02  # seconds between two looks for work or for replies
+_LOOK = 0.05  # seconds between two looks for work or for replies
 _LARGEST = 2**26  # bytes of one request; Flower sends arrays in smaller pieces
 _KEEP = 20.0  # seconds between two signs of life of the run itself, without which Flower ends it
 
