@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sites import Loop, study, worker, workers
 
+from idiolect.core.errors import Interrupted, RunError
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.policy import Policy
@@ -108,3 +109,22 @@ def test_trainings_are_counted_over_runs(asked: Asked) -> None:
         said.append(asked.answer(local, count, run=run).about.get("refused", ""))
     assert said[:2] == ["", ""]
     assert "2 times" in said[2]
+
+
+def test_a_signal_in_training_ends_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted("stopped", 15)
+
+    monkeypatch.setattr("idiolect.federation.site.Site.run", stopped)
+    with pytest.raises(Interrupted):
+        asked.answer(asked.of("local", 2))
+
+
+def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RunError("cannot write state/round-2.state (No space left on device): free some space")
+
+    monkeypatch.setattr("idiolect.federation.personal_state.files.write", full)
+    assert "No space left" in asked.answer(asked.of("local", 2)).about["failed"]
+    monkeypatch.undo()
+    assert "info" in asked.answer(asked.of("local", 2)).about

@@ -69,6 +69,7 @@ class Connection:
         flower.quiet()
         self._kit, self._answer, self._say = kit, answer, say
         self._unsent: _Unsent | None = None
+        self._tries = 0
         self._public = public_key_to_bytes(kit.key.public_key())
 
     def run(self, stop: threading.Event) -> None:
@@ -77,20 +78,18 @@ class Connection:
         Raises:
             InputError: the server is not who it should be, or does not know this site.
         """
-        tries = 0
         while not stop.is_set():
             try:
                 with self._client() as client:
                     self._connected(client, stop)
-                    tries = 0
             except InputError:
                 raise
             except _LOST as error:
                 self._permanent(error)
-                if tries == 0:
+                if self._tries == 0:
                     self._say(f"no connection to {self._kit.server} ({_why(error)}); trying again until there is one")
-            stop.wait(_WAITS[min(tries, len(_WAITS) - 1)])
-            tries += 1
+            stop.wait(_WAITS[min(self._tries, len(_WAITS) - 1)])
+            self._tries += 1
 
     def _client(self) -> FleetHttpClient:
         key = self._kit.key
@@ -101,6 +100,7 @@ class Connection:
     def _connected(self, client: FleetHttpClient, stop: threading.Event) -> None:
         asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_PROMISED)
         node = Node(node_id=client.ActivateNode(asked).node_id)
+        self._tries = 0
         self._say(f"connected to {self._kit.server} as {self._kit.site}")
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(client, node, over), daemon=True)

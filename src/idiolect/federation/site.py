@@ -17,7 +17,7 @@ from torch import Tensor
 
 from idiolect.core import keys, tree
 from idiolect.core.documents import parse_yaml, read_json
-from idiolect.core.errors import Diverged, IdiolectError, InputError
+from idiolect.core.errors import Diverged, IdiolectError, InputError, Interrupted
 from idiolect.core.import_path import no_imports
 from idiolect.core.method import Down
 from idiolect.core.version import __version__
@@ -85,6 +85,8 @@ class Worker:
             reply = self._signed(about, said | {"seconds": time.perf_counter() - start}, arrays)
             self._policy.fits(len(reply))
             return reply
+        except Interrupted:
+            raise
         except Lost:
             return self._signed(about, {"lost": True})
         except Refused as error:
@@ -93,7 +95,7 @@ class Worker:
         except IdiolectError as error:
             self._say(f"failed: {error}", failed=True)
             return self._signed(about, {"failed": str(error), "diverged": isinstance(error, Diverged)})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001  whatever a message does, the site goes on
             self._say(f"refused a message that is not in order ({type(error).__name__}: {error})", refused=True)
             return self._signed(about, {"refused": f"the message is not in order ({type(error).__name__})"})
 
