@@ -22,6 +22,8 @@ from idiolect.cli.bundle import bundle_command
 from idiolect.cli.describe import describe_command
 from idiolect.cli.diff import diff_command
 from idiolect.cli.export import export_command
+from idiolect.cli.federation import app as federation_app
+from idiolect.cli.federation import site_command
 from idiolect.cli.join import join_command
 from idiolect.cli.list import list_command
 from idiolect.cli.options import Command
@@ -71,6 +73,8 @@ app.command("join", cls=Command)(join_command)
 app.command("predict", cls=Command)(predict_command)
 app.command("export", cls=Command)(export_command)
 app.command("watch", cls=Command)(watch_command)
+app.add_typer(federation_app, name="federation")
+app.command("site", cls=Command)(site_command)
 app.command("diff", cls=Command)(diff_command)
 app.command("list")(list_command)
 

@@ -132,6 +132,11 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not wait at a pipe without a writer
 
 
+def digest(content: bytes) -> bytes:
+    """The SHA-256 of some bytes, 32 bytes."""
+    return hashlib.sha256(content).digest()
+
+
 def sealed(content: bytes) -> bytes:
     """The content, with its digest in place of the last ``UNSEALED``."""
     at = content.rindex(UNSEALED.encode()) + len(_MARK)

@@ -37,8 +37,10 @@ class Session(typing.Protocol):
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained] | list[Measured]:
+    ) -> Sequence[Trained | None] | Sequence[Measured | None]:
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        None is for a client that did not answer, where clients are other machines. The round goes on without it.
 
         Raises:
             RunError: a client failed, or its worker.
@@ -93,7 +95,7 @@ class Record(NamedTuple):
     stage: str
     """``received``, ``trained`` or ``personalised``: that model of a client (see ``Protocol``) on its test samples;
     ``new``: the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``:
-    bytes."""
+    bytes, and ``answered``, 0, for a client that was asked to train and whose upload does not count."""
     metric: str
     value: float
     other: int | None = None
@@ -245,24 +247,34 @@ class _Run:
         """The server after a round, the states of its participants, and what was recorded."""
         job, kept = self.job, list[int]()
         drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
-        ids = drawn or [0]
+        asked = drawn or [0]
+        ids: list[int] = []
         new: list[Tree] = []
         ups: list[Up] = []
         records, wired = [], []
-        combining = self.method.combine is not None and len(ids) > _COMBINED and job.robust is None
-        at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(ids)
-        for part in (ids[k : k + at_once] for k in range(0, len(ids), at_once)):
+        combining = self.method.combine is not None and len(asked) > _COMBINED and job.robust is None
+        at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(asked)
+        for part in (asked[k : k + at_once] for k in range(0, len(asked), at_once)):
             down = self.send(state.server, part, number)
-            trained: list[Trained] = self.map("local", number, part, down, [state.clients[i] for i in part])
+            found: list[Trained | None] = self.map("local", number, part, down, [state.clients[i] for i in part])
+            here = [i for i, one in zip(part, found, strict=True) if one is not None]
+            trained = [one for one in found if one is not None]
+            records += [Record(number, i, "wire", "answered", 0.0) for i in part if i not in here]
+            if not trained:
+                continue
             with blame(f"{job.name}: round {number}, info"):
-                records += _reported(number, part, [t.info for t in trained])
-                wired += _wired(number, part, down, uploads.nbytes(job.uploads, trained[0].up))
+                records += _reported(number, here, [t.info for t in trained])
+                wired += _wired(number, here, down, len(part), uploads.nbytes(job.uploads, trained[0].up))
+            ids += here
+            found.clear()
             new += [t.client for t in trained]
-            whose, received, notes = reception.received(job, number, part, [t.up for t in trained])
+            whose, received, notes = reception.received(job, number, here, [t.up for t in trained])
             trained.clear()  # so that only ``gather`` holds the uploads
             records += _noted(number, notes)
             kept += whose
             ups += self.combined(received, number) if combining else received
+        if not ids:
+            raise RunError(f"{job.name}: round {number}: no client answered; the run can be continued")
         while combining and len(ups) > _COMBINED:
             ups = self.combined(ups, number)
         with blame(f"{job.name}: server, round {number}, uploads"):
@@ -304,6 +316,8 @@ class _Run:
             else:
                 found = self.map("received" if stage == "received" else "evaluate", number, part, down, some)
             for i, measured in zip(part, found, strict=True):
+                if measured is None:
+                    continue
                 values = {k: v for k, v in measured._asdict().items() if isinstance(v, float)}
                 values |= dict(measured.measures or {}) | dict((observed and measured.observed) or {})
                 records += [Record(number, i, stage, k, v) for k, v in values.items()]
@@ -313,11 +327,14 @@ class _Run:
 
     def after_training(
         self, server: Tree, number: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
-    ) -> list[Measured]:
+    ) -> list[Measured | None]:
         """Each client after the local training of the next round, as if only its upload reached the server."""
-        trained: list[Trained] = self.map("local", number + 1, ids, down, clients)
-        found: list[Measured] = []
+        trained: list[Trained | None] = self.map("local", number + 1, ids, down, clients)
+        found: list[Measured | None] = []
         for i, alone in zip(ids, trained, strict=True):
+            if alone is None:
+                found.append(None)
+                continue
             own, _ = self.aggregate(server, tree.gather([alone.up]), [i], number)
             found += self.map("received", number, [i], self.send(own, [i], number), [alone.client])
         return found
@@ -350,8 +367,8 @@ def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Re
     ]
 
 
-def _wired(number: int, ids: Sequence[int], down: Down, received: int) -> list[Record]:
-    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // len(ids)
+def _wired(number: int, ids: Sequence[int], down: Down, rows: int, received: int) -> list[Record]:
+    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // rows
     pairs = (("bytes_down", sent), ("bytes_up", received))
     return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
 

@@ -48,12 +48,13 @@ def run(
     study: Study,
     out: str | Path | None = None,
     *,
-    engine: str = "auto",
+    engine: str | Engine = "auto",
     workers: int | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
     budget: float | None = None,
     track: Sequence[str | Make] = (),
+    again: str | None = None,
 ) -> Result:
     """Run a study, or the rest of it, and return what it measured.
 
@@ -64,13 +65,15 @@ def run(
         study: the study to run.
         out: folder of the run; None takes the first free one of ``runs/NAME``, ``runs/NAME-2``, ...
         engine: ``auto``, ``sequential``, ``processes``, ``vectorised`` or ``ray``, with options as in
-            ``vectorised:chunk=20``; the choice changes no number, except by the rounding of ``vectorised``.
+            ``vectorised:chunk=20``; the choice changes no number, except by the rounding of ``vectorised``. Or an
+            engine itself.
         workers: worker processes; None takes one per core.
         resume: continue the run in ``out`` (or start it, if ``out`` is empty).
         watcher: is told about the progress.
         budget: seconds after which the run stops at its last whole round, as after a signal.
         track: experiment trackers, as ``tensorboard``, ``mlflow:URI`` or ``wandb:PROJECT``, or functions that make your
             own (see ``trackers.Tracker``); one that fails is left out with a warning.
+        again: the command that continues this run, for messages; None for ``idiolect run`` or ``idl.run``.
 
     Raises:
         InputError: a setting, the data or the folder does not allow the run, or another process uses the folder;
@@ -79,7 +82,8 @@ def run(
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
     ends = None if budget is None else time.monotonic() + budget
-    runs = engines.engine(engine, workers)
+    runs = engines.engine(engine, workers) if isinstance(engine, str) else engine
+    named = engine if isinstance(engine, str) else engine.name
     tracking = Tracking(track)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
@@ -107,7 +111,7 @@ def run(
                     sitting.run([job for _, job in jobs], show, came)
                 finally:
                     if runs.seconds:
-                        store.ran(_ran(runs, engine, time.monotonic() - start))
+                        store.ran(_ran(runs, named, time.monotonic() - start))
             store.merge()
             _join_predictions(store)
             _warn(store, before)
@@ -116,7 +120,7 @@ def run(
             if runs.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
                 with suppress(IdiolectError):
                     store.merge()
-            again = f"continue with: {_command(store.folder, engine, workers, bool(study.imports()))}"
+            again = f"continue with: {again or _command(store.folder, named, workers, bool(study.imports()))}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
                 raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None

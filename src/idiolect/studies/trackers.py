@@ -75,7 +75,7 @@ def measures(
                 found.setdefault(metric, []).append((client, value))
             if metric == "accuracy" and (new or what.clients == "new"):
                 found.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
-        elif stage == "wire":
+        elif stage == "wire" and metric != "answered":
             sent[client] = sent.get(client, 0.0) + value
     if not found:
         return {}

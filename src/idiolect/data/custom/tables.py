@@ -50,13 +50,22 @@ def fitted(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
     Raises:
         InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
     """
-    every = [_fit(values, str(name)) for name, values in frame.items()]
+    every = fitted_columns(frame)
     used = tuple(encoding for encoding in every if encoding.features)
     if constant := [encoding.name for encoding in every if not encoding.features]:
         log.warning("%s: columns with only one value are left out: %s", where, listed(constant))
     if not used:
         raise InputError(f"{where} has no feature besides target and client: keep a column with different values")
     return used
+
+
+def fitted_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
+    """As ``fitted``, for every column; one with only one value gives no feature.
+
+    Raises:
+        InputError: a column holds dates, lists or too many texts, or a number is infinite.
+    """
+    return tuple(_fit(values, str(name)) for name, values in frame.items())
 
 
 def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame) -> Tensor:

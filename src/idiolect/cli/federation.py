@@ -1,0 +1,141 @@
+"""``idiolect federation`` and ``idiolect site``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idiolect.cli.options import Command, Quiet, flag, option
+from idiolect.cli.output import err_console, out_console, say
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+)
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="Folder that idiolect federation provision made.")]
+
+
+@app.callback()
+def federation() -> None:
+    """Train between sites that keep their data, each on its own machine."""
+
+
+@app.command("provision", cls=Command)
+def provision_command(
+    description: Annotated[Path, typer.Argument(metavar="FEDERATION.yaml", help="Who takes part.")],
+    out: Annotated[Path, option("Folder for the kits.", "kits")] = Path("kits"),
+    ca: Annotated[Path | None, option("Your own authority's certificate, in PEM.", "a new one")] = None,
+    ca_key: Annotated[Path | None, option("The key of that authority, in PEM.")] = None,
+) -> None:
+    """Make the kits of the server, of each site and of the operator: addresses, certificates and keys.
+
+    Example: idiolect federation provision federation.yaml --out kits
+    """
+    _needed()
+    from idiolect.federation import kits
+
+    for folder in kits.provision(kits.describe(description), out, ca=ca, ca_key=ca_key):
+        say(out_console, str(folder))
+    say(out_console, "Give each site its own folder on a safe way. Keep operator to yourself.")
+
+
+@app.command("serve", cls=Command)
+def serve_command(
+    kit: Kit,
+    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study, without data.")],
+    out: Annotated[Path, option("Folder of the run; a run in it continues.", "run")] = Path("run"),
+    listen: Annotated[
+        str | None, option("Where to listen.", "the port of the kit's address", metavar="HOST:PORT")
+    ] = None,
+    min_sites: Annotated[int | None, option("Sites without which a round does not close.", "more than half")] = None,
+    deadline: Annotated[float, option("Seconds after which a round closes with those that answered.", "600")] = 600.0,
+    lost_after: Annotated[float, option("Seconds of silence after which a site is not waited for.", "30")] = 30.0,
+    most_norm: Annotated[
+        float, option("An upload counts up to this many times the median norm of a round.", "100")
+    ] = 100.0,
+    quiet: Quiet = False,
+) -> None:
+    """Run a study at the sites, and compare the methods in a table and a page.
+
+    Example: idiolect federation serve kits/server study.yaml --out run
+    """
+    _needed()
+    from idiolect.core.errors import InputError
+    from idiolect.federation.conversation import Patience
+    from idiolect.federation.events import Events
+    from idiolect.federation.kits import server_kit
+    from idiolect.federation.running import serve
+    from idiolect.federation.server import Terms
+    from idiolect.studies import watcher
+    from idiolect.studies.progress import Silent
+
+    for name, value in (("deadline", deadline), ("lost-after", lost_after), ("most-norm", most_norm)):
+        if not value > 0:
+            raise InputError(f"--{name} {value:g} is not possible: give a number above 0")
+    least = len(server_kit(kit).sites) // 2 + 1 if min_sites is None else min_sites
+    terms = Terms(Patience(least, deadline, lost_after), most_norm)
+    show = Silent() if quiet or not err_console.is_terminal else watcher(err_console)
+    result = serve(kit, study, out, listen=listen, terms=terms, watcher=show, say=Events(quiet=quiet))
+    out_console.print(result.table())
+    say(out_console, f"Report: {result.folder / 'report.html'}")
+    if result.diverged:
+        raise typer.Exit(1)
+
+
+def site_command(
+    kit: Kit,
+    data: Annotated[Path, option("This site's samples: a table, or a folder of images.", metavar="WHERE")],
+    target: Annotated[str | None, option("Column to predict.", "label, target, class, ...", metavar="COLUMN")] = None,
+    test: Annotated[Path | None, option("Samples to test on.", "a fifth of the samples", metavar="WHERE")] = None,
+    drop: Annotated[list[str] | None, option("A column to leave out; repeat.", metavar="COLUMN")] = None,
+    as_is: Annotated[
+        list[str] | None,
+        option("A column whose numbers are right although they look like another unit's; repeat.", metavar="COLUMN"),
+    ] = None,
+    state: Annotated[Path, option("Folder of the personal model and of what it needs.", "state")] = Path("state"),
+    state_key: Annotated[
+        Path | None, option("File of the key that encrypts this folder, made if it does not exist.", metavar="FILE")
+    ] = None,
+    policy: Annotated[Path | None, option("What the server may ask of this site.", metavar="POLICY.yaml")] = None,
+    dry_run: Annotated[bool, flag("dry-run", "Show what would be sent, and to whom; connect to nobody.")] = False,
+    study: Annotated[
+        Path | None, option("With --dry-run: the study, for the uploads of its methods.", metavar="STUDY.yaml")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take part in a federation with the samples of this site, which stay here.
+
+    Example: idiolect site kits/site-north --data my.csv --target diagnosis --state state
+    """
+    _needed()
+    from idiolect.core.errors import InputError
+    from idiolect.federation.events import Events
+    from idiolect.federation.kits import site_kit
+    from idiolect.federation.policy import Policy
+    from idiolect.federation.preview import preview
+    from idiolect.federation.running import take_part
+    from idiolect.federation.samples import Samples
+
+    if study is not None and not dry_run:
+        raise InputError("--study is for --dry-run: a real study comes from the server")
+    samples = Samples(data, target=target, test=test, drop=drop or (), as_is=as_is or ())
+    if dry_run:
+        for line in preview(site_kit(kit), samples, Policy() if policy is None else Policy.read(policy), study):
+            say(out_console, line)
+        return
+    take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet))
+
+
+def _needed() -> None:
+    """Say how to install what a federation needs.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    from importlib.util import find_spec
+
+    from idiolect.core.errors import InputError
+
+    if find_spec("flwr") is None or find_spec("cryptography") is None:
+        raise InputError('a federation needs the package flwr: pip install "idiolect[federation]"')

@@ -1,0 +1,196 @@
+"""How sites agree on features, classes and normalisation: each says sums and names, and the server puts them together.
+
+No sample leaves a site for this. What does: the names of columns and classes, the texts that occur in columns of texts,
+how many samples there are of each class, and for each feature of the training samples their number, sum and sum of
+squares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from idiolect.core.errors import InputError, listed
+from idiolect.data import FederatedData
+from idiolect.data.custom.columns import ordered
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.schema import Inputs
+
+_Count = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class Offer(BaseModel):
+    """What a site says of its samples before anything is agreed.
+
+    Attributes:
+        kind: of samples.
+        shape: of an image, (channels, height, width); () for a table.
+        columns: of a table, as this site alone would make features of them.
+        classes: the names of those that occur.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["images", "table"]
+    shape: tuple[_Count, ...] = Field(default=(), max_length=3)
+    columns: tuple[Encoding, ...] = Field(default=(), max_length=100_000)
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
+
+
+class Sums(NamedTuple):
+    """What a site says of its samples once features and classes are agreed."""
+
+    train_C: Tensor
+    """Training samples of each class, int64."""
+    test_C: Tensor
+    """Test samples of each class, int64."""
+    count_F: Tensor
+    """Known values of each feature, or channel, over the training samples, float64."""
+    sum_F: Tensor
+    """Their sum, float64."""
+    square_F: Tensor
+    """The sum of their squares, float64."""
+
+    @classmethod
+    def like(cls, classes: int, features: int) -> Self:
+        """Zeros of the right shapes."""
+        whole, real = torch.zeros(classes, dtype=torch.int64), torch.zeros(features, dtype=torch.float64)
+        return cls(whole, whole, real, real, real)
+
+
+class Agreed(BaseModel):
+    """What server and sites know of the data in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    inputs: Inputs
+    classes: tuple[str, ...]
+    train: tuple[tuple[int, ...], ...]
+    """For each client its training samples of each class."""
+    test: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+
+    def federation(self, name: str) -> FederatedData:
+        """The clients' data without the samples: who has how many of which class."""
+        rows = [row for client in zip(self.train, self.test, strict=True) for row in client]
+        counts = [sum(row) for row in rows]
+        ends = np.cumsum([0, *counts]).tolist()
+        parts = [torch.arange(start, end) for start, end in pairwise(ends)]
+        y_R = torch.tensor([c for row in rows for c, n in enumerate(row) for _ in range(n)], dtype=torch.int64)
+        return data_of(self, name, empty(self), y_R, tuple(parts[::2]), tuple(parts[1::2]))
+
+
+def empty(agreed: Agreed) -> Tensor:
+    """No samples, of the agreed form."""
+    dtype = torch.uint8 if agreed.inputs.kind == "images" else torch.float32
+    return torch.empty((0, *agreed.inputs.shape), dtype=dtype)
+
+
+def data_of(
+    agreed: Agreed, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...]
+) -> FederatedData:
+    """Clients' data in the agreed form."""
+    return FederatedData(
+        name, x_R, y_R, train, test, len(agreed.classes), agreed.classes, agreed.inputs.mean, agreed.inputs.std,
+        ("",) * len(agreed.names), agreed.names, encodings=agreed.inputs.columns,
+    )  # fmt: skip
+
+
+def together(offers: Mapping[str, Offer]) -> tuple[Inputs, tuple[str, ...]]:
+    """The form of the samples and the classes that all sites' offers allow; mean and deviation are still 0 and 1.
+
+    Raises:
+        InputError: sites have samples of different kinds, sizes or columns, or there is only one class.
+    """
+    (first, one), *_ = offers.items()
+    for site, other in offers.items():
+        if other.kind != one.kind or (other.kind == "images" and other.shape != one.shape):
+            what = [f"{o.kind} {'x'.join(map(str, o.shape))}".strip() for o in (one, other)]
+            raise InputError(
+                f"{first} has {what[0]} and {site} has {what[1]}: all sites need samples of one kind and size"
+            )
+    classes = tuple(ordered({name for offer in offers.values() for name in offer.classes}))
+    if len(classes) < 2:
+        raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
+    if one.kind == "images":
+        channels = (one.shape[0],)
+        return Inputs(kind="images", shape=one.shape, mean=(0.0,) * channels[0], std=(1.0,) * channels[0]), classes
+    columns = _columns(offers)
+    width = sum(len(column.features) for column in columns)
+    return Inputs(kind="table", shape=(width,), columns=columns, mean=(0.0,) * width, std=(1.0,) * width), classes
+
+
+def _columns(offers: Mapping[str, Offer]) -> tuple[Encoding, ...]:
+    """The columns that every site has, in the order of the first site, each as all sites together need it."""
+    found: dict[str, dict[str, Encoding]] = {}
+    for site, offer in offers.items():
+        for column in offer.columns:
+            found.setdefault(column.name, {})[site] = column
+    common = [_joined(name, by) for name, by in found.items() if len(by) == len(offers)]
+    used = tuple(column for column in common if column.features)
+    if not used:
+        sites = listed([f"{site}: {listed([c.name for c in offer.columns], 5)}" for site, offer in offers.items()], 5)
+        raise InputError(f"the sites have no column in common besides the target ({sites}): give them the same names")
+    return used
+
+
+def _joined(name: str, by: Mapping[str, Encoding]) -> Encoding:
+    empty_one = [column for column in by.values() if column.kind == "number" and not column.features]
+    kinds = {column.kind for column in by.values() if column not in empty_one}
+    if len(kinds) > 1:
+        text, number = (next(s for s, c in by.items() if c.kind == kind and c.features) for kind in ("text", "number"))
+        raise InputError(
+            f"column {name!r} has texts at {text} and numbers at {number}: make it one of the two, or drop it"
+        )
+    gaps = any(column.gaps for column in by.values())
+    if kinds == {"text"}:
+        texts = tuple(ordered({text for column in by.values() for text in column.texts}))
+        if len(texts) == 1 and not gaps:
+            return Encoding(name, value=False)
+        return Encoding(name, "text", texts, gaps=gaps)
+    shifts = [column.shift for column in by.values() if column.shift]
+    return Encoding(
+        name,
+        value=any(column.value for column in by.values()),
+        gaps=gaps,
+        shift=statistics.median(shifts) if shifts else 0.0,
+        scaled=any(column.scaled for column in by.values() if column not in empty_one),
+    )
+
+
+def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str) -> Agreed:
+    """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
+
+    ``normalise`` is the study's: "symmetric" brings images to [-1, 1]; else the numbers of the training samples count.
+    """
+    width = len(inputs.mean)
+    count, total, square = (
+        torch.stack([getattr(s, name) for s in sums.values()]).sum(0).numpy()
+        for name in ("count_F", "sum_F", "square_F")
+    )
+    mean = total / np.maximum(count, 1)
+    std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
+    plain = ~np.array([s for column in inputs.columns for s in column.scales] or (True,) * width)
+    std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
+    mean[plain] = 0.0
+    if normalise == "symmetric" and inputs.kind == "images":
+        mean, std = np.full(width, 0.5), np.full(width, 0.5)
+    numbers = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+    return Agreed(
+        inputs=inputs.model_copy(update=numbers),
+        classes=tuple(classes),
+        train=tuple(tuple(s.train_C.tolist()) for s in sums.values()),
+        test=tuple(tuple(s.test_C.tolist()) for s in sums.values()),
+        names=tuple(sums),
+    )
+
+
+def plain(offer: Offer) -> dict[str, Any]:
+    """An offer as plain values."""
+    return offer.model_dump() | {"columns": [dataclasses.asdict(column) for column in offer.columns]}

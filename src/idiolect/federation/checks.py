@@ -1,0 +1,100 @@
+"""Checks of what a site sends, before it counts: its form, its numbers and its size beside the others'."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from idiolect.core import keys, tree
+from idiolect.core.errors import blame
+from idiolect.core.method import Data, Down, Method, Up
+from idiolect.data import FederatedData
+from idiolect.federation.messages import Message, Refused, built
+from idiolect.simulation.client_runner import Measured, Trained
+
+_MOST = 1000  # values that a client may report
+_FEW = 3  # uploads of which a median says something
+
+
+def expected(method: Method, data: FederatedData, name: str) -> Up:
+    """An upload of the form that a method makes here, from a round on a few synthetic samples.
+
+    Raises:
+        RunError: the method raised.
+    """
+    count = 2 * data.classes
+    images = data.x_R.dtype == torch.uint8
+    x_R = keys.normal(keys.key(1), (count, *data.shape), torch.float32)
+    x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8) if images else x_R
+    samples = Data(x_R, torch.arange(count) % data.classes, torch.arange(count), torch.ones(count))
+    with blame(f"{name}, on synthetic samples"):
+        down = method.send(method.init_server(keys.key(0, "init")), torch.tensor([0]))
+        client = tree.copy(method.init_client(keys.key(0, "enrol")))
+        return method.local(Down(down.shared, tree.rows(down.own, 0)), client, samples, keys.key(0, 1))[1]
+
+
+def trained(message: Message, like: Up, round: int) -> Trained:
+    """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
+
+    Raises:
+        Refused: an array is missing, strange, of another shape or type, or not finite, or what it reports is not in
+            order.
+    """
+    up = Up(**built(message.arrays, like._asdict()))
+    if (path := tree.not_finite(up)) is not None:
+        raise Refused(f"{path} is not finite")
+    if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
+        raise Refused("a weight is negative")
+    info = {name: torch.tensor(value) for name, value in _numbers(message.about.get("info"), "info").items()}
+    return Trained(torch.tensor(round), up, info)
+
+
+def measured(message: Message) -> Measured | None:
+    """What a site measured; None where its policy keeps this to itself.
+
+    Raises:
+        Refused: it is not in order.
+    """
+    if message.about.get("withheld"):
+        return None
+    about = message.about.get("measured")
+    if not isinstance(about, dict):
+        raise Refused("it holds no measurements")
+    values = dict(about)
+    more = _numbers(values.pop("measures", {}), "measures", gaps=True)
+    found = _numbers(values, "measured", gaps=True)
+    if not {"accuracy", "loss", "calibration_error", "brier"} <= found.keys() <= set(Measured._fields):
+        raise Refused("it holds other measurements")
+    if not 0 <= found["accuracy"] <= 1:
+        raise Refused(f"an accuracy of {found['accuracy']:g} is not possible")
+    return Measured(**found, measures=more or None)  # type: ignore[arg-type]
+
+
+def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
+    if not isinstance(values, dict) or len(values) > _MOST:
+        raise Refused(f"{what} is not a table of numbers")
+    found = {}
+    for name, value in values.items():
+        if gaps and value is None:
+            value = math.nan
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise Refused(f"{what} {name[:40]} is not a finite number")
+        found[name] = float(value)
+    return found
+
+
+def norm(up: Up) -> float:
+    """The Euclidean norm of an upload's value, over all of its numbers together."""
+    return math.sqrt(sum(float(a.double().square().sum()) for a in tree.leaves(up.value) if a.is_floating_point()))
+
+
+def too_large(sizes: Mapping[int, float], most: float) -> dict[int, float]:
+    """The clients whose upload is larger than ``most`` times the median, with that ratio; of two uploads, none."""
+    if len(sizes) < _FEW:
+        return {}
+    median = statistics.median(sizes.values())
+    return {i: size / median for i, size in sizes.items() if size > most * median > 0}

@@ -1,0 +1,203 @@
+"""Asking sites and waiting for their answers: those that are lost, slow, late, new, or say what they should not."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from idiolect.core.errors import Interrupted, RunError, listed
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, Refused, pack, unpack
+
+T = TypeVar("T")
+_PAUSE = 0.02  # seconds between two looks for replies
+_PATIENT = 15.0  # seconds after which the server says for whom it waits
+
+
+class Question(NamedTuple):
+    """What a site is asked."""
+
+    about: Mapping[str, Any]
+    arrays: Mapping[str, Tensor]
+
+
+class Replied(Protocol):
+    """What a link brings back."""
+
+    @property
+    def site(self) -> str:
+        """Who."""
+
+    @property
+    def ticket(self) -> str:
+        """For which message."""
+
+    @property
+    def content(self) -> bytes | None:
+        """What; None if it cannot be read."""
+
+    @property
+    def why(self) -> str:
+        """Why it cannot be read."""
+
+
+class Carrier(Protocol):
+    """Carries messages: ``Link``, or something simpler in a test."""
+
+    def send(self, site: str, content: bytes) -> str:
+        """Leave a message for a site; the ticket that its reply will have."""
+
+    def replies(self) -> Sequence[Replied]:
+        """The replies that have come since the last call."""
+
+    def forget(self, tickets: Iterable[str]) -> None:
+        """Take no reply to these messages any more."""
+
+    def quiet_for(self, site: str) -> float:
+        """Seconds since a site was last heard of."""
+
+    def connections(self, site: str) -> int:
+        """How often a site has connected."""
+
+
+class Patience(NamedTuple):
+    """When the server stops waiting."""
+
+    least: int = 1
+    """Sites without which a round does not close."""
+    deadline: float = 600.0
+    """Seconds after which a round closes with the sites that have answered."""
+    lost: float = 30.0
+    """Seconds of silence after which a site is not waited for."""
+
+
+@dataclass
+class _Open:
+    """A site that has not answered yet."""
+
+    site: str
+    queue: list[Question]
+    nonce: str = ""
+    ticket: str = ""
+    connections: int = 0
+    said: bool = field(default=False)
+
+
+class Conversation:
+    """Asks several sites at once.
+
+    Args:
+        link: carries the messages.
+        sites: their names, by the clients' numbers.
+        say: for events.
+    """
+
+    def __init__(self, link: Carrier, sites: Sequence[str], say: Events) -> None:
+        self.sites, self._link, self._say = sites, link, say
+        self.introduce: Callable[[int], list[Question]] = lambda client: []
+        """What a site that does not know the study is told first."""
+
+    def ask(
+        self,
+        questions: Mapping[int, Question],
+        take: Callable[[int, Message], T],
+        patience: Patience,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[int, T]:
+        """The answers of the clients that gave one in time, by number; ``take`` checks and reads an answer.
+
+        Raises:
+            RunError: fewer than ``patience.least`` can answer.
+            Interrupted: ``stop`` returned true.
+        """
+        waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items()}
+        found: dict[int, T] = {}
+        why: dict[int, str] = {}
+        start = told = time.monotonic()
+        try:
+            for one in waiting.values():
+                self._send(one)
+            while waiting:
+                if stop():
+                    raise Interrupted
+                replies = {reply.ticket: reply for reply in self._link.replies()}
+                for i, one in list(waiting.items()):
+                    if one.ticket in replies:
+                        try:
+                            self._taken(i, one, replies[one.ticket], take, found)
+                        except Refused as error:
+                            why[i] = str(error)
+                            self._say(f"{one.site} does not count: {error}", site=one.site, refused=str(error))
+                        if not one.queue or i in why:
+                            del waiting[i]
+                    elif self._link.connections(one.site) != one.connections:
+                        if one.connections:
+                            self._say(f"{one.site} is back and is asked again", site=one.site)
+                        self._send(one)
+                if len(found) + len(waiting) < patience.least:
+                    what = f"only {len(found)} sites could answer, and {patience.least} are needed"
+                    raise RunError(f"{what}: {_said(self.sites, why)}")
+                if self._closes(waiting, found, patience, time.monotonic() - start):
+                    break
+                if time.monotonic() - told > _PATIENT:
+                    told = time.monotonic()
+                    self._say(f"waiting for {listed([one.site for one in waiting.values()], 10)}")
+                if waiting:
+                    time.sleep(_PAUSE)
+        finally:
+            self._link.forget([one.ticket for one in waiting.values()])
+        for one in waiting.values():
+            self._say(f"goes on without {one.site}, which did not answer in time", site=one.site, missing=True)
+        return found
+
+    def _send(self, one: _Open) -> None:
+        """Send the next question; an answer to an earlier sending does not count."""
+        if one.ticket:
+            self._link.forget([one.ticket])
+        question = one.queue[0]
+        one.nonce, one.connections = secrets.token_hex(8), self._link.connections(one.site)
+        one.ticket = self._link.send(one.site, pack(dict(question.about) | {"ticket": one.nonce}, question.arrays))
+
+    def _taken(
+        self, i: int, one: _Open, reply: Replied, take: Callable[[int, Message], T], found: dict[int, T]
+    ) -> None:
+        """Take a reply; afterwards the queue is empty if the site has answered."""
+        if reply.content is None:
+            raise Refused(f"its reply cannot be read ({reply.why})")
+        message = unpack(reply.content)
+        about, asked = message.about, one.queue[0].about
+        if about.get("ticket") != one.nonce or about.get("kind") != asked["kind"]:
+            raise Refused("its reply is to another message")
+        if about.get("unknown") and len(one.queue) == 1:
+            one.queue = [*self.introduce(i), *one.queue]
+            if len(one.queue) == 1:
+                raise Refused("it does not know the study")
+        elif about.get("lost") and asked.get("kept"):
+            self._say(f"{one.site} has lost its state and starts from the first one again", site=one.site, lost=True)
+            one.queue = [Question(dict(asked) | {"kept": 0}, one.queue[0].arrays)]
+        elif told := about.get("refused") or about.get("failed"):
+            raise Refused(f"it says: {str(told)[:500]}")
+        elif len(one.queue) > 1:
+            one.queue.pop(0)
+        else:
+            found[i] = take(i, message)
+            one.queue = []
+            return
+        self._send(one)
+
+    def _closes(self, waiting: Mapping[int, _Open], found: Mapping[int, Any], patience: Patience, spent: float) -> bool:
+        if not waiting:
+            return True
+        if len(found) < patience.least:
+            return False
+        gone = all(self._link.quiet_for(one.site) > patience.lost for one in waiting.values())
+        return gone or spent > patience.deadline
+
+
+def _said(sites: Sequence[str], why: Mapping[int, str]) -> str:
+    return "; ".join(f"{sites[i]}: {text}" for i, text in why.items()) or "they did not answer"

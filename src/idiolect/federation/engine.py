@@ -1,0 +1,118 @@
+"""The engine whose clients are sites: what the round loop asks of each goes there and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.method import Down, Method
+from idiolect.core.tree import Tree
+from idiolect.federation import checks
+from idiolect.federation.conversation import Conversation, Patience, Question
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, named
+from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
+
+
+class Remote:
+    """Builds a method whose clients' states are elsewhere: in their place is the last round whose upload counted."""
+
+    def __init__(self, build: Callable[..., Method]) -> None:
+        self.real = build
+
+    def __call__(self, **how: Any) -> Method:
+        """The method."""
+        return self.real(**how)._replace(init_client=lambda key: torch.zeros((), dtype=torch.int64))
+
+
+class Sites:
+    """Sites as an engine of ``idiolect.simulation``.
+
+    Args:
+        conversation: asks the sites.
+        about: what each message says of the study and the run.
+        patience: when the server stops waiting.
+        most: an upload whose norm is more than this many times the median does not count.
+        say: for events.
+        began: called when a job starts.
+    """
+
+    name = "federation"
+    workers = lanes = at_once = 1
+
+    def __init__(
+        self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
+        began: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
+        self.seconds, self._began = 0.0, began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def open(self, job: Job) -> Session:
+        """Start a job."""
+        self._began()
+        return Session(self, job)
+
+
+class Session:
+    """A job at the sites."""
+
+    def __init__(self, engine: Sites, job: Job) -> None:
+        assert isinstance(job.build, Remote)
+        self.seconds, self._engine, self._job = 0.0, engine, job
+        self._like = checks.expected(job.build.real(), job.data, job.name)
+
+    def map(
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
+    ) -> list[Trained | None] | list[Measured | None]:
+        """One phase at some sites; None for a site that did not answer, or whose answer does not count.
+
+        Raises:
+            RunError: fewer sites than are needed can answer.
+            Interrupted: ``stop`` returned true.
+        """
+        engine, job = self._engine, self._job
+        about = dict(engine.about) | {"kind": phase, "method": job.name, "seed": job.seed, "round": round}
+        shared = named("shared", down.shared)
+        questions = {
+            i: Question(about | {"kept": int(kept)}, shared | named("own", tree.rows(down.own, torch.tensor([k]))))
+            for k, (i, kept) in enumerate(zip(ids, clients, strict=True))
+        }
+
+        def take(i: int, message: Message) -> Trained | Measured | None:
+            spent = message.about.get("seconds")
+            self.seconds += float(spent) if isinstance(spent, int | float) else 0.0
+            if phase == "local":
+                return checks.trained(message, self._like, round)
+            return checks.measured(message)
+
+        before = self.seconds
+        least = min(engine.patience.least, len(ids)) if phase == "local" else 0
+        found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+        engine.seconds += self.seconds - before
+        if phase == "local":
+            self._drop(found, round)
+        return [found.get(i) for i in ids]  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Do nothing: the sites wait for the next message."""
+
+    def _drop(self, found: dict[int, Any], round: int) -> None:
+        """Leave out uploads that are much larger than the others."""
+        sizes = {i: checks.norm(one.up) for i, one in found.items()}
+        for i, ratio in checks.too_large(sizes, self._engine.most).items():
+            site = self._engine.conversation.sites[i]
+            why = f"its upload is {ratio:.3g} times as large as the median"
+            self._engine.say(f"{site} does not count in round {round}: {why}", site=site, round=round, refused=why)
+            del found[i]

@@ -1,0 +1,83 @@
+"""What travels: named arrays and a few plain values, as one document of safetensors. Nothing is ever pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from idiolect.core import tree
+from idiolect.core.tree import T, Tree
+
+_HEAD = 2**24  # bytes of names, shapes and plain values
+
+
+class Refused(ValueError):
+    """A message is not what it should be; the text says why in a few words."""
+
+
+class Message(NamedTuple):
+    """One message, in either direction."""
+
+    about: dict[str, Any]
+    """Plain values, as in JSON; ``kind`` says what is asked."""
+    arrays: dict[str, Tensor]
+    """By path, for example ``shared/body/0.weight``."""
+
+
+def pack(about: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> bytes:
+    """A message as bytes."""
+    whole = {name: a.detach().contiguous().clone() for name, a in (arrays or {}).items()}
+    return safetensors.torch.save(whole, metadata={"about": json.dumps(about, allow_nan=False)})
+
+
+def unpack(content: bytes) -> Message:
+    """The message in some bytes.
+
+    Raises:
+        Refused: they are not a message.
+    """
+    try:
+        size = int.from_bytes(content[:8], "little")
+        if size > _HEAD:
+            raise Refused("its head is too large")
+        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])
+        arrays = safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Refused(f"it is not a document of named arrays ({type(error).__name__})") from None
+    if not isinstance(about, dict):
+        raise Refused("its plain values are not a mapping")
+    return Message(about, arrays)
+
+
+def named(part: str, values: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their paths, under a name such as ``shared``."""
+    return {f"{part}/{path}": leaf for path, leaf in tree.named(values).items()}
+
+
+def built(arrays: Mapping[str, Tensor], like: Mapping[str, T]) -> dict[str, T]:
+    """The trees in a message, checked against trees of the right structure: every name, shape and type.
+
+    Raises:
+        Refused: an array is missing, is not expected, or has another shape or type.
+    """
+    wanted = {path: leaf for part, values in like.items() for path, leaf in named(part, values).items()}
+    if missing := sorted(wanted.keys() - arrays.keys()):
+        raise Refused(f"{missing[0]} is missing, with {len(missing)} arrays in all")
+    if strange := sorted(arrays.keys() - wanted.keys()):
+        raise Refused(f"{strange[0]} is not expected, with {len(strange)} arrays in all")
+    for path, leaf in wanted.items():
+        found = arrays[path]
+        if found.shape != leaf.shape or found.dtype != leaf.dtype:
+            shapes = [f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in (found, leaf)]
+            raise Refused(f"{path} is {shapes[0]}, not {shapes[1]}")
+    return {part: _tree(part, arrays, values) for part, values in like.items()}
+
+
+def _tree(part: str, arrays: Mapping[str, Tensor], like: T) -> T:
+    _, build = tree.flatten(like)
+    return tree.copy(build([arrays[path] for path in named(part, like)]))

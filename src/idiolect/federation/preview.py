@@ -1,0 +1,83 @@
+"""What a site would send, and to whom, without sending anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import Down
+from idiolect.federation.agreement import Agreed, agree, plain, together
+from idiolect.federation.kits import SiteKit
+from idiolect.federation.messages import Refused, named, pack
+from idiolect.federation.policy import Policy
+from idiolect.federation.samples import Samples, alone, sums
+from idiolect.federation.server import study_for
+from idiolect.federation.site import initial_key
+from idiolect.simulation.client_runner import Site
+from idiolect.studies import Study
+
+
+def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) -> Iterator[str]:
+    """Lines of text: to whom, what is said of the samples, and with a study what each round's upload would be.
+
+    The uploads are made from this site's samples alone, from the first state of each method.
+
+    Raises:
+        InputError: the study cannot be read, or the policy does not allow it.
+    """
+    yield f"To: {kit.server}, whose certificate is signed by {kit.folder / 'ca.pem'}"
+    yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
+    offer = samples.offer()
+    said = plain(offer)
+    yield f"First, {len(pack({'offer': said})):,} bytes about the samples, by which features and classes are agreed on:"
+    yield json.dumps(said, ensure_ascii=False)
+    inputs, classes = together({kit.site: offer, "others": offer})
+    ready = samples.prepared(inputs, classes, 0, kit.number, look=False)
+    own = sums(ready, len(classes))
+    yield f"Then, {len(pack({}, named('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
+    yield from _rows(named("sums", own._asdict()))
+    yield "Numbers of its own test samples (accuracy, loss, ...): " + (
+        "yes" if policy.evaluate else "no, by the policy"
+    )
+    if study is None:
+        yield "For the uploads of each round give the study, as its operator has it."
+        return
+    whole = study_for(study, kit.name)
+    try:
+        policy.check(whole)
+    except Refused as error:
+        raise InputError(f"the policy does not allow {study}: {error}") from None
+    agreed = _guessed(agree(inputs, classes, {kit.site: own}, whole.normalise), kit.number)
+    for use in whole.methods:
+        runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreed, kit.number, whole.name)))
+        method = runner.method
+        down = method.send(method.init_server(initial_key(0)), torch.tensor([kit.number]))
+        client = tree.copy(method.init_client(initial_key(whole.seeds[0])))
+        [found] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
+        arrays = named("value", found.up.value) | named("weight", found.up.weight)  # type: ignore[union-attr]
+        size = len(pack({}, arrays))
+        yield f"{use.label}: {size:,} bytes in each of up to {whole.rounds} rounds:"
+        yield from _rows(arrays)
+        try:
+            policy.fits(size)
+        except Refused as error:
+            yield f"  refused by the policy: {error}"
+
+
+def _guessed(agreed: Agreed, number: int) -> Agreed:
+    """The agreement as far as this site knows it: other clients have nothing yet."""
+    none = (0,) * len(agreed.classes)
+    train, test = ([*[none] * number, row] for row in (agreed.train[0], agreed.test[0]))
+    names = [*(f"client {k}" for k in range(number)), agreed.names[0]]
+    return agreed.model_copy(update={"train": tuple(train), "test": tuple(test), "names": tuple(names)})
+
+
+def _rows(arrays: dict[str, torch.Tensor]) -> Iterator[str]:
+    for path, a in arrays.items():
+        kind = str(a.dtype).removeprefix("torch.")
+        yield f"  {path:<40} {kind} {tuple(a.shape)}  {a.numel() * a.element_size():,} bytes"

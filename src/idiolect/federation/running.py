@@ -1,0 +1,140 @@
+"""The two programs of a federation: the server's and a site's."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import filelock
+
+from idiolect.core.errors import InputError, Interrupted, option
+from idiolect.federation import kits
+from idiolect.federation.events import Events
+from idiolect.federation.personal_state import Vault, key_of, private_folder
+from idiolect.federation.policy import Policy
+from idiolect.federation.samples import Samples
+from idiolect.federation.server import Terms, command, conduct, study_for
+from idiolect.federation.site import Worker
+from idiolect.studies import Result
+from idiolect.studies.progress import Watcher
+
+
+def serve(
+    kit: Path, study: Path, out: Path, *, listen: str | None = None, terms: Terms | None = None,
+    watcher: Watcher | None = None, say: Events | None = None,
+) -> Result:  # fmt: skip
+    """Run a study at the sites of a federation, or the rest of it.
+
+    Args:
+        kit: the server's, from ``kits.provision``.
+        study: its file.
+        out: folder of the run; if it holds one, that run continues.
+        listen: host and port; None takes the port of the kit's address, on every interface or on this machine alone.
+        terms: how the server deals with sites.
+        watcher: is told about the progress.
+        say: for events.
+
+    Raises:
+        InputError: the kit, the study or the folder cannot be used, or the sites' data do not fit each other.
+        RunError: the port is in use, or fewer sites than are needed can answer; whole rounds are on disk.
+        Interrupted: SIGINT or SIGTERM was received; whole rounds are on disk.
+    """
+    from idiolect.federation.link import Link, listening
+
+    found = kits.server_kit(kit)
+    whole = study_for(study, found.name)
+    terms, say = terms or Terms(), say or Events()
+    if not 1 <= terms.patience.least <= len(found.sites):
+        raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {len(found.sites)} sites")
+    try:
+        place = listening(found, listen)
+    except ValueError as error:
+        raise InputError(f"{option('listen')}: {error}") from None
+    with Link(found, place) as link, signals() as came:
+        say(f"{found.name}: {len(found.sites)} sites can connect to {place[0]}:{place[1]}")
+        again = command(kit, study, out)
+
+        def stop() -> bool:
+            return bool(came)
+
+        try:
+            return conduct(
+                whole, link, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again
+            )
+        except Interrupted as error:
+            if came and str(error) == "stopped":
+                raise Interrupted(f"stopped before the first round; continue with: {again}", came[0]) from None
+            raise
+
+
+def take_part(
+    kit: Path, samples: Samples, state: Path, *, policy: Path | None = None, key: Path | None = None,
+    say: Events | None = None,
+) -> None:  # fmt: skip
+    """Answer the server until a signal comes.
+
+    Args:
+        kit: the site's, from ``kits.provision``.
+        samples: the site's.
+        state: the folder of the personal state.
+        policy: what is allowed; None limits nothing but code.
+        key: the file of the key that encrypts the state, made if it does not exist; None keeps it in the clear.
+        say: for events.
+
+    Raises:
+        InputError: the kit or the policy cannot be used, another process uses the state, or the server is not the one
+            of the kit or does not know this site.
+        Interrupted: SIGINT or SIGTERM was received.
+    """
+    from idiolect.federation.node import Connection
+
+    found, say = kits.site_kit(kit), say or Events()
+    worker = worker_of(found, samples, state, policy=policy, key=key, say=say)
+    lock = filelock.FileLock(state / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise InputError(f"another process uses {state}: stop it, or give another {option('state')}") from None
+    say(f"{found.site} of {found.name}: {len(samples)} samples, state in {state}")
+    try:
+        with signals(raising=True):
+            Connection(found, worker.answer, say).run(threading.Event())
+    except Interrupted:
+        say(f"{found.site} stops; its state stays in {state}")
+        raise
+    finally:
+        lock.release()
+
+
+def worker_of(
+    kit: kits.SiteKit, samples: Samples, state: Path, *, policy: Path | None, key: Path | None, say: Events
+) -> Worker:
+    """What answers for a site."""
+    rules = Policy() if policy is None else Policy.read(policy)
+    private_folder(state)
+    return Worker(samples, kit.number, state, rules, Vault(None if key is None else key_of(key)), say)
+
+
+@contextmanager
+def signals(*, raising: bool = False) -> Iterator[Sequence[int]]:
+    """The SIGINT and SIGTERM received so far; or Interrupted at once, where nothing can be left half-done."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if raising or len(came) > 1:
+            raise Interrupted("stopped", number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)

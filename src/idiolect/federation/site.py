@@ -1,0 +1,276 @@
+"""A site: what it answers to each message of the server. It knows nothing of the network."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import torch
+from torch import Tensor
+
+from idiolect.core import keys, tree
+from idiolect.core.documents import parse_yaml, read_json
+from idiolect.core.errors import Diverged, IdiolectError, InputError, Interrupted
+from idiolect.core.import_path import no_imports
+from idiolect.core.method import Down
+from idiolect.core.version import __version__
+from idiolect.deploy.schema import Inputs
+from idiolect.engines.threads import OneThread
+from idiolect.federation.agreement import Agreed, plain
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
+from idiolect.federation.personal_state import Lost, PersonalState, Vault, private_folder, write_json
+from idiolect.federation.policy import Policy
+from idiolect.federation.samples import Prepared, Samples, alone, sums
+from idiolect.simulation.client_runner import Measured, Site, Trained
+from idiolect.studies import Study
+
+ROUNDS = ("local", "evaluate", "received")
+"""The kinds of messages that ask for a phase of a round."""
+_FILE = "agreed.json"
+_HEX = re.compile("[0-9a-f]{16,64}")
+
+
+@dataclass
+class _Known:
+    """A study that this site takes part in."""
+
+    study: Study
+    folder: Path
+    prepared: Prepared
+    agreed: Agreed
+    runs: dict[tuple[str, int], tuple[Site, Down]] = field(default_factory=dict)
+
+
+class Worker:
+    """Answers messages, one at a time.
+
+    Args:
+        samples: the site's.
+        number: the client's.
+        folder: where the personal state is kept.
+        policy: what is allowed.
+        vault: reads and writes the state.
+        say: for events.
+    """
+
+    def __init__(self, samples: Samples, number: int, folder: Path, policy: Policy, vault: Vault, say: Events) -> None:
+        self._samples, self._number, self._folder, self._policy = samples, number, folder, policy
+        self._vault, self._say = vault, say
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._offered: dict[tuple[str, str], Study] = {}
+        self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
+            "study": self._study, "inputs": self._inputs, "begin": self._begin,
+            **dict.fromkeys(ROUNDS, self._phase),
+        }  # fmt: skip
+        private_folder(folder)
+
+    def answer(self, content: bytes) -> bytes:
+        """The reply to a message: what it asks for, or why not."""
+        about: Mapping[str, Any] = {}
+        start = time.perf_counter()
+        try:
+            message = unpack(content)
+            about = message.about
+            if about.get("kind") not in self._kinds:
+                raise Refused(f"{about.get('kind')!r} is not a kind of message that this version knows")
+            said, arrays = self._kinds[about["kind"]](message)
+            reply = self._signed(about, said | {"seconds": time.perf_counter() - start}, arrays)
+            self._policy.fits(len(reply))
+            return reply
+        except Interrupted:
+            raise
+        except Lost:
+            return self._signed(about, {"lost": True})
+        except Refused as error:
+            self._say(f"refused {about.get('kind', 'a message')}: {error}", refused=True)
+            return self._signed(about, {"refused": str(error)})
+        except IdiolectError as error:
+            self._say(f"failed: {error}", failed=True)
+            return self._signed(about, {"failed": str(error), "diverged": isinstance(error, Diverged)})
+        except Exception as error:  # noqa: BLE001  whatever a message does, the site goes on
+            self._say(f"refused a message that is not in order ({type(error).__name__}: {error})", refused=True)
+            return self._signed(about, {"refused": f"the message is not in order ({type(error).__name__})"})
+
+    def _signed(
+        self, about: Mapping[str, Any], said: dict[str, Any], arrays: Mapping[str, Tensor] | None = None
+    ) -> bytes:
+        back = {name: about[name] for name in ("kind", "ticket", "round") if name in about}
+        return pack(back | {"version": __version__} | said, arrays)
+
+    def _study(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A study is offered: check it, and say what is needed to agree on features and classes."""
+        about = message.about
+        study = self._read(about)
+        self._offered[about["digest"], about["run"]] = study
+        self._say(f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}")
+        return {"offer": plain(self._samples.offer())}, {}
+
+    def _read(self, about: Mapping[str, Any]) -> Study:
+        if about["version"] != __version__:
+            raise Refused(f"the server has idiolect {about['version']} and this site {__version__}: install the same")
+        if about["digest"] != digest(about["study"]) or not _HEX.fullmatch(about["run"]):
+            raise Refused("the study does not have the digest that the server says")
+        if about["number"] != self._number:
+            raise Refused(f"this site is client {self._number}, not {about['number']}")
+        study = study_of(about["study"])
+        self._policy.check(study)
+        return study
+
+    def _inputs(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Features and classes are agreed: say how many samples there are, and their sums."""
+        about = message.about
+        study = self._offered[about["digest"], about["run"]]
+        inputs, classes = _inputs_of(about["inputs"]), tuple(map(str, about["classes"]))
+        prepared = self._samples.prepared(inputs, classes, study.data_seed, self._number, look=False)
+        return {}, named("sums", sums(prepared, len(classes))._asdict())
+
+    def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything is agreed: keep it, for this process and the next."""
+        about = message.about
+        study = self._offered.get((about["digest"], about["run"])) or self._read(about)
+        agreed = Agreed.model_validate(about["agreed"])
+        self._prepare(about["digest"], about["run"], study, agreed)
+        folder = self._at(about["digest"], about["run"])
+        kept = {name: about[name] for name in ("digest", "run", "number", "version", "study", "agreed")}
+        write_json(folder / _FILE, kept)
+        return {}, {}
+
+    def _prepare(self, study_digest: str, run: str, study: Study, agreed: Agreed) -> _Known:
+        if not 0 <= self._number < len(agreed.names):
+            raise Refused(f"this site is client {self._number} of {len(agreed.names)}")
+        folder = self._at(study_digest, run)
+        prepared = self._samples.prepared(
+            agreed.inputs, agreed.classes, study.data_seed, self._number, look=agreed.inputs.kind == "table"
+        )
+        known = self._known[study_digest, run] = _Known(study, folder, prepared, agreed)
+        return known
+
+    def _at(self, study_digest: str, run: str) -> Path:
+        if not _HEX.fullmatch(study_digest) or not _HEX.fullmatch(run):
+            raise Refused("the names of study and run are not digests")
+        return self._folder / study_digest[:32] / run
+
+    def _found(self, about: Mapping[str, Any]) -> _Known | None:
+        """The study of a message, from memory or from disk."""
+        key = about["digest"], about["run"]
+        if key in self._known:
+            return self._known[key]
+        path = self._at(*key) / _FILE
+        if not path.exists():
+            return None
+        try:
+            kept = read_json(path)
+            return self._prepare(*key, self._read(kept), Agreed.model_validate(kept["agreed"]))
+        except (IdiolectError, Refused):
+            raise
+        except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
+            self._say(f"{path} cannot be read and is asked for again ({error})")
+            return None
+
+    def _phase(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A phase of a round, with what is needed to repeat it if it is asked for again."""
+        about = message.about
+        known = self._found(about)
+        if known is None:
+            return {"unknown": True}, {}
+        kind, round, kept = about["kind"], about["round"], about["kept"]
+        whole = isinstance(round, int) and isinstance(kept, int)
+        if not whole or not 0 < round <= known.study.rounds + 1 or not 0 <= kept < round + 2 * (kind != "local"):
+            raise Refused(f"round {round} after {kept} is not one of this study's {known.study.rounds}")
+        if kind != "local" and not self._policy.evaluate:
+            return {"withheld": True}, {}
+        label, seed = about["method"], about["seed"]
+        runner, like = self._runner(known, label, seed)
+        folder = known.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
+        belongs = {"study": about["digest"], "run": about["run"], "method": label, "seed": seed}
+        initial = tree.copy(runner.method.init_client(initial_key(seed)))
+        state = PersonalState(folder, belongs, initial, self._vault)
+        down = Down(**built(message.arrays, like._asdict()))
+        if kind == "local" and (done := state.rounds) and round < done[-1]:
+            raise Refused(f"round {round} is over here: this site has trained round {done[-1]}")
+        before = state.load(kept)
+        with OneThread():
+            [found] = runner.run(kind, round, [self._number], down, [before])
+        if isinstance(found, Measured):
+            return {"measured": _measured(found)}, {}
+        return self._trained(known, state, about, found)
+
+    def _trained(
+        self, known: _Known, state: PersonalState, about: Mapping[str, Any], found: Trained
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        if about["round"] not in state.rounds:
+            self._count(known)
+        state.put(about["round"], about["kept"], found.client)
+        info = {name: float(value) for name, value in found.info.items()}
+        self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
+        return {"info": info}, named("value", found.up.value) | named("weight", found.up.weight)
+
+    def _count(self, known: _Known) -> None:
+        """Count a training over all runs of a study, where the policy limits them."""
+        if self._policy.most_trainings is None:
+            return
+        path = known.folder.parent / "trainings.json"
+        done = int(read_json(path)["trainings"]) if path.exists() else 0
+        if done >= self._policy.most_trainings:
+            raise Refused(f"this site has trained for this study {done} times, as often as is allowed here")
+        write_json(path, {"trainings": done + 1})
+
+    def _runner(self, known: _Known, label: str, seed: int) -> tuple[Site, Down]:
+        """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""
+        if (label, seed) not in known.runs:
+            uses = [use for use in known.study.methods if use.label == label]
+            if not uses or seed not in known.study.seeds:
+                raise Refused(f"method {label!r} with seed {seed} is not in the study")
+            data = alone(known.prepared, known.agreed, self._number, known.study.name)
+            runner = Site(known.study.job(uses[0], seed, data))
+            like = runner.method.send(runner.method.init_server(initial_key(0)), torch.tensor([self._number]))
+            known.runs[label, seed] = runner, like
+        return known.runs[label, seed]
+
+
+def digest(text: str) -> str:
+    """The name of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def initial_key(seed: int) -> Tensor:
+    """The key with which every client's first state is made, as in the simulator."""
+    return keys.key(seed, "enrol")
+
+
+def study_of(text: str) -> Study:
+    """The study in a text that came over the network; code that it names is not imported.
+
+    Raises:
+        Refused: it is not a study of this version.
+    """
+    try:
+        settings = parse_yaml(text)
+        if not isinstance(settings, dict):
+            raise Refused("it is not a study")
+        with no_imports():
+            return Study(**settings)
+    except (InputError, ValueError, TypeError) as error:
+        raise Refused(f"it is not a study of this version ({error})") from None
+
+
+def _inputs_of(values: Mapping[str, Any]) -> Inputs:
+    return Inputs.model_validate(values)
+
+
+def _measured(found: Measured) -> dict[str, Any]:
+    """Numbers only: what a model predicts for a sample stays here."""
+
+    def number(value: Any) -> float | None:
+        return value if isinstance(value, float) and math.isfinite(value) else None
+
+    values = {name: number(value) for name, value in found._asdict().items() if isinstance(value, float)}
+    return values | {"measures": {name: number(value) for name, value in (found.measures or {}).items()}}

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra federation")
+sys.path.insert(0, str(Path(__file__).parent))  # for sites.py
+
+import sites
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return sites.tables(tmp_path_factory.mktemp("sites"))

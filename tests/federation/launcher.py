@@ -1,0 +1,55 @@
+"""Starts the command line in processes of their own, forked from one that has imported everything.
+
+Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with its process id. {"wait": pid} answers
+with its exit code, {"over": true} ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+import idiolect.federation.link
+import idiolect.federation.node
+import idiolect.federation.running  # noqa: F401
+from idiolect.cli import main
+
+
+def _child(arguments: list[str], log: str) -> None:
+    os.setsid()
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor in (1, 2):
+        os.dup2(out, descriptor)
+    try:
+        main(arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except BaseException:  # noqa: BLE001  a child must never go on as its parent
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def run() -> None:
+    """Answer commands until there are no more."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "over" in asked:
+            return
+        if "wait" in asked:
+            _, status = os.waitpid(asked["wait"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _child(asked["arguments"], asked["log"])
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    run()

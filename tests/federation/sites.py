@@ -1,0 +1,109 @@
+"""Small sites for tests: their samples, and a link without a network that can lose and spoil messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, pack, unpack
+from idiolect.federation.personal_state import Vault
+from idiolect.federation.policy import Policy
+from idiolect.federation.samples import Samples
+from idiolect.federation.site import Worker
+
+NAMES = ("north", "south", "east", "west", "coast")
+Tamper = Callable[[Message, Message], Message | None]
+"""(what was asked, the honest reply) -> what is sent; None sends nothing."""
+
+
+def tables(folder: Path, names: Iterable[str] = NAMES, rows: int = 20) -> dict[str, Path]:
+    """A table for each site: five features, three classes of which each site mostly has two."""
+    found = {}
+    for k, name in enumerate(names):
+        rng = np.random.default_rng(k)
+        y = rng.choice(3, rows, p=np.roll([0.6, 0.35, 0.05], k))
+        x = rng.normal(size=(rows, 5)) + 1.5 * np.eye(3, 5)[y]
+        frame = pd.DataFrame(x.round(3), columns=[f"m{j}" for j in range(5)])
+        frame.assign(label=[f"grade {c}" for c in y]).to_csv(folder / f"{name}.csv", index=False)
+        found[name] = folder / f"{name}.csv"
+    return found
+
+
+def study(folder: Path, methods: str = "fedavg", rounds: int = 3, **more: object) -> Path:
+    """The file of a quick study."""
+    lines = [
+        "name: trial",
+        f"methods: [{methods}]",
+        f"rounds: {rounds}",
+        "local_epochs: 1",
+        "batch_size: 8",
+        "lr: 0.05",
+    ]
+    lines += ["evaluate_every: 1", *(f"{name}: {value}" for name, value in more.items())]
+    path = folder / "study.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class Heard(NamedTuple):
+    """A reply."""
+
+    site: str
+    ticket: str
+    content: bytes | None
+    why: str = ""
+
+
+class Loop:
+    """A link that calls the sites' workers at once."""
+
+    def __init__(self, workers: dict[str, Worker], tamper: dict[str, Tamper] | None = None) -> None:
+        self.workers, self.tamper = workers, tamper or {}
+        self.sent: list[tuple[str, Message]] = []
+        self.received: list[tuple[str, Message]] = []
+        self._replies: list[Heard] = []
+
+    def send(self, site: str, content: bytes) -> str:
+        asked = unpack(content)
+        self.sent.append((site, asked))
+        reply: Message | None = unpack(self.workers[site].answer(content))
+        if site in self.tamper and reply is not None:
+            reply = self.tamper[site](asked, reply)
+        ticket = str(len(self.sent))
+        if reply is not None:
+            self.received.append((site, reply))
+            self._replies.append(Heard(site, ticket, pack(*reply)))
+        return ticket
+
+    def replies(self) -> list[Heard]:
+        found, self._replies = self._replies, []
+        return found
+
+    def forget(self, tickets: Iterable[str]) -> None:
+        gone = set(tickets)
+        self._replies = [reply for reply in self._replies if reply.ticket not in gone]
+
+    def quiet_for(self, site: str) -> float:
+        return float("inf") if site in self.tamper else 0.0
+
+    def connections(self, site: str) -> int:
+        return 1
+
+
+def workers(
+    folder: Path, files: dict[str, Path], policy: Policy | None = None, vault: Vault | None = None
+) -> dict[str, Worker]:
+    """A worker for each site, with its state in a folder."""
+    return {name: worker(folder, name, k, file, policy, vault) for k, (name, file) in enumerate(files.items())}
+
+
+def worker(
+    folder: Path, name: str, number: int, file: Path, policy: Policy | None = None, vault: Vault | None = None
+) -> Worker:
+    samples = Samples(file, target="label")
+    return Worker(samples, number, folder / name, policy or Policy(), vault or Vault(), Events(quiet=True))

@@ -1,0 +1,243 @@
+"""A federation without a network: the simulator's numbers, and rounds that go on whatever a site does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from sites import NAMES, Loop, Tamper, study, worker, workers
+
+from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.federation.conversation import Patience
+from idiolect.federation.events import FILE, Events
+from idiolect.federation.messages import Message
+from idiolect.federation.policy import Policy
+from idiolect.federation.samples import Samples
+from idiolect.federation.server import Terms, conduct, rehearsed, study_for
+from idiolect.studies import Result
+
+SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
+Files = dict[str, Path]
+
+
+def _run(tmp_path: Path, link: Loop, out: str = "run", terms: Terms | None = None, **more: Any) -> Result:
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    return conduct(whole, link, list(link.workers), tmp_path / out, Events(quiet=True), terms=terms, **more)
+
+
+def _events(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
+
+
+def _same(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    both = one.merge(other, on=SIDES, how="outer", indicator=True)
+    assert set(both["_merge"]) == {"both"}
+    assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
+
+
+def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> None:
+    protocol = "{stage: personalised, also: [received, trained]}"
+    study(tmp_path, "fedavg, scaffold, fedper", rounds=2, participation=0.6, protocol=protocol)
+    found = _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    samples = {name: Samples(file, target="label") for name, file in files.items()}
+    _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
+
+
+def test_states_and_samples_stay_at_the_sites(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedper", rounds=1)
+    link = Loop(workers(tmp_path / "states", files))
+    _run(tmp_path, link)
+    sent = [message for _, message in link.received if message.about["kind"] == "local"]
+    assert len(sent) == len(NAMES)
+    paths = {path for message in sent for path in message.arrays}
+    assert not [path for path in paths if "head" in path]  # FedPer's personal part
+    assert {tuple(message.about) for message in sent} == {("kind", "ticket", "round", "version", "info", "seconds")}
+    rows = max(a.shape[0] for _, m in link.received for a in m.arrays.values() if a.ndim)
+    assert all(a.ndim < 2 or 5 not in a.shape[1:] or rows >= a.shape[0] for m in sent for a in m.arrays.values())
+    assert list((tmp_path / "states" / "north").rglob("round-1.state"))
+
+
+def _everything_is(value: float) -> Callable[[Message, Message], Message]:
+    def change(asked: Message, reply: Message) -> Message:
+        arrays = {k: torch.full_like(a, value) if a.is_floating_point() else a for k, a in reply.arrays.items()}
+        return Message(reply.about, arrays)
+
+    return change
+
+
+def _replayed(asked: Message, reply: Message, kept: list[Message] = []) -> Message:  # noqa: B006  kept between rounds
+    kept.append(reply)
+    return kept[0]
+
+
+def _other_shape(asked: Message, reply: Message) -> Message:
+    return Message(reply.about, {name: a[None] for name, a in reply.arrays.items()})
+
+
+def _other_tree(asked: Message, reply: Message) -> Message:
+    return Message(reply.about, {f"value/other/{k}": a for k, a in enumerate(reply.arrays.values())})
+
+
+HOSTILE: dict[str, tuple[Tamper, str]] = {
+    "not a number": (_everything_is(float("nan")), "is not finite"),
+    "infinite": (_everything_is(float("inf")), "is not finite"),
+    "negative weight": (
+        lambda asked, reply: Message(
+            reply.about, {k: -a if k.startswith("weight") else a for k, a in reply.arrays.items()}
+        ),
+        "weight is negative",
+    ),
+    "too large": (
+        lambda asked, reply: Message(
+            reply.about, {k: a * 1000 if "value" in k else a for k, a in reply.arrays.items()}
+        ),
+        "times as large as the median",
+    ),
+    "another shape": (_other_shape, "is \\(1,"),
+    "another tree": (_other_tree, "is missing"),
+    "replayed": (_replayed, "reply is to another message"),
+    "reports nonsense": (lambda asked, reply: Message(reply.about | {"info": {"a": "b"}}, reply.arrays), "info a"),
+    "silent": (lambda asked, reply: None, "did not answer"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_upload_is_refused_and_the_round_goes_on(name: str, files: Files, tmp_path: Path) -> None:
+    change, said = HOSTILE[name]
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        return change(asked, reply) if asked.about["kind"] == "local" else reply
+
+    study(tmp_path, rounds=2)
+    link = Loop(workers(tmp_path / "states", files), {"east": tamper})
+    found = _run(tmp_path, link, terms=Terms(Patience(least=3, deadline=60)))
+    gone = found.records[found.records["metric"] == "answered"]
+    rounds = [2] if name == "replayed" else [1, 2]  # the first one is honest
+    assert list(zip(gone["round"], gone["client"], gone["value"], strict=True)) == [(r, 2, 0.0) for r in rounds]
+    told = [event for event in _events(tmp_path) if event.get("site") == "east"]
+    assert len(told) == len(rounds)
+    assert pd.Series([event["event"] for event in told]).str.contains(said).all()
+    assert torch.isfinite(torch.tensor(found.records["value"].to_numpy())).all()
+
+
+def test_a_round_without_a_site_is_the_simulators_round_of_the_others(files: Files, tmp_path: Path) -> None:
+    """FedAvg's mean is over those who answered: the same as of a federation that has only them."""
+    study(tmp_path, rounds=2)
+    four = {name: file for name, file in files.items() if name != "coast"}
+    lost = Loop(
+        workers(tmp_path / "states", files),
+        {"coast": lambda asked, reply: None if asked.about["kind"] == "local" else reply},
+    )
+    found = _run(tmp_path, lost, terms=Terms(Patience(least=4)))
+    # the normalisation is agreed with the fifth site, so the four get it from there
+    link = Loop(workers(tmp_path / "others", four))
+    other = _run(tmp_path, link, "four")
+    mine = found.records[(found.records["client"] < 4) & (found.records["metric"] == "bytes_up")]
+    theirs = other.records[other.records["metric"] == "bytes_up"]
+    assert mine["value"].tolist() == theirs["value"].tolist()
+    assert found.records.query("metric == 'answered'")["client"].unique().tolist() == [4]
+
+
+def test_too_few_sites_end_the_run_and_it_can_go_on(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=2)
+    nonsense: dict[str, Tamper] = dict.fromkeys(
+        NAMES[:3], lambda a, r: Message(r.about | {"info": 1}, r.arrays) if a.about.get("round") == 2 else r
+    )
+    states = tmp_path / "states"
+    with pytest.raises(RunError, match="only 2 sites could answer, and 3 are needed: north: info"):
+        _run(tmp_path, Loop(workers(states, files), nonsense), terms=Terms(Patience(least=3)))
+    found = _run(tmp_path, Loop(workers(states, files)))
+    assert sorted(found.records["round"].unique()) == [1, 2]
+
+
+def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "scaffold, fedper", rounds=3)
+    whole = _run(tmp_path, Loop(workers(tmp_path / "a", files)), "whole")
+
+    class Killed(Exception):
+        pass
+
+    def dies(asked: Message, reply: Message) -> Message:
+        if asked.about.get("round") == 2 and asked.about["kind"] == "local":
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):  # four sites have trained round 2 by then
+        _run(tmp_path, Loop(workers(tmp_path / "b", files), {"coast": dies}))
+    link = Loop(workers(tmp_path / "b", files))  # the sites have started again, too
+    _same(_run(tmp_path, link).records, whole.records)
+    assert not [m for _, m in link.sent if m.about["kind"] in ("study", "inputs", "begin")]
+
+
+def test_a_site_without_its_state_starts_again_and_is_named(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedper", rounds=2)
+    link = Loop(workers(tmp_path / "states", files))
+
+    def forgets(asked: Message, reply: Message) -> Message:
+        if asked.about["kind"] == "local" and asked.about["round"] == 1:
+            link.workers["west"] = worker(tmp_path / "new disk", "west", 3, files["west"])
+        return reply
+
+    link.tamper = {"west": forgets}
+    link.quiet_for = lambda site: 0.0  # type: ignore[method-assign]
+    found = _run(tmp_path, link)
+    assert {e["site"] for e in _events(tmp_path) if e.get("lost")} == {"west"}
+    assert not (found.records["metric"] == "answered").any()
+    assert list((tmp_path / "new disk").rglob("round-2.state"))
+
+
+def test_a_policy_that_keeps_measurements(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=1)
+    link = Loop(workers(tmp_path / "states", files))
+    link.workers["east"] = worker(tmp_path / "states", "east", 2, files["east"], Policy(evaluate=False))
+    found = _run(tmp_path, link)
+    assert sorted(found.records.query("metric == 'accuracy'")["client"].unique()) == [0, 1, 3, 4]
+    assert not [m for site, m in link.received if site == "east" and "measured" in m.about]
+
+
+def test_a_policy_that_does_not_allow_the_study(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=5)
+    link = Loop(workers(tmp_path / "states", files, Policy(most_rounds=4)))
+    with pytest.raises(RunError, match="5 rounds are more than the 4 that are allowed here"):
+        _run(tmp_path, link)
+    assert not (tmp_path / "run").exists()
+    assert all(not m.arrays for _, m in link.received)
+
+
+def test_a_stop_before_the_first_round(files: Files, tmp_path: Path) -> None:
+    study(tmp_path)
+    with pytest.raises(Interrupted):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files)), stop=lambda: True)
+
+
+def test_a_run_of_another_study_or_of_other_sites(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=1)
+    _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    four = {name: file for name, file in files.items() if name != "coast"}
+    with pytest.raises(InputError, match="other sites"):
+        _run(tmp_path, Loop(workers(tmp_path / "states", four)))
+    study(tmp_path, rounds=2)
+    with pytest.raises(InputError, match="another study"):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    with pytest.raises(InputError, match="no run of a federation"):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files)), "full")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("dataset: digits", "dataset is for a simulation"), ("shifts: ['rotate:degrees=90']", "shifts is for"),
+     ("protocol: {validation: 0.2, round: best_validation}", "needs the samples of all clients")],
+)  # fmt: skip
+def test_a_study_that_only_a_simulation_can_follow(setting: str, said: str, tmp_path: Path) -> None:
+    path = study(tmp_path)
+    path.write_text(path.read_text() + setting + "\n")
+    with pytest.raises(InputError, match=said):
+        study_for(path, "trial")

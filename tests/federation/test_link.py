@@ -1,0 +1,197 @@
+"""The link between server and sites, over TLS on this machine: who is let in, and what a site may do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+from idiolect.core.errors import InputError, RunError
+from idiolect.federation import flower, kits
+from idiolect.federation.events import Events
+from idiolect.federation.link import Link, Reply
+from idiolect.federation.messages import pack, unpack
+from idiolect.federation.node import Connection
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Place:
+    """A server with two sites' kits, and what a site called north has been asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.about = kits.Description(name="trial", server=f"127.0.0.1:{port()}", sites=("north", "south"))
+        kits.provision(self.about, folder / "kits")
+        self.folder, self.address = folder / "kits", kits.address(self.about.server)
+        self.server = kits.server_kit(self.folder / "server")
+        self.north, self.south = (kits.site_kit(self.folder / f"site-{name}") for name in self.about.sites)
+        self.asked: list[bytes] = []
+        self.said: list[str] = []
+
+    def connection(self, kit: kits.SiteKit) -> Connection:
+        def answer(content: bytes) -> bytes:
+            self.asked.append(content)
+            message = unpack(content)
+            return pack(message.about | {"from": kit.site}, message.arrays)
+
+        return Connection(kit, answer, Events(quiet=True))
+
+    def replies(self, link: Link) -> list[Reply]:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            if found := link.replies():
+                return found
+            time.sleep(0.01)
+        raise AssertionError("no reply came")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("link"))
+
+
+@pytest.fixture(scope="module")
+def link(place: Place) -> Iterator[Link]:
+    stop = threading.Event()
+    with Link(place.server, place.address) as link:
+        thread = threading.Thread(target=place.connection(place.north).run, args=(stop,), daemon=True)
+        thread.start()
+        yield link
+        stop.set()
+    thread.join(15)
+
+
+@pytest.mark.parametrize("size", [1000, 1_500_000], ids=["in one piece", "in several"])
+def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link) -> None:
+    arrays = {"w": torch.randn(size), "n": torch.arange(3)}
+    ticket = link.send("north", pack({"kind": "x"}, arrays))
+    [reply] = place.replies(link)
+    assert (reply.site, reply.ticket) == ("north", ticket)
+    assert reply.content is not None
+    found = unpack(reply.content)
+    assert found.about == {"kind": "x", "from": "north"}
+    assert all(torch.equal(found.arrays[name], a) for name, a in arrays.items())
+    assert link.quiet_for("north") < 20
+    assert (link.quiet_for("south"), link.connections("south")) == (float("inf"), 0)
+    assert not link._state.message_ins_store  # nothing is kept of what has been answered
+    assert not link._state.message_res_store
+
+
+def test_a_reply_counts_once(place: Place, link: Link) -> None:
+    """A recorded reply that is sent again, by the site itself, finds no question to which it belongs."""
+    connection = place.connection(place.north)
+    pushed = []
+    honest = connection._push
+
+    def twice(client: object, node: Node, reply: Message, run: int) -> None:
+        pushed.append((node, reply, run))
+        honest(client, node, reply, run)  # type: ignore[arg-type]
+        honest(client, node, reply, run)  # type: ignore[arg-type]
+
+    connection._push = twice  # type: ignore[method-assign]
+    stop = threading.Event()
+    thread = threading.Thread(target=connection.run, args=(stop,), daemon=True)
+    # the module's connection and this one share a key: whichever asks first gets the message
+    thread.start()
+    while not pushed:
+        link.send("north", pack({"kind": "again", "at": time.time()}))
+        place.replies(link)
+    time.sleep(0.1)
+    assert link.replies() == []
+    node, message, _ = pushed[0]
+    with connection._client() as client:
+        asked = PushMessagesRequest(
+            node=node, messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[flower.get_object_tree(message)], clientapp_runtime_list=[0.0],
+        )  # fmt: skip
+        assert not client.PushMessages(asked).objects_to_push
+    assert link.replies() == []
+    stop.set()
+
+
+def _forged(place: Place, node: int, source: int, reply_to: str) -> PushMessagesRequest:
+    message = Message(flower.record(pack({"kind": "forged"})), dst_node_id=node, message_type="query")
+    message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=reply_to, _message_id=message.object_id)
+    return PushMessagesRequest(
+        node=Node(node_id=node), messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[flower.get_object_tree(message)],
+    )  # fmt: skip
+
+
+def test_a_site_speaks_for_nobody_else(place: Place, link: Link) -> None:
+    mine, other = link._node_of["south"], link._node_of["north"]
+    with place.connection(place.south)._client() as client:
+        for source, reply_to in ((1, ""), (other, "x" * 64), (mine, "")):  # as the server, as north, unasked
+            with pytest.raises(httpx.HTTPStatusError, match="403"):
+                client.PushMessages(_forged(place, mine, source, reply_to))
+        with pytest.raises(httpx.HTTPStatusError, match="401"):  # with its own key in the name of another
+            client.PushMessages(_forged(place, other, other, "x" * 64))
+
+
+def test_an_unregistered_key_learns_nothing(place: Place, link: Link) -> None:
+    link.send("south", pack({"kind": "study", "text": "secret"}))
+    stranger = place.south._replace(key=ec.generate_private_key(ec.SECP384R1()))
+    with pytest.raises(InputError, match="does not know the key of south"):
+        place.connection(stranger).run(threading.Event())
+    public = public_key_to_bytes(stranger.key.public_key())
+    with place.connection(stranger)._client() as client:
+        for ask in (
+            lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)),
+            lambda: client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=20)),
+            lambda: client.ActivateNode(
+                ActivateNodeRequest(public_key=place.server.sites["south"], heartbeat_interval=20)
+            ),
+            lambda: client.PullObject(PullObjectRequest(node=Node(node_id=link._node_of["south"]), run_id=link._run)),
+        ):
+            with pytest.raises(httpx.HTTPStatusError) as error:
+                ask()
+            assert error.value.response.status_code in (401, 403)
+            assert b"secret" not in error.value.response.content
+
+
+def test_nothing_else_is_served(place: Place, link: Link) -> None:
+    context = ssl.create_default_context(cadata=place.south.ca.decode())
+    with httpx.Client(verify=context, base_url=f"https://{place.about.server}") as client:
+        for path in ("/", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health"):
+            said = client.post(path, headers={"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE})
+            assert said.status_code in (403, 404, 405), path
+    with (
+        socket.create_connection(place.address) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as raw,
+    ):
+        raw.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2**40))
+        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"http://{place.about.server}/v1/fleet/activate-node", content=b"x")
+
+
+def test_another_authority_is_not_trusted(place: Place, link: Link, tmp_path: Path) -> None:
+    kits.provision(place.about, tmp_path / "other")
+    wrong = place.south._replace(ca=(tmp_path / "other" / "site-south" / "ca.pem").read_bytes())
+    with pytest.raises(InputError, match="is not the server of this kit"):
+        place.connection(wrong).run(threading.Event())
+
+
+def test_a_port_in_use_is_said(place: Place, link: Link) -> None:
+    with pytest.raises(RunError, match="cannot listen on"), Link(place.server, place.address):
+        pass

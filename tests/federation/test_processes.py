@@ -1,0 +1,224 @@
+"""A server and five sites, each a process of its own: the simulator's numbers, and what happens when one is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from sites import NAMES, study, tables
+from test_link import port
+
+from idiolect import report
+from idiolect.federation import kits
+from idiolect.federation.samples import Samples
+from idiolect.federation.server import rehearsed, study_for
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, scaffold"
+_SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
+_LONG = 100.0  # seconds for what takes a few, on a machine that has other work
+
+
+class Machines:
+    """The processes of a federation, started from one that has imported everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = f"127.0.0.1:{port()}"
+        about = kits.Description(name="trial", server=self.server, sites=NAMES)
+        kits.provision(about, folder / "kits")
+        self.files = tables(folder)
+        self.running: dict[str, int] = {}
+        self._marks: dict[str, int] = {}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._launcher = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("launcher.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        assert self._heard() == "ready"
+
+    def _heard(self) -> str:
+        assert self._launcher.stdout is not None
+        return self._launcher.stdout.readline().strip()
+
+    def _say(self, **asked: Any) -> str:
+        assert self._launcher.stdin is not None
+        self._launcher.stdin.write(json.dumps(asked) + "\n")
+        self._launcher.stdin.flush()
+        return self._heard()
+
+    def start(self, name: str, *arguments: object) -> int:
+        log = self.folder / f"{name}.log"
+        log.unlink(missing_ok=True)
+        self._marks.pop(name, None)
+        self.running[name] = int(self._say(arguments=[str(a) for a in arguments], log=str(log)))
+        return self.running[name]
+
+    def site(self, name: str, kit: Path | None = None, **more: object) -> int:
+        options = [part for key, value in more.items() for part in (f"--{key}", value)]
+        data = self.files.get(name, self.files["north"])
+        return self.start(
+            name, "site", kit or self.folder / "kits" / f"site-{name}", "--data", data, "--target", "label",
+            "--state", self.folder / "states" / name, *options,
+        )  # fmt: skip
+
+    def serve(self, out: str, *options: object) -> int:
+        self._marks = {name: len(self.said(name)) + self._marks.get(name, 0) for name in self.running}
+        return self.start(
+            "server", "federation", "serve", self.folder / "kits" / "server", self.folder / "study.yaml", "--out",
+            self.folder / out, "--lost-after", 4, *options,
+        )  # fmt: skip
+
+    def ended(self, name: str) -> int:
+        """The exit code of a process, once it has one."""
+        return int(self._say(wait=self.running.pop(name)))
+
+    def said(self, name: str) -> str:
+        """What a process has said since the server was started last."""
+        path = self.folder / f"{name}.log"
+        return path.read_text()[self._marks.get(name, 0) :] if path.exists() else ""
+
+    def until(self, name: str, text: str, seconds: float = _LONG) -> None:
+        """Wait until a process has said something."""
+        end = time.monotonic() + seconds
+        while text not in self.said(name):
+            assert time.monotonic() < end, f"{name} never said {text!r}:\n{self.said(name)}"
+            time.sleep(0.02)
+
+    def kill(self, name: str, number: int) -> None:
+        os.kill(self.running[name], number)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name, signal.SIGKILL)
+            self.ended(name)
+        assert self._launcher.stdin is not None
+        self._launcher.stdin.close()
+        self._launcher.wait(20)
+        assert self._launcher.stdout is not None
+        self._launcher.stdout.close()
+
+    def records(self, out: str) -> pd.DataFrame:
+        return report.read(self.folder / out).records
+
+    def simulated(self, out: str) -> pd.DataFrame:
+        samples = {name: Samples(self.files[name], target="label") for name in NAMES}
+        return rehearsed(study_for(self.folder / "study.yaml", "trial"), samples, self.folder / out).records
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    machines = Machines(tmp_path_factory.mktemp("federation"))
+    try:
+        for name in NAMES:
+            machines.site(name)
+        yield machines
+    finally:
+        machines.close()
+
+
+def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    both = one.merge(other, on=_SIDES, how="outer", indicator=True)
+    assert set(both["_merge"]) == {"both"}
+    assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
+
+
+def test_six_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
+    study(machines.folder, _METHODS, rounds=3)
+    machines.serve("six")
+    assert machines.ended("server") == 0, machines.said("server")
+    found = machines.records("six")
+    accuracies = found[(found["metric"] == "accuracy")]
+    assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 18
+    _equal(found, machines.simulated("six simulated"))
+    assert (machines.folder / "six" / "report.html").exists()
+
+
+def test_a_server_that_is_killed_goes_on_from_its_last_whole_round(machines: Machines) -> None:
+    study(machines.folder, "scaffold", rounds=3)
+    machines.serve("killed")
+    machines.until(
+        "coast", "scaffold, seed 0: round 2 trained"
+    )  # the last of five: the server aggregates, or soon will
+    machines.kill("server", signal.SIGKILL)
+    assert machines.ended("server") == -signal.SIGKILL
+    machines.serve("killed")
+    assert machines.ended("server") == 0, machines.said("server")
+    _equal(machines.records("killed"), machines.simulated("killed simulated"))
+
+
+def test_a_site_that_is_killed_in_training_comes_back(machines: Machines) -> None:
+    study(machines.folder, "fedper", rounds=2, local_epochs=40)
+    machines.serve("gone", "--min-sites", 5)
+    machines.until("north", "fedper, seed 0: round 1 trained")
+    machines.kill("north", signal.SIGKILL)
+    assert machines.ended("north") == -signal.SIGKILL
+    machines.site("north")
+    assert machines.ended("server") == 0, machines.said("server")
+    _equal(machines.records("gone"), machines.simulated("gone simulated"))
+
+
+def test_a_site_that_is_cut_off_is_not_waited_for_and_rejoins(machines: Machines) -> None:
+    study(machines.folder, "fedavg", rounds=6, local_epochs=5)
+    machines.serve("cut", "--min-sites", 3)
+    machines.until("west", "fedavg, seed 0: round 1 trained")
+    machines.kill("west", signal.SIGSTOP)
+    machines.until("north", "fedavg, seed 0: round 3 trained")
+    machines.kill("west", signal.SIGCONT)
+    assert machines.ended("server") == 0, machines.said("server")
+    found = machines.records("cut")
+    absent = found[found["metric"] == "answered"]
+    assert set(absent["client"]) == {NAMES.index("west")}
+    assert 1 <= absent["round"].nunique() <= 5
+    assert "goes on without west" in machines.said("server")
+    assert "accuracy" in set(found.query(f"client == {NAMES.index('west')} and round == 6")["metric"])
+
+
+def test_a_signal_ends_the_server_at_a_whole_round(machines: Machines) -> None:
+    out, number = "stopped", signal.SIGTERM
+    study(machines.folder, "fedavg", rounds=30)
+    machines.serve(out)
+    machines.until("east", "fedavg, seed 0: round 2 trained")
+    machines.kill("server", number)
+    assert machines.ended("server") == 128 + number
+    assert f"federation serve {machines.folder}/kits/server" in machines.said("server")
+    assert machines.records(out)["round"].max() < 30
+
+
+def test_a_wrong_authority_or_key_ends_a_site(machines: Machines, tmp_path: Path) -> None:
+    kits.provision(kits.Description(name="trial", server=machines.server, sites=NAMES), tmp_path / "kits")
+    stranger = tmp_path / "kits" / "site-north"
+    study(machines.folder, "fedavg", rounds=1)
+    machines.serve("strange", "--min-sites", 5)
+    machines.until("server", "sites can connect")
+    machines.site("wrong ca", stranger)
+    assert machines.ended("wrong ca") == 2
+    assert "is not the server of this kit" in machines.said("wrong ca")
+    (stranger / "ca.pem").write_bytes((machines.folder / "kits" / "site-north" / "ca.pem").read_bytes())
+    machines.site("wrong key", stranger)
+    assert machines.ended("wrong key") == 2
+    assert "does not know the key of north" in machines.said("wrong key")
+    assert "study" not in machines.said("wrong key")
+    assert not list((machines.folder / "states" / "wrong key").rglob("agreed.json"))
+    assert machines.ended("server") == 0, machines.said("server")
+
+
+def test_a_signal_ends_a_site_and_leaves_no_process(machines: Machines) -> None:
+    children: Callable[[int], list[str]] = lambda pid: Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: E731
+    pids = dict(machines.running)
+    assert sorted(pids) == sorted(NAMES)
+    if Path(f"/proc/{pids['north']}/task").is_dir():
+        assert all(children(pid) == [] for pid in pids.values())  # a site is one process
+    for name, number in zip(NAMES, (2, 15, 15, 15, 2), strict=True):
+        machines.kill(name, number)
+        assert machines.ended(name) == 128 + number
+        assert f"{name} stops" in machines.said(name)

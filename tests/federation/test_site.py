@@ -1,0 +1,130 @@
+"""One site: what it answers to a server that asks for what it should not, or asks again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import Loop, study, worker, workers
+
+from idiolect.core.errors import Interrupted, RunError
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, pack, unpack
+from idiolect.federation.policy import Policy
+from idiolect.federation.server import conduct, study_for
+
+
+class Asked:
+    """A run of one round at one site, whose messages are asked again, changed."""
+
+    def __init__(self, tmp_path: Path, files: dict[str, Path]) -> None:
+        study(tmp_path, "fedper", rounds=2)
+        self.folder, self.file = tmp_path / "states", files["north"]
+        self.link = Loop(workers(self.folder, {"north": self.file}))
+        whole = study_for(tmp_path / "study.yaml", "trial")
+        conduct(whole, self.link, ["north"], tmp_path / "run", Events(quiet=True))
+
+    def of(self, kind: str, round: int | None = None) -> Message:
+        return next(m for _, m in self.link.sent if m.about["kind"] == kind and round in (None, m.about.get("round")))
+
+    def answer(self, message: Message, policy: Policy | None = None, **changes: Any) -> Message:
+        fresh = worker(self.folder, "north", 0, self.file, policy)
+        return unpack(fresh.answer(pack(message.about | changes, message.arrays)))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> Asked:
+    return Asked(tmp_path_factory.mktemp("asked"), files)
+
+
+def test_a_round_that_is_repeated_gives_the_same_bits(asked: Asked) -> None:
+    first = next(m for _, m in asked.link.received if m.about["kind"] == "local" and m.about["round"] == 2)
+    again = asked.answer(asked.of("local", 2))
+    assert pack({}, again.arrays) == pack({}, first.arrays)
+
+
+def test_an_older_round_is_refused(asked: Asked) -> None:
+    assert "has trained round 2" in asked.answer(asked.of("local", 1)).about["refused"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "fedavg"}, "not in the study"),
+        ({"seed": 7}, "not in the study"),
+        ({"round": 9}, "not one of this study's"),
+        ({"round": 2, "kept": 2}, "not one of this study's"),
+        ({"round": "2"}, "not one of this study's"),
+        ({"kept": -1}, "not one of this study's"),
+        ({"kind": "state"}, "not a kind of message"),
+        ({"run": "../../../etc"}, "not digests"),
+        ({"digest": 5}, "not in order"),
+    ],
+)
+def test_what_the_study_does_not_say_is_refused(changes: dict[str, Any], said: str, asked: Asked) -> None:
+    assert said in asked.answer(asked.of("local", 2), **changes).about["refused"]
+
+
+def test_another_tree_is_refused(asked: Asked) -> None:
+    message = asked.of("local", 2)
+    few = Message(message.about, dict(list(message.arrays.items())[1:]))
+    assert "is missing" in asked.answer(few).about["refused"]
+
+
+def test_an_unknown_run_or_a_lost_state_is_said(asked: Asked) -> None:
+    assert asked.answer(asked.of("local", 2), run="0" * 16).about["unknown"] is True
+    assert asked.answer(asked.of("evaluate", 1), kept=1, round=2).about["measured"]
+    path = next(asked.folder.rglob("round-1.state"))
+    content = path.read_bytes()
+    path.unlink()
+    assert asked.answer(asked.of("evaluate", 2), kept=1).about["lost"] is True
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": "0.0.0"}, "the server has idiolect 0.0.0"),
+        ({"number": 3}, "this site is client 0"),
+        ({"digest": "0" * 64}, "does not have the digest"),
+    ],
+)
+def test_a_study_with_wrong_papers_is_refused(changes: dict[str, Any], said: str, asked: Asked) -> None:
+    assert said in asked.answer(asked.of("study"), **changes).about["refused"]
+
+
+def test_a_policy_is_asked_again_in_a_new_process(asked: Asked) -> None:
+    """A site that starts again with a stricter policy does not go on with what an older one allowed."""
+    assert "not allowed here" in asked.answer(asked.of("local", 2), Policy(methods=("fedavg",))).about["refused"]
+    assert "larger than" in asked.answer(asked.of("local", 2), Policy(most_bytes=100)).about["refused"]
+
+
+def test_trainings_are_counted_over_runs(asked: Asked) -> None:
+    message, count = asked.of("begin"), Policy(most_trainings=2)
+    local = asked.of("local", 1)
+    said = []
+    for run in ("a" * 16, "b" * 16, "c" * 16):
+        assert "refused" not in asked.answer(message, count, run=run).about
+        said.append(asked.answer(local, count, run=run).about.get("refused", ""))
+    assert said[:2] == ["", ""]
+    assert "2 times" in said[2]
+
+
+def test_a_signal_in_training_ends_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted("stopped", 15)
+
+    monkeypatch.setattr("idiolect.federation.site.Site.run", stopped)
+    with pytest.raises(Interrupted):
+        asked.answer(asked.of("local", 2))
+
+
+def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RunError("cannot write state/round-2.state (No space left on device): free some space")
+
+    monkeypatch.setattr("idiolect.federation.personal_state.files.write", full)
+    assert "No space left" in asked.answer(asked.of("local", 2)).about["failed"]
+    monkeypatch.undo()
+    assert "info" in asked.answer(asked.of("local", 2)).about
