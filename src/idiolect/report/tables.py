@@ -288,14 +288,16 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
 
 
-def render(rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS) -> Table:
+def render(
+    rows: Sequence[Row], protocol: Protocol = _USUAL, columns: Sequence[Column] = COLUMNS, precision: str = "float32"
+) -> Table:
     """The table for a terminal of 80 columns, the best accuracy in bold; the page and ``--json`` have more columns."""
     columns = [column for column in columns if column.field in _TERMINAL]
     rounds = max((row.rounds for row in finished(rows)), default=0)
     caption = (
         f"Test accuracy after {rounds} round{'' if rounds == 1 else 's'}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
-        "Bytes: down and up, per client and round."
+        f"Bytes: down and up, per client and round.{'' if precision == 'float32' else f' Computed in {precision}.'}"
     )
     table = Table(
         box=box.SIMPLE_HEAD,

@@ -92,7 +92,7 @@ class Result:
     def table(self) -> Table:
         """The table as a terminal shows it."""
         run = report.read(self.folder)
-        return report.render(report.summary(run), self.study.protocol, report.columns_of(run))
+        return report.render(report.summary(run), self.study.protocol, report.columns_of(run), run.precision)
 
     def new_clients(self) -> list[report.NewClients]:
         """The accuracy of new clients, a row for each condition; empty if there are none."""
