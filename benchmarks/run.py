@@ -35,6 +35,7 @@ SCRIPTS = {
         "The same where clients are small and their statistics weigh more",
         "--turns 11 --methods fedbabu,fedrep,fedlda,pfedfda,fedpac",
     ),
+    "precision": ("A training step with bfloat16 beside float32", ""),
     "breakdown": ("Where a client's time goes", ""),
     "server": ("The server's steps", ""),
     "evaluation": ("Evaluation of 1,000 clients with one shared body", ""),

@@ -22,6 +22,7 @@ from idiolect.core.errors import InputError
 
 Weights = dict[str, Tensor]
 Buffers = Literal["aggregate", "local", "frozen"]
+Precision = Literal["float32", "bf16"]
 _SEEDING = RLock()
 _WATCHED = local()
 
@@ -59,6 +60,9 @@ class Network:
             makes them, in training and in prediction. "local" and "aggregate": batch normalisations normalise by the
             batch, and predictions by statistics that ``idiolect.training.batchnorm`` measures; other buffers stay.
             None: the network has no buffers.
+        precision: of products and convolutions in body and head, forward and backward. "bf16" computes them in
+            bfloat16 by ``torch.autocast`` on the processor. Weights, gradients, features, logits and the statistics of
+            batch normalisations keep their type.
 
     Raises:
         InputError: the policy does not fit the network's buffers.
@@ -67,6 +71,7 @@ class Network:
     make: Callable[[], tuple[nn.Module, nn.Module]]
     shape: tuple[int, ...]
     buffers: Buffers | None = None
+    precision: Precision = "float32"
     _parts: tuple[_Pure, _Pure] = field(init=False, repr=False, compare=False)
     _norms: _Norms = field(init=False, repr=False, compare=False)
 
@@ -80,10 +85,11 @@ class Network:
             body.eval()
             head.eval()
         object.__setattr__(self, "_norms", _Norms({} if self.buffers == "frozen" else layers))
-        object.__setattr__(self, "_parts", (_Pure(body), _Pure(head)))
+        half = self.precision == "bf16"
+        object.__setattr__(self, "_parts", (_Pure(body, half), _Pure(head, half)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Network, (self.make, self.shape, self.buffers)
+        return Network, (self.make, self.shape, self.buffers, self.precision)
 
     def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
         with seeded(seed):
@@ -207,7 +213,8 @@ class _Norms:
             self.calls[name] += 1
             mean_C, square_C = mean_MC[call], square_MC[call]
             var_C = (square_C - mean_C.square()).clamp(min=0)
-            return batch_norm(x, mean_C.to(x.dtype), var_C.to(x.dtype), layer.weight, layer.bias, eps=layer.eps)
+            kind = _wide(x).dtype
+            return batch_norm(x, mean_C.to(kind), var_C.to(kind), layer.weight, layer.bias, eps=layer.eps)
         if self.seen is not None:
             row = _moments(x)
             self.seen[name] = (
@@ -225,10 +232,15 @@ def _single(x: Tensor) -> bool:
 
 def _moments(x: Tensor) -> Moments:
     """The moments of one call, in float64. A single value per channel has no spread and counts as variance 1."""
-    var_C, mean_C = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
+    var_C, mean_C = torch.var_mean(_wide(x.detach()), [0, *range(2, x.ndim)], correction=0)
     if _single(x):
         var_C = torch.ones_like(var_C)
     return Moments(mean_C.double()[None], (var_C.double() + mean_C.double().square())[None])
+
+
+def _wide(x: Tensor) -> Tensor:
+    """bfloat16 as float32, in which batch normalisations compute; else unchanged."""
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class _Pure:
@@ -237,8 +249,8 @@ class _Pure:
     As torch.func.functional_call, but without its bookkeeping, which takes a sixth of a small network's step.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, half: bool) -> None:
+        self._module, self._half = module, half
         first: dict[int, str] = {}  # a tensor that is used in two places has one name
         self._slots = [
             (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
@@ -252,7 +264,10 @@ class _Pure:
             self._move(x.device)
         for module, name, key in self._slots:
             module._parameters[name] = weights[key]
-        return self._module(x)  # type: ignore[no-any-return]
+        if not self._half:
+            return self._module(x)  # type: ignore[no-any-return]
+        with torch.autocast("cpu", torch.bfloat16):
+            return self._module(x).to(x.dtype)  # type: ignore[no-any-return]
 
     def _move(self, device: torch.device) -> None:
         """Move the buffers to the device of the samples."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
-from idiolect.core.network import Buffers, Network
+from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
 from idiolect.models import own
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
@@ -43,7 +43,7 @@ def choose(model: Spec | str, shape: Shape) -> str:
     return str(_chosen(model, shape))
 
 
-def build(model: Spec | str, shape: Shape, classes: int) -> Network:
+def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = "float32") -> Network:
     """A network by name and options; ``auto`` takes the papers' network for the shape.
 
     Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains.
@@ -52,6 +52,7 @@ def build(model: Spec | str, shape: Shape, classes: int) -> Network:
         model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path (see ``idiolect.models.own``).
         shape: of a sample.
         classes: of the data.
+        precision: of the products: see ``Network``.
 
     Raises:
         InputError: unknown name or option, or a network that does not take samples of this shape.
@@ -63,10 +64,13 @@ def build(model: Spec | str, shape: Shape, classes: int) -> Network:
     )
     options = {k: v for k, v in chosen.options.items() if k != "buffers"}
     if name not in NETWORKS:
-        return own.network(name, options, policy, shape, classes)
+        return own.network(name, options, policy, shape, classes, precision)
     make = NETWORKS[name]
     return Network(
-        partial(make, shape, classes, **option_spec.check(make, options, what, beside=["buffers"])), shape, policy
+        partial(make, shape, classes, **option_spec.check(make, options, what, beside=["buffers"])),
+        shape,
+        policy,
+        precision,
     )
 
 

@@ -21,11 +21,13 @@ from torch.nn.parameter import is_lazy
 from idiolect.core import keys, option_spec
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import by_path
-from idiolect.core.network import Buffers, Network, seeded
+from idiolect.core.network import Buffers, Network, Precision, seeded
 from idiolect.models.parts import Parts, Shape
 
 
-def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int) -> Network:
+def network(
+    path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int, precision: Precision
+) -> Network:
     """The network at an import path, built once and tried on synthetic samples.
 
     Args:
@@ -34,6 +36,7 @@ def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shap
         buffers: the policy.
         shape: of a sample.
         classes: of the data.
+        precision: of the products.
 
     Raises:
         InputError: there is nothing at the path, or not a network that fits these data.
@@ -56,7 +59,7 @@ def network(path: str, options: Mapping[str, Any], buffers: Buffers | None, shap
         _sound(parts, what)
         torch.manual_seed(0)
         _same(parts, make(), what)
-    built = Network(make, shape, buffers)
+    built = Network(make, shape, buffers, precision)
     _try(built, what, classes)
     return built
 

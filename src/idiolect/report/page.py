@@ -187,7 +187,10 @@ def _versus(run: Run, compared: list[Comparison]) -> str:
 
 
 def _protocol(run: Run) -> str:
-    return f"Accuracy: {run.protocol}; never the best round on the test samples. {defences.honest(run)}".rstrip()
+    networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
+    return (
+        f"Accuracy: {run.protocol}; never the best round on the test samples.{networks} {defences.honest(run)}".rstrip()
+    )
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -60,6 +60,7 @@ EFFECTS = {
     "batch_size": "larger batches take fewer steps in an epoch",
     "local_epochs": "more steps in a round: faster at first, and clients drift further apart",
     "rounds": "longer training",
+    "precision": "rounding of the networks' products to 8 bits; training makes small differences larger",
     "participation": "fewer clients in a round: slower, and less steady from round to round",
     "seeds": "other initial weights and batches; compare means over several",
     "evaluate_every": "other rounds are evaluated; training is the same",

@@ -102,6 +102,11 @@ class Run:
         """What the run's numbers mean."""
         return protocol_of(self.study)
 
+    @property
+    def precision(self) -> str:
+        """Of the networks' products: ``float32``, as in older run folders, or ``bf16``."""
+        return str(self.study.get("precision", "float32"))
+
     @cached_property
     def accuracy(self) -> pd.DataFrame:
         """Accuracy (0..1) of clients at the protocol's stage, in every evaluated round.

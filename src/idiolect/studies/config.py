@@ -20,6 +20,7 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Augment, Task
+from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.simulation import Job
@@ -94,6 +95,7 @@ class Study(BaseModel):
     attacks: tuple[Spec, ...] = field("attacks")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
+    precision: Precision = field("precision")
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
     data_seed: Seed = field("data_seed")
     protocol: Protocol = field("protocol")
@@ -346,7 +348,7 @@ class Study(BaseModel):
         """
         if self.augment != "none" and federation.x_R.dtype != torch.uint8:
             raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
-        network = models.build(self.model, federation.shape, federation.classes)
+        network = models.build(self.model, federation.shape, federation.classes, self.precision)
         inputs = Preprocessing(federation.mean, federation.std)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)
 

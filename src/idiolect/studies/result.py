@@ -93,7 +93,8 @@ class Result:
     def table(self) -> Table:
         """The table as a terminal shows it."""
         run = report.read(self.folder)
-        more = defences.caption(run)
+        computed = "" if run.precision == "float32" else f"Computed in {run.precision}."
+        more = " ".join(filter(None, (computed, defences.caption(run))))
         return report.render(report.summary(run), self.study.protocol, report.columns_of(run), more)
 
     def new_clients(self) -> list[report.NewClients]:

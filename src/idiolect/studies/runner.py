@@ -84,6 +84,7 @@ def run(
     ends = None if budget is None else time.monotonic() + budget
     runs = engines.engine(engine, workers) if isinstance(engine, str) else engine
     named = engine if isinstance(engine, str) else engine.name
+    _check_precision(study, runs)
     tracking = Tracking(track)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
@@ -128,6 +129,25 @@ def run(
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
     return result
+
+
+def _check_precision(study: Study, engine: Engine) -> None:
+    """Warn if this processor has no instructions for the precision.
+
+    Raises:
+        InputError: the engine cannot compute in it.
+    """
+    if study.precision == "float32":
+        return
+    if engine.name not in ("sequential", "processes"):
+        said = f"precision={study.precision} is for the engines processes and sequential, not {engine.name}"
+        raise InputError(f"{said}: choose one of them with {option('engine')}, or leave precision out")
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if has and not any(there for name, there in has.items() if "bf16" in name):
+        log.warning(
+            "precision=%s: this processor has no instructions for it, so the run takes longer than with float32",
+            study.precision,
+        )
 
 
 def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:

@@ -144,6 +144,12 @@ SETTINGS = {
     "drop_last": Setting(
         TRAINING, "Leave out the samples that do not fill a batch, others in each epoch.", False, type=bool
     ),
+    "precision": Setting(
+        TRAINING,
+        "Of the networks' products: float32, or bf16 (bfloat16), which is faster on processors with instructions for "
+        "it. Weights, updates and statistics are always float32.",
+        "float32",
+    ),
     "protocol": Setting(
         TRAINING,
         "What the number is: whose models, at which stage, in which round, how averaged; as stage=received or "
