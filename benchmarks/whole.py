@@ -23,7 +23,7 @@ PROGRAM = """
 import sys, time
 from idiolect.studies import runner
 
-def sitting(self, *given, run=runner._Sitting.run):
+def sitting(self, *given, run=runner.Sitting.run):
     start = time.process_time()
     try:
         run(self, *given)
@@ -31,7 +31,7 @@ def sitting(self, *given, run=runner._Sitting.run):
         spent.append(time.process_time() - start)
 
 spent = []
-runner._Sitting.run = sitting
+runner.Sitting.run = sitting
 from idiolect.cli import main
 try:
     main(sys.argv[2:])

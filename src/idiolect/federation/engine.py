@@ -26,7 +26,11 @@ class Remote:
 
     def __call__(self, **how: Any) -> Method:
         """The method."""
-        return self.real(**how)._replace(init_client=lambda key: torch.zeros((), dtype=torch.int64))
+        return self.real(**how)._replace(init_client=self._none)
+
+    def _none(self, key: torch.Tensor) -> Tree:
+        """No round yet. It is this job's own: sites keep a state for each method, so no two methods train as one."""
+        return torch.zeros((), dtype=torch.int64)
 
 
 class Sites:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from idiolect.core import files, tree
 from idiolect.core.errors import InputError
-from idiolect.simulation.rounds import State
+from idiolect.simulation.interfaces import State
 
 CHECKPOINT = "checkpoint.safetensors"
 """The file's name in a cell's folder."""

@@ -24,7 +24,7 @@ RECORDS = pa.schema(
         "other": pa.int64(),
     }
 )
-"""The columns of ``records.parquet``: see ``idiolect.simulation.rounds.Record``."""
+"""The columns of ``records.parquet``: see ``idiolect.simulation.interfaces.Record``."""
 TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int64(), "seconds": pa.float64()})
 """The columns of ``timings.parquet``."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 
@@ -19,87 +17,13 @@ from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.tree import Tree
 from idiolect.simulation import reception, uploads
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
-from idiolect.simulation.client_store import Clients, store
+from idiolect.simulation.client_store import store
+from idiolect.simulation.interfaces import Engine, Keep, Part, Record, State
 
-Keep = Callable[[str, int, torch.Tensor], None]
-"""Takes predictions: the stage, the client, and the class probabilities of its test samples (N, C), float64."""
 _USUAL = Protocol()
 _SHOWN = 4  # clients whose representations are recorded
 _COMBINED = 32  # uploads that are combined at a time; if there are fewer, the server gets each
 _TOGETHER = 128  # clients that are measured at a time, so that their messages fit in memory
-
-
-class Session(typing.Protocol):
-    """A job that an engine has started."""
-
-    seconds: float
-    """Seconds of work in ``map`` so far, summed over all workers."""
-
-    def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> Sequence[Trained | None] | Sequence[Measured | None]:
-        """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
-
-        None is for a client that did not answer, where clients are other machines. The round goes on without it.
-
-        Raises:
-            RunError: a client failed, or its worker.
-            Interrupted: ``stop`` returned true.
-        """
-
-    def close(self) -> None:
-        """End the job."""
-
-
-class Engine(typing.Protocol):
-    """Runs phases of jobs for some clients. Engines do not depend on methods."""
-
-    name: str
-    workers: int
-    """How many clients, or groups of them, can run at once."""
-    lanes: int
-    """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
-    seconds: float
-    """Seconds of work for all jobs so far, summed over the workers."""
-
-    @property
-    def at_once(self) -> int:
-        """How many clients ``map`` should get at a time, at least, so that few workers wait for the last ones."""
-
-    def __enter__(self) -> Self:
-        """Start what the engine needs."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End it."""
-
-    def open(self, job: Job) -> Session:
-        """Start a job. Jobs that are open together have the same data."""
-
-
-class State(NamedTuple):
-    """All that is needed to continue a run; the clients are changed in place."""
-
-    server: Tree
-    clients: Clients
-    round: int
-    """Rounds that are done."""
-
-
-class Record(NamedTuple):
-    """One measured number of one client, or of a pair of clients, in one round."""
-
-    round: int
-    client: int
-    stage: str
-    """``received``, ``trained`` or ``personalised``: that model of a client (see ``Protocol``) on its test samples;
-    ``new``: the personal model of a client that did not train; ``local`` and ``server``: what these report; ``wire``:
-    bytes, and ``answered``, 0, for a client that was asked to train and whose upload does not count."""
-    metric: str
-    value: float
-    other: int | None = None
-    """The second client, for a value between two."""
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
@@ -169,34 +93,96 @@ def fit(
         RunError: a client or the server failed or diverged.
         Interrupted: ``stop`` said so.
     """
-    watch = _watch(job, protocol, rounds, participation)
-    job = job._replace(watch=watch, keeps=rounds if keep else None)
-    method = job.build()
-    state = state or begin(method, job.data.trained, job.seed)
-    reception.check(job, method)
-    run = _Run(job, method, engine, stop, keep, reception.Spending(job, participation, state.round))
+    latest = state or begin(job.build(), job.data.trained, job.seed)
+
+    def noted(state: State, records: list[Record], seconds: float) -> None:
+        nonlocal latest
+        latest = state
+        on_round(state, records, seconds)
+
+    def diverged(error: Diverged) -> None:
+        raise error
+
+    fit_together(
+        [Part(job, latest, noted, diverged, keep)], engine, rounds=rounds, participation=participation,
+        evaluate_every=evaluate_every, protocol=protocol, stop=stop,
+    )  # fmt: skip
+    return latest
+
+
+def fit_together(
+    parts: Sequence[Part],
+    engine: Engine,
+    *,
+    rounds: int,
+    participation: float = 1.0,
+    evaluate_every: int = 1,
+    protocol: Protocol = _USUAL,
+    stop: Stop = lambda: False,
+) -> None:
+    """``fit`` for jobs that train alike: they train once, and each personalises, predicts and is measured as its own.
+
+    A round of the training counts in the seconds of each job, as if it had trained alone.
+
+    Args:
+        parts: jobs whose methods train alike (see ``same_training``), with the same data and seed and equal states.
+        engine: as for ``fit``, and so are the others.
+        rounds: in total.
+        participation: share of the clients.
+        evaluate_every: rounds between evaluations.
+        protocol: who is measured and when.
+        stop: asked between clients.
+
+    Raises:
+        RunError: a client or the server failed.
+        Interrupted: ``stop`` said so.
+    """
+    runs: list[_Run] = []
+    spending = reception.Spending(parts[0].job, participation, parts[0].state.round)
     try:
-        for number in range(state.round + 1, rounds + 1):
+        for part in parts:
+            watch = _watch(part.job, protocol, rounds, participation)
+            job = part.job._replace(watch=watch, keeps=rounds if part.keep else None)
+            runs.append(_Run(part._replace(job=job), engine, stop, spending))
+        trainer, left = runs[0], list(runs)
+        for number in range(trainer.state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
             everybody = protocol.full_last_round and number == rounds
-            server, new, records = run.round(state, number, 1.0 if everybody else participation, evaluating)
-            if evaluating:
-                whom = sorted(new) if protocol.clients == "participants" else range(job.data.trained)
-                for stage in protocol.stages:
-                    clients = (new[i] if i in new else state.clients[i] for i in whom)
-                    records += run.measured(server, number, whom, clients, stage, stage == protocol.stage)
-            if number == rounds:
-                fresh = method.init_client(keys.key(job.seed, "enrol"))
-                newcomers = range(job.data.trained, job.data.clients)
-                fresh_ones, observed = itertools.repeat(fresh), protocol.clients == "new"
-                records += run.measured(server, number, newcomers, fresh_ones, "new", observed)
-            with blame(f"{job.name}: round {number}, states"):
-                state.clients.put(list(new), list(new.values()))  # now that the round is whole
-            state = State(server, state.clients, number)
-            on_round(state, records, run.seconds())
+            trainer.start()
+            try:
+                server, new, trained = trainer.round(number, 1.0 if everybody else participation, evaluating)
+            except Diverged as error:
+                for run in left:
+                    run.part.on_diverged(_said_of(run.job.name, trainer.job.name, error))
+                return
+            seconds = trainer.seconds()
+            found: list[tuple[_Run, list[Record], float]] = []
+            for run in list(left):
+                run.start()
+                try:
+                    records = [*trained, *(run.evaluated(server, new, number, protocol) if evaluating else ())]
+                    if number == rounds:
+                        records += run.joined(server, number, protocol)
+                except Diverged as error:
+                    left.remove(run)
+                    run.part.on_diverged(error)
+                    continue
+                found.append((run, records, seconds + run.seconds()))
+            for run, records, spent in found:  # now that the round is whole for all
+                run.whole(server, new, number)
+                run.part.on_round(run.state, records, spent)
+            if not left:
+                return
+            if trainer not in left:  # its states are no longer kept up to date
+                trainer = left[0]
     finally:
-        run.session.close()
-    return state
+        for run in runs:
+            run.session.close()
+
+
+def _said_of(name: str, trainer: str, error: Diverged) -> Diverged:
+    """The error of a training, as of a job that shares it."""
+    return Diverged(name + str(error).removeprefix(trainer)) if str(error).startswith(f"{trainer}:") else error
 
 
 def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> Watch | None:
@@ -220,20 +206,23 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
 class _Run:
     """A running job."""
 
-    def __init__(
-        self, job: Job, method: Method, engine: Engine, stop: Stop, keep: Keep | None, spending: reception.Spending
-    ) -> None:
-        self.job, self.method, self.session, self.stop = job, method, engine.open(job), stop
-        self.keep: Keep = keep or (lambda stage, client, p_NC: None)
-        self.spending = spending
-        self._engine, self._mapped, self._last = engine, 0.0, (time.perf_counter(), self.session.seconds)
+    def __init__(self, part: Part, engine: Engine, stop: Stop, spending: reception.Spending) -> None:
+        self.part, self.job, self.state, self.stop = part, part.job, part.state, stop
+        self.method, self.spending = self.job.build(), spending
+        reception.check(self.job, self.method)
+        self.keep: Keep = part.keep or (lambda stage, client, p_NC: None)
+        self.session, self._engine = engine.open(self.job), engine
+        self.start()
+
+    def start(self) -> None:
+        """Start to count ``seconds``."""
+        self._mapped, self._last = 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
-        """Seconds of the server since the last call, and of the clients' work divided by the number of workers."""
-        now, (start, worked) = time.perf_counter(), self._last
-        spent = now - start - self._mapped + (self.session.seconds - worked) / self._engine.workers
-        self._mapped, self._last = 0.0, (now, self.session.seconds)
-        return spent
+        """Seconds of the server since ``start``, and of the clients' work divided by the number of workers."""
+        start, worked = self._last
+        spent = time.perf_counter() - start - self._mapped
+        return spent + (self.session.seconds - worked) / self._engine.workers
 
     def map(self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
         start = time.perf_counter()
@@ -241,11 +230,9 @@ class _Run:
         self._mapped += time.perf_counter() - start
         return list(found)
 
-    def round(
-        self, state: State, number: int, share: float, reporting: bool
-    ) -> tuple[Tree, dict[int, Tree], list[Record]]:
+    def round(self, number: int, share: float, reporting: bool) -> tuple[Tree, dict[int, Tree], list[Record]]:
         """The server after a round, the states of its participants, and what was recorded."""
-        job, kept = self.job, list[int]()
+        job, state, kept = self.job, self.state, list[int]()
         drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
         asked = drawn or [0]
         ids: list[int] = []
@@ -287,6 +274,27 @@ class _Run:
         with blame(f"{job.name}: round {number}, info"):
             records += wired + _noted(number, notes) + (_from_server(number, kept, info) if reporting else [])
         return server, dict(zip(ids, new, strict=True)), records
+
+    def evaluated(self, server: Tree, new: dict[int, Tree], number: int, protocol: Protocol) -> list[Record]:
+        """The records of the clients after a round, at the protocol's stages."""
+        records: list[Record] = []
+        whom = sorted(new) if protocol.clients == "participants" else range(self.job.data.trained)
+        for stage in protocol.stages:
+            clients = (new[i] if i in new else self.state.clients[i] for i in whom)
+            records += self.measured(server, number, whom, clients, stage, stage == protocol.stage)
+        return records
+
+    def joined(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
+        """The records of the clients that did not train, after the last round."""
+        fresh = self.method.init_client(keys.key(self.job.seed, "enrol"))
+        newcomers = range(self.job.data.trained, self.job.data.clients)
+        return self.measured(server, number, newcomers, itertools.repeat(fresh), "new", protocol.clients == "new")
+
+    def whole(self, server: Tree, new: dict[int, Tree], number: int) -> None:
+        """Take over the states of a round that is whole."""
+        with blame(f"{self.job.name}: round {number}, states"):
+            self.state.clients.put(list(new), list(new.values()))
+        self.state = State(server, self.state.clients, number)
 
     def combined(self, ups: list[Up], number: int) -> list[Up]:
         """Replace each ``_COMBINED`` uploads in the list by one.

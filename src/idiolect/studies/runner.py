@@ -7,8 +7,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,6 @@ import torch
 from idiolect import data, engines, methods
 from idiolect.core import reports
 from idiolect.core.errors import (
-    Diverged,
     IdiolectError,
     InputError,
     Interrupted,
@@ -31,15 +29,16 @@ from idiolect.core.errors import (
 from idiolect.core.option_spec import Spec
 from idiolect.report import DIVERGED, Divergence
 from idiolect.runs import checkpoint, environment, predictions
-from idiolect.runs.store import Cell, Store
-from idiolect.simulation import Engine, Job, Record, State, begin, fit
+from idiolect.runs.store import Store
+from idiolect.simulation import Engine
 from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.evaluation_cost import trainings
 from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.progress import Silent, Watcher
 from idiolect.studies.result import Result
-from idiolect.studies.trackers import Make, Tracking, measures
+from idiolect.studies.sitting import Sitting
+from idiolect.studies.trackers import Make, Tracking
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def run(
         manifest["attackers"] = hostile
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
-    sitting = _Sitting(store, runs, tracking, ends)
+    sitting = Sitting(store, runs, tracking, ends)
     before = list(store.diverged)
     if said := trainings(study, federation.trained, sitting.left([job for _, job in jobs])):
         log.warning("%s", said)
@@ -162,124 +161,6 @@ def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "machine": environment.machine(),
     }
-
-
-class _Sitting:
-    """The jobs of a study on one engine, as many side by side as keep its workers busy."""
-
-    def __init__(self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
-        self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
-        self._halt, self._lock = threading.Event(), threading.Lock()
-        self._at: dict[tuple[str, int], int] = {}
-
-    @property
-    def where(self) -> str:
-        """How far the running jobs are."""
-        rounds = self._store.study.rounds
-        parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._at.items()]
-        return f"after {' and '.join(parts)}" if parts else "before the first round"
-
-    def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
-        """Run the remaining rounds of every job; the first failure ends all, each at its last whole round.
-
-        If a job diverges, only this job ends.
-        """
-        lanes = min(self._engine.lanes, len(jobs))
-        watcher.plan(self._store.study.rounds, self._done(jobs), self._engine)
-
-        def stop() -> bool:
-            return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
-
-        if lanes == 1:
-            for job in jobs:
-                self._one(job, watcher, stop)
-            return
-        with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as pool:
-            futures = [pool.submit(self._one, job, watcher, stop) for job in jobs]
-            try:
-                left, failed = set(futures), False
-                while left and not failed:  # a signal in another thread is handled only when this one wakes up
-                    done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
-                    failed = any(f.exception() for f in done)
-            finally:
-                self._halt.set()
-                pool.shutdown(cancel_futures=True)
-        errors = [f.exception() for f in futures if not f.cancelled()]
-        first = next((e for e in errors if e is not None and not isinstance(e, Interrupted)), None)
-        for error in (first, *errors):
-            if error is not None:
-                raise error
-
-    def left(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
-        """Rounds on disk, for the jobs that are not finished."""
-        ended = {(d.method, d.seed) for d in self._store.diverged}
-        return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
-
-    def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
-        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / checkpoint.CHECKPOINT for j in jobs}
-        return {key: checkpoint.rounds(path) for key, path in cells.items()}
-
-    def _one(self, job: Job, watcher: Watcher, stop: Callable[[], bool]) -> None:
-        if stop():
-            raise Interrupted
-        study, cell, key = self._store.study, self._store.cell(job.name, job.seed), (job.name, job.seed)
-        with self._lock:
-            for before in self._store.diverged:
-                if (before.method, before.seed) == key:
-                    watcher.diverged(*key, before.round)
-                    return
-            state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
-            watcher.start(job.name, job.seed, state.round)
-            self._at = {k: n for k, n in self._at.items() if n < study.rounds} | {key: state.round}
-        if state.round < study.rounds:
-            try:
-                self._fit(job, cell, state, watcher, stop)
-            except Diverged as error:
-                with self._lock:
-                    found = Divergence(*key, self._at.pop(key) + 1, str(error))
-                    self._store.diverge(found)
-                    watcher.diverged(*key, found.round)
-            with self._lock:
-                self._store.merge()
-
-    def _fit(self, job: Job, cell: Cell, state: State, watcher: Watcher, stop: Callable[[], bool]) -> None:
-        study, latest, saved = self._store.study, state, state.round
-        hostile = attackers(study.attacks, job.data.trained)
-        rows = [0 if k in hostile else len(test) for k, test in enumerate(job.data.test)]  # attackers do not count
-        predicted: list[predictions.Predicted] = []
-
-        def keep(stage: str, client: int, p_NC: torch.Tensor) -> None:
-            label_N = job.data.y_R[job.data.test[client]].numpy()
-            predicted.append(predictions.Predicted(stage, client, label_N, p_NC.numpy()))
-
-        def on_round(state: State, records: list[Record], seconds: float) -> None:
-            nonlocal latest, saved
-            cell.add(records, seconds)
-            latest = state
-            with self._lock:
-                self._at[job.name, job.seed] = state.round
-            if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
-                if predicted:  # before the checkpoint, which says that they are there
-                    predictions.save(cell.folder, job.name, job.seed, predicted)
-                cell.save(state)
-                saved = state.round
-            values = measures(records, seconds, study.protocol, rows, job.data.conditions)
-            if values:
-                track(state.round, values)
-            watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
-
-        try:
-            with self._tracking.of(study, job.name, job.seed, cell.folder, state.round) as track:
-                fit(
-                    job, self._engine, rounds=study.rounds, participation=study.participation,
-                    evaluate_every=study.evaluation, protocol=study.protocol, state=state, on_round=on_round,
-                    keep=keep if study.save_predictions else None, stop=stop,
-                )  # fmt: skip
-        except Exception:
-            if latest.round > saved:
-                with suppress(RunError):  # the first error is the one to report
-                    cell.save(latest)
-            raise
 
 
 def _join_predictions(store: Store[Study]) -> None:

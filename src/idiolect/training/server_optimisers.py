@@ -109,15 +109,17 @@ def with_server_optimiser(method: Method, name: str, rule: ServerOptimiser) -> M
             f"the increments: leave out server_optimiser, or this method"
         )
 
+    start, down = method.init_server, method.send  # alone, so that what else a method does is not part of its training
+
     def init_server(key: Tensor) -> Optimised:
-        server = method.init_server(key)
+        server = start(key)
         square: Tree = ()
         if isinstance(rule, ServerAdam):
             square = tree.map(partial(torch.full_like, fill_value=rule.tau**2), server)
         return Optimised(server, tree.zeros(server), square)
 
     def send(server: Optimised, ids: Tensor) -> Down:
-        return method.send(server.method, ids)
+        return down(server.method, ids)
 
     def aggregate(server: Optimised, up: Up, ids: Tensor) -> tuple[Optimised, Info]:
         delta = tree.mean(up.value, up.weight)

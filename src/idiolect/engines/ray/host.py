@@ -23,7 +23,7 @@ from idiolect.engines.ray.cluster import versions
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.sequential import Sequential
 from idiolect.simulation.client_runner import Phase, Trained
-from idiolect.simulation.rounds import Engine, Session
+from idiolect.simulation.interfaces import Engine, Session
 
 _SMALL = 4096  # bytes up to which a state is sent each time
 _KEPT = 2**31  # bytes of states that a node keeps

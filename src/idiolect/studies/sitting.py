@@ -1,0 +1,200 @@
+"""Running the jobs of a study, as many side by side as an engine needs, and writing what they measure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+
+import torch
+
+from idiolect.core.errors import Diverged, Interrupted, RunError
+from idiolect.report import Divergence
+from idiolect.runs import checkpoint, predictions
+from idiolect.runs.store import Cell, Store
+from idiolect.simulation import Engine, Job, Part, Record, State, begin, fit_together
+from idiolect.simulation.attacks import attackers
+from idiolect.simulation.same_training import same_state, same_training
+from idiolect.studies.config import Study
+from idiolect.studies.progress import Watcher
+from idiolect.studies.trackers import Tracking, measures
+
+
+class Sitting:
+    """The jobs of a study on one engine, as many side by side as keep its workers busy."""
+
+    def __init__(self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
+        self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
+        self._halt, self._lock = threading.Event(), threading.Lock()
+        self._at: dict[tuple[str, int], int] = {}
+
+    @property
+    def where(self) -> str:
+        """How far the running jobs are."""
+        rounds = self._store.study.rounds
+        parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._at.items()]
+        return f"after {' and '.join(parts)}" if parts else "before the first round"
+
+    def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
+        """Run the remaining rounds of every job; the first failure ends all, each at its last whole round.
+
+        If a job diverges, only this job ends.
+        """
+        units = self._units(jobs)
+        lanes = min(self._engine.lanes, len(units))
+        watcher.plan(self._store.study.rounds, self._done(jobs), self._engine)
+
+        def stop() -> bool:
+            return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
+
+        if lanes == 1:
+            for unit in units:
+                self._one(unit, watcher, stop)
+            return
+        with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as pool:
+            futures = [pool.submit(self._one, unit, watcher, stop) for unit in units]
+            try:
+                left, failed = set(futures), False
+                while left and not failed:  # a signal in another thread is handled only when this one wakes up
+                    done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    failed = any(f.exception() for f in done)
+            finally:
+                self._halt.set()
+                pool.shutdown(cancel_futures=True)
+        errors = [f.exception() for f in futures if not f.cancelled()]
+        first = next((e for e in errors if e is not None and not isinstance(e, Interrupted)), None)
+        for error in (first, *errors):
+            if error is not None:
+                raise error
+
+    def _units(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """The jobs in order, those together that have one training: of the same seed, and as far."""
+        built = {job.name: job.build() for job in jobs}
+        done, units = self._done(jobs), list[list[Job]]()
+        for job in jobs:
+
+            def shares(first: Job, job: Job = job) -> bool:
+                far = done[first.name, first.seed] == done[job.name, job.seed]
+                return first.seed == job.seed and far and same_training(built[first.name], built[job.name])
+
+            unit = next((unit for unit in units if shares(unit[0])), None)
+            if unit is None:
+                units.append([job])
+            else:
+                unit.append(job)
+        return units
+
+    def left(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+        """Rounds on disk, for the jobs that are not finished."""
+        ended = {(d.method, d.seed) for d in self._store.diverged}
+        return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
+
+    def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / checkpoint.CHECKPOINT for j in jobs}
+        return {key: checkpoint.rounds(path) for key, path in cells.items()}
+
+    def _one(self, unit: Sequence[Job], watcher: Watcher, stop: Callable[[], bool]) -> None:
+        """The rest of some jobs that train alike; where their states differ, one training after the other."""
+        if stop():
+            raise Interrupted
+        left = [writer for job in unit if (writer := self._started(job, watcher))]
+        while left:
+            together = [writer for writer in left if same_state(writer.latest, left[0].latest)]
+            left = [writer for writer in left if writer not in together]
+            if together[0].latest.round < self._store.study.rounds:
+                self._fit(together, stop)
+                with self._lock:
+                    self._store.merge()
+
+    def _started(self, job: Job, watcher: Watcher) -> _Writer | None:
+        """A job from its state on disk; None if it has diverged."""
+        key, cell = (job.name, job.seed), self._store.cell(job.name, job.seed)
+        with self._lock:
+            for before in self._store.diverged:
+                if (before.method, before.seed) == key:
+                    watcher.diverged(*key, before.round)
+                    return None
+            state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
+            watcher.start(*key, state.round)
+            self._at = {k: n for k, n in self._at.items() if n < self._store.study.rounds} | {key: state.round}
+        return _Writer(self, job, cell, state, watcher)
+
+    def _fit(self, writers: Sequence[_Writer], stop: Callable[[], bool]) -> None:
+        study = self._store.study
+        try:
+            with ExitStack() as open_:
+                for writer in writers:
+                    job, state = writer.job, writer.latest
+                    track = self._tracking.of(study, job.name, job.seed, writer.cell.folder, state.round)
+                    writer.tracked = open_.enter_context(ExitStack())
+                    writer.track = writer.tracked.enter_context(track)
+                fit_together(
+                    [writer.part for writer in writers], self._engine, rounds=study.rounds,
+                    participation=study.participation, evaluate_every=study.evaluation, protocol=study.protocol,
+                    stop=stop,
+                )  # fmt: skip
+        except Exception:
+            for writer in writers:
+                with suppress(RunError):  # the first error is the one to report
+                    writer.save()
+            raise
+
+
+class _Writer:
+    """Writes what a job measures into its cell, and says how far it is."""
+
+    def __init__(self, sitting: Sitting, job: Job, cell: Cell, state: State, watcher: Watcher) -> None:
+        self.job, self.cell, self.latest, self._watcher = job, cell, state, watcher
+        self.tracked: ExitStack
+        self.track: Callable[[int, dict[str, float]], object]
+        self._sitting, self._study, self._saved = sitting, sitting._store.study, state.round
+        hostile = attackers(self._study.attacks, job.data.trained)  # they do not count
+        self._rows = [0 if k in hostile else len(test) for k, test in enumerate(job.data.test)]
+        self._predicted: list[predictions.Predicted] = []
+
+    @property
+    def part(self) -> Part:
+        """The job as the round loop takes it."""
+        return Part(
+            self.job, self.latest, self.on_round, self.on_diverged, self.keep if self._study.save_predictions else None
+        )
+
+    def keep(self, stage: str, client: int, p_NC: torch.Tensor) -> None:
+        """Take the predictions of a client's test samples."""
+        label_N = self.job.data.y_R[self.job.data.test[client]].numpy()
+        self._predicted.append(predictions.Predicted(stage, client, label_N, p_NC.numpy()))
+
+    def on_round(self, state: State, records: list[Record], seconds: float) -> None:
+        """Take a round that is whole."""
+        study, job = self._study, self.job
+        self.cell.add(records, seconds)
+        self.latest = state
+        with self._sitting._lock:
+            self._sitting._at[job.name, job.seed] = state.round
+        if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
+            if self._predicted:  # before the checkpoint, which says that they are there
+                predictions.save(self.cell.folder, job.name, job.seed, self._predicted)
+            self.save()
+        values = measures(records, seconds, study.protocol, self._rows, job.data.conditions)
+        if values:
+            self.track(state.round, values)
+        self._watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
+
+    def on_diverged(self, error: Diverged) -> None:
+        """End the job; its last whole round stays."""
+        with suppress(RunError):
+            self.save()
+        key, sitting = (self.job.name, self.job.seed), self._sitting
+        with sitting._lock:
+            found = Divergence(*key, sitting._at.pop(key) + 1, str(error))
+            sitting._store.diverge(found)
+            self._watcher.diverged(*key, found.round)
+        self.tracked.__exit__(type(error), error, error.__traceback__)
+
+    def save(self) -> None:
+        """Write the last whole round, unless it is on disk."""
+        if self.latest.round > self._saved:
+            self.cell.save(self.latest)
+            self._saved = self.latest.round
