@@ -243,3 +243,27 @@ def test_a_study_that_only_a_simulation_can_follow(setting: str, said: str, tmp_
     path.write_text(path.read_text() + setting + "\n")
     with pytest.raises(InputError, match=said):
         study_for(path, "trial")
+
+
+def test_only_the_server_knows_the_noise_of_privacy(files: Files, tmp_path: Path) -> None:
+    """The same study in one place draws its noise from the study's seed, and no message tells the server's."""
+    study(tmp_path, rounds=1, privacy="gaussian:norm=1.0,noise_multiplier=5.0,delta=0.01")
+    link = Loop(workers(tmp_path / "states", files))
+    found = _run(tmp_path, link)
+    samples = {name: Samples(file, target="label") for name, file in files.items()}
+    alone = rehearsed(study_for(tmp_path / "study.yaml", "trial"), samples, tmp_path / "simulated")
+    spent, loss = (
+        [r[(r["stage"] == stage) & (r["metric"] == metric)]["value"].to_numpy() for r in (found.records, alone.records)]
+        for stage, metric in (("server", "epsilon"), ("personalised", "loss"))
+    )
+    assert (spent[0] == spent[1]).all()
+    assert abs(loss[0] - loss[1]).min() > 1e-3
+    secret = str(json.loads((tmp_path / "run/.federation.json").read_text())["secret"])
+    assert len(secret) > 10
+    assert all(secret not in json.dumps(message.about) for _, message in link.sent)
+
+
+def test_attacks_are_for_a_simulation(tmp_path: Path) -> None:
+    study(tmp_path, attacks="[nan:clients=1]")
+    with pytest.raises(InputError, match="attacks is for a simulation"):
+        study_for(tmp_path / "study.yaml", "trial")

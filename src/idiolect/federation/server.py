@@ -31,7 +31,7 @@ from idiolect.studies.progress import Watcher
 _FILE = ".federation.json"
 _ONLY_HERE = (
     "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "partition", "clients", "sizes", "keep",
-    "shifts", "new_clients", "new_shifts", "save_predictions",
+    "shifts", "new_clients", "new_shifts", "save_predictions", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
@@ -48,11 +48,12 @@ class SiteStudy(Study):
     """A study whose samples are at the sites of a federation."""
 
     _agreed: FederatedData | None = PrivateAttr(None)
+    _secret: int | None = PrivateAttr(None)
 
-    def known(self, data: FederatedData) -> SiteStudy:
-        """The study with what the sites have agreed on."""
+    def known(self, data: FederatedData, secret: int | None = None) -> SiteStudy:
+        """The study with what the sites have agreed on, and the seed of the noise that only the server knows."""
         study = self.model_copy()
-        study._agreed = data
+        study._agreed, study._secret = data, secret
         return study
 
     def federation(self) -> FederatedData:
@@ -64,7 +65,7 @@ class SiteStudy(Study):
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
-        return job._replace(build=Remote(job.build))
+        return job._replace(build=Remote(job.build), secret=self._secret)
 
 
 def study_for(path: Path, federation: str) -> SiteStudy:
@@ -126,7 +127,7 @@ def conduct(
             say.keep(out / FILE)
 
     engine = Sites(talk, about, terms.patience, terms.most, say, began)
-    whole = study.known(begun.agreed.federation(study.name))
+    whole = study.known(begun.agreed.federation(study.name), begun.secret)
     return run(whole, out, engine=engine, resume=True, watcher=watcher, again=again)
 
 
@@ -136,6 +137,8 @@ class _Begun(NamedTuple):
     study: str
     run: str
     agreed: Agreed
+    secret: int
+    """The seed of the noise of differential privacy: who knows it can take the noise away."""
 
     @property
     def digest(self) -> str:
@@ -147,7 +150,8 @@ class _Begun(NamedTuple):
         return [Question(_about("begin", self.study, self.run, client) | {"agreed": plain}, {})]
 
     def write(self, path: Path) -> None:
-        content = {"study": self.study, "run": self.run, "agreed": self.agreed.model_dump(mode="json")}
+        content: dict[str, Any] = {"study": self.study, "run": self.run, "agreed": self.agreed.model_dump(mode="json")}
+        content["secret"] = self.secret
         files.write(path, sealed_json(content))
 
     @classmethod
@@ -161,7 +165,7 @@ class _Begun(NamedTuple):
             return None
         try:
             found = read_json(path)
-            begun = cls(found["study"], found["run"], Agreed.model_validate(found["agreed"]))
+            begun = cls(found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]))
         except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
             raise InputError(f"{path} cannot be read ({error}): choose another folder with {option('out')}") from None
         if begun.study != study.to_yaml():
@@ -195,7 +199,7 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
         return Sums(**built(message.arrays, {"sums": like._asdict()})["sums"])
 
     summed = ask("inputs", sums_of, {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)})
-    begun = _Begun(text, run_id, agree(inputs, classes, summed, study.normalise))
+    begun = _Begun(text, run_id, agree(inputs, classes, summed, study.normalise), secrets.randbits(62))
     ask("begin", lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
     return begun
 
