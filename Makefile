@@ -10,9 +10,11 @@ READY_DOCS := .venv/.ready-docs
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # uv installs in seconds what takes pip half a minute, and pip does it where uv cannot. pip downloads PyTorch, because its
-# settings say from where and which build.
+# settings say from where and which build; uv installs the rest meanwhile.
 TORCH = $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --dest .venv/torch torch
-INSTALL = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt $(1) || $(PIP) $(1)
+REST = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' | grep -v ^torch
+UV = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt
+INSTALL = $(UV) $(1) || $(PIP) $(1)
 
 .PHONY: run test setup check rounding bench docs lint clean
 
@@ -27,7 +29,8 @@ setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) uv
-	$(TORCH) && $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python .venv/torch/*.whl || $(PIP) torch
+	$(TORCH) & $(REST) | $(UV) --requirement -; wait $$! || true
+	$(UV) .venv/torch/*.whl || $(PIP) torch
 	rm -rf .venv/torch
 	$(call INSTALL,--editable .)
 	touch $@

@@ -24,6 +24,8 @@ import idiolect as idl
 from idiolect import cli
 from idiolect.cli import list as listing
 from idiolect.deploy import Bundle
+from idiolect.federation import kits
+from idiolect.federation.policy import Policy
 from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +76,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     table = pd.DataFrame(rng.normal(size=(80, 3)), columns=["a", "b", "c"]).assign(
         hospital=["Oslo", "Porto"] * 40, diagnosis=rng.permutation(["ill", "well"] * 40), patient=range(80)
     )
-    table.to_csv("patients.csv", index=False)
+    for name in ("patients.csv", "north.csv"):
+        table.to_csv(name, index=False)
     Path("study.yaml").write_text("dataset: digits\nmethods: [fedavg, pfedfda]\n")
     for name in ("fm", "one", "two", "e1", "e5", "e10", "mine", "NAME", "digits-2", "compare"):
         Path("runs", name).mkdir(parents=True)
@@ -86,7 +89,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
                 Path(block.file).write_text(block.text)
                 monkeypatch.delitem(sys.modules, block.file.removesuffix(".py"), raising=False)
             if block.language == "yaml" and "name: hospitals" in block.text:
-                Path("hospitals.yaml").write_text(block.text)
+                Path("federation.yaml" if "server:" in block.text else "hospitals.yaml").write_text(block.text)
             if block.language == "toml" and "py-modules" in block.text:
                 installed(tmp_path, tomllib.loads(block.text)["project"])
                 monkeypatch.syspath_prepend(tmp_path)
@@ -113,7 +116,9 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
 
     for where, name in [
         ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "write"),
-        ("idiolect.report", "export"),
+        ("idiolect.report", "export"), ("idiolect.federation.kits", "provision"),
+        ("idiolect.federation.kits", "server_kit"), ("idiolect.federation.kits", "site_kit"),
+        ("idiolect.federation.running", "take_part"),
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)
     monkeypatch.setattr(idl.Study, "federation", built)
@@ -150,7 +155,11 @@ def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: 
     monkeypatch.setattr(reproduce, "reproduce", asked)
     for block in blocks(page):
         assert block.language in LANGUAGES, f"nobody runs {block.language!r}"
-        if block.language == "yaml":
+        if block.language == "yaml" and "server:" in block.text:
+            assert kits.describe(Path("federation.yaml"))
+        elif block.language == "yaml" and "most_rounds:" in block.text:
+            Policy.model_validate(yaml.safe_load(block.text))
+        elif block.language == "yaml":
             idl.Study(**yaml.safe_load(block.text))
         if block.language == "python":
             if "flwr_datasets" in block.text and not importlib.util.find_spec("flwr_datasets"):

@@ -86,7 +86,7 @@ def test_a_worker_has_what_the_program_has_now(
     with Processes(1) as engine:
         fit(Job("later", made_later.build, toy.data(), 3), engine, rounds=1)
     said = capfd.readouterr().out.splitlines()
-    assert said == 2 * [f"in {tmp_path.resolve()}, żółw"], "once here and once in the worker"
+    assert said == 3 * [f"in {tmp_path.resolve()}, żółw"], "for the first state, for rounds, in the worker"
 
 
 def test_a_program_that_was_forked_has_a_server_of_its_own() -> None:
