@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import filelock
 
+from idiolect.core import signals
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.federation import kits
 from idiolect.federation.events import Events
@@ -54,7 +51,7 @@ def serve(
         place = listening(found, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
-    with Link(found, place) as link, signals() as came:
+    with Link(found, place) as link, signals.received(_stopped) as came:
         say(f"{found.name}: {len(found.sites)} sites can connect to {place[0]}:{place[1]}")
         again = command(kit, study, out)
 
@@ -101,7 +98,7 @@ def take_part(
         raise InputError(f"another process uses {state}: stop it, or give another {option('state')}") from None
     say(f"{found.site} of {found.name}: {len(samples)} samples, state in {state}")
     try:
-        with signals(raising=True):
+        with signals.received(_stopped, raising=1):  # nothing can be left half-done
             Connection(found, worker.answer, say).run(threading.Event())
     except Interrupted:
         say(f"{found.site} stops; its state stays in {state}")
@@ -119,22 +116,5 @@ def worker_of(
     return Worker(samples, kit.number, state, rules, Vault(None if key is None else key_of(key)), say)
 
 
-@contextmanager
-def signals(*, raising: bool = False) -> Iterator[Sequence[int]]:
-    """The SIGINT and SIGTERM received so far; or Interrupted at once, where nothing can be left half-done."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if raising or len(came) > 1:
-            raise Interrupted("stopped", number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
+def _stopped(number: int) -> Interrupted:
+    return Interrupted("stopped", number)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import shlex
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from idiolect import data, engines, methods
-from idiolect.core import reports
+from idiolect.core import reports, signals
 from idiolect.core.errors import (
     IdiolectError,
     InputError,
@@ -102,7 +100,7 @@ def run(
     if said := trainings(study, federation.trained, sitting.left([job for _, job in jobs])):
         log.warning("%s", said)
 
-    with closing(store), _signals() as came:
+    with closing(store), signals.received(lambda number: KeyboardInterrupt()) as came:
         _join_predictions(store)  # so that a broken file is noticed before anything is trained
         try:
             with tracking, watcher or Silent() as show, runs:
@@ -183,27 +181,6 @@ def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
         log.warning(
             "%s, seed %d: diverged in round %d (%s)%s", d.method, d.seed, d.round, d.said, retry if d in before else ""
         )
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The SIGINT and SIGTERM received so far; a second one stops at once."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
 
 
 def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> str:
