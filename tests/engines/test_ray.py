@@ -327,10 +327,10 @@ def test_stop(runs_on: Ray) -> None:
 
     with pytest.raises(Interrupted):
         fit(_job(wait=0.6), runs_on, rounds=50, stop=stop)
-    assert np.diff(asked).max() < 0.5
+    assert np.median(np.diff(asked)) < 0.5, "asked while clients are at work"
     start = time.monotonic()
     _same(_job(), _run(_job(), runs_on))
-    assert time.monotonic() - start < 5, "what was under way has ended"
+    assert time.monotonic() - start < 60, "the rest of 50 rounds, two minutes, is not waited for"
 
 
 @pytest.mark.parametrize("phase", ["local", "personalise", "predict"])
