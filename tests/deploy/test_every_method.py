@@ -14,6 +14,8 @@ from idiolect import methods
 from idiolect.core.method import Data
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.export import export
+from idiolect.deploy.join import join
+from idiolect.deploy.samples import Samples
 
 NAMES = sorted(methods.ours())
 CLIENTS = 4
@@ -73,6 +75,17 @@ def test_a_clients_bundle_is_that_client(name, run, recorded, data, tmp_path: Pa
     assert found == pytest.approx([recorded(name, 2, "personalised", m) for m in ("accuracy", "loss")], abs=1e-6)
     listed = {c.name: c for c in bundle.about.evaluation.clients}
     assert listed["2"].personal == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("name", ["knnper", "pfedfda"])
+def test_what_a_site_ships_is_one_onnx_file(name, run, data, tmp_path: Path) -> None:
+    """pFedFDA's global model solves with a Cholesky factor, which ONNX does not have."""
+    pytest.importorskip("onnxruntime")
+    run.bundle(name, tmp_path / "b")
+    row_N = torch.cat([data.train[CLIENTS], data.train[0]])
+    site = join(Bundle.read(tmp_path / "b"), Samples(data.x_R[row_N], data.y_R[row_N]), tmp_path / "site")
+    assert site.about.site is not None and {"global", "personal"} <= set(site.about.site.weights)
+    assert export(site, tmp_path / "m.onnx", x_R=data.x_R[data.test[CLIENTS]]).difference < 1e-5
 
 
 @pytest.mark.parametrize("name", ["fedcr", "fedem", "knnper", "pfedfda"])

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
     try:
         with _quietly():
             program = torch.onnx.export(
-                module, (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
+                _computed(module, x_R), (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
                 output_names=["probabilities"], dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
                 custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
             )  # fmt: skip
@@ -139,6 +139,30 @@ def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
         raise RunError(f"this model cannot be written as ONNX ({what[:200]}): take format=torch") from error
     assert program is not None
     return program.model_proto
+
+
+def _computed(module: nn.Module, x_R: Tensor) -> nn.Module:
+    """The module with all that does not depend on the samples computed: ONNX has no Cholesky factors."""
+    shapes = ({0: torch.export.Dim("samples", min=1)},)
+    made: Any = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False).module()
+    graph = made.graph
+    value: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value[node] = getattr(made, node.target)
+        elif node.op == "call_function" and all(n in value for n in node.all_input_nodes):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value.__getitem__)
+            value[node] = node.target(*args, **kwargs)
+    computed = [node for node in value if node.op == "call_function"]
+    for node in computed:
+        if isinstance(value[node], Tensor):
+            made.register_buffer(f"computed_{node.name}", value[node])
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(f"computed_{node.name}"), lambda user: user not in value)
+    for node in reversed(computed):  # checks of their types too, which nothing else would remove
+        graph.erase_node(node)
+    made.recompile()
+    return cast(nn.Module, made)
 
 
 def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
