@@ -84,7 +84,8 @@ def test_what_a_site_ships_is_one_onnx_file(name, run, data, tmp_path: Path) -> 
     run.bundle(name, tmp_path / "b")
     row_N = torch.cat([data.train[CLIENTS], data.train[0]])
     site = join(Bundle.read(tmp_path / "b"), Samples(data.x_R[row_N], data.y_R[row_N]), tmp_path / "site")
-    assert site.about.site is not None and {"global", "personal"} <= set(site.about.site.weights)
+    assert site.about.site is not None
+    assert {"global", "personal"} <= set(site.about.site.weights)
     assert export(site, tmp_path / "m.onnx", x_R=data.x_R[data.test[CLIENTS]]).difference < 1e-5
 
 

@@ -13,6 +13,7 @@ import torch
 import idiolect as idl
 from idiolect.data.custom import streaming
 from idiolect.deploy import predict as module
+from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import join
@@ -42,7 +43,7 @@ def wanted(site: Bundle, graz: pd.DataFrame, tmp_path: Path) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["csv", "tsv", "semicolons", "quoted", "latin", "parquet", "jsonl"])
 @pytest.mark.parametrize("to", ["p.csv", "p.parquet"])
 def test_every_kind_of_file(site: Bundle, rest: pd.DataFrame, tmp_path: Path, monkeypatch, kind: str, to: str) -> None:
-    monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr(samples, "ROWS", 7)
     monkeypatch.setattr(streaming, "_BLOCK", 500)
     path = tmp_path / {"tsv": "a.tsv", "parquet": "a.parquet", "jsonl": "a.jsonl"}.get(kind, "a.csv")
     frame = rest.assign(note=[f"größe {k}" for k in range(len(rest))])

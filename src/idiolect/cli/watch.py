@@ -32,7 +32,6 @@ def watch_command(
     from idiolect.core.errors import InputError
     from idiolect.deploy import watch as watching
     from idiolect.deploy.bundle import Bundle, vacant
-    from idiolect.deploy.predict import CHUNK
     from idiolect.deploy.samples import stream
 
     if adapt != (out is not None):
@@ -40,7 +39,7 @@ def watch_command(
     if out is not None:
         vacant(out)
     bundle = Bundle.read(site, allow_import=allow_import)
-    parts = stream(data, bundle.about.inputs, CHUNK, resize=resize, as_is=as_is or ())
+    parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or ())
     found = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
     written = out if out is not None and found.adaptable else None
     if written is not None:

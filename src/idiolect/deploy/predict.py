@@ -21,9 +21,6 @@ from idiolect.deploy.samples import stream
 
 # N samples, C classes
 
-CHUNK = 4096
-"""Samples that are read, predicted and written at a time."""
-
 
 class Counted(NamedTuple):
     """How many samples were predicted, and of how many the answer was withheld."""
@@ -71,7 +68,7 @@ def predict(
 
     def tables() -> Iterator[pa.Table]:
         nonlocal samples, abstained
-        for x_N, beside in stream(where, bundle.about.inputs, CHUNK, resize=resize, as_is=as_is):
+        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is):
             p_NC = log_probabilities(model, method, x_N).exp()
             table = predicted(p_NC, bundle.about.classes, threshold, beside)
             samples += len(p_NC)
@@ -96,7 +93,7 @@ def predicted(p_NC: Tensor, classes: Sequence[str], threshold: float | None, bes
         label = pa.compute.if_else(pa.array((inside_NC.sum(1) == 1).numpy()), label, pa.scalar(None, pa.string()))
         columns["set"] = pa.array(sets, pa.string())
     columns = {**columns, "label": label}
-    columns |= {f"p_{name}": pa.array(p_NC[:, k].double().numpy()) for k, name in enumerate(classes)}
+    columns |= {f"p_{name}": pa.array(p_NC[:, k].numpy()) for k, name in enumerate(classes)}
     return pa.table(columns)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import find_target, missing, text_of
+from idiolect.data.custom.columns import by_value, find_target, missing, text_of
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 _OFF = 8  # standard deviations from the mean at which half of the values look like those of another unit
 _APART = 2  # standard deviations between means, with spreads that differ by the factor above
 _FEW = 8  # values of which a mean and a spread say something
+_LOOKED_AT = 4096  # rows of which they are taken, at most twice as many
+IMAGES, ROWS = 4096, 32768
+"""Images, and rows of a table, that are read at a time."""
 
 
 class Samples(NamedTuple):
@@ -73,14 +76,15 @@ def read(
 
 
 def stream(
-    where: str | Path, inputs: Inputs, size: int, *, resize: bool = False, as_is: Sequence[str] = ()
+    where: str | Path, inputs: Inputs, *, resize: bool = False, as_is: Sequence[str] = ()
 ) -> Iterator[tuple[Tensor, pd.DataFrame]]:
-    """A site's samples, ``size`` at a time, and the columns that are not inputs, or the images' names.
+    """A site's samples, some at a time, and the columns that are not inputs, or the images' names.
 
     Raises:
         InputError: as ``read``; a fault far down is found when it is reached.
     """
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    size = IMAGES if inputs.kind == "images" else ROWS
     for part in streaming.some(where, size, reader.numbers):
         x_R = reader.encode(part)
         used = {c.name for c in inputs.columns} | set(reader.names)
@@ -198,11 +202,11 @@ class Reader:
         return pd.DataFrame({name: frame[found] for name, found in wanted.items()})
 
     def _look(self, encoding: Encoding, values: pd.Series) -> None:
-        gone = int(missing(values).sum())
-        if gone and not encoding.gaps:
+        gone_R = missing(values)
+        if gone_R.any() and not encoding.gaps:
             self._say(f"column {encoding.name!r} has empty cells, which it never had in training: the mean is used")
         if encoding.kind == "number" and not pd.api.types.is_numeric_dtype(values):
-            texts = pd.to_numeric(values, errors="coerce").isna() & ~missing(values)
+            texts = pd.to_numeric(values, errors="coerce").isna() & ~gone_R
             if texts.any():
                 row = int(np.flatnonzero(texts)[0])
                 raise InputError(
@@ -210,8 +214,8 @@ class Reader:
                     f"numbers (the first in row {row}, counting from 0): correct them, or leave the cells empty"
                 )
         if encoding.kind == "text":
-            known = values[~missing(values)].astype(object).map(text_of)
-            unknown = (~known.isin(encoding.texts)).sum()
+            known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
+            unknown = len(known) - int(known.sum())
             if len(known) and unknown == len(known):
                 raise InputError(
                     f"column {encoding.name!r} of {self.where} has none of the texts that the bundle knows "
@@ -225,7 +229,7 @@ class Reader:
         at = 0
         for encoding in self.inputs.columns:
             if encoding.kind == "number" and encoding.scaled and encoding.value and encoding.name not in self._as_is:
-                x_R = x_RF[:, at].double().numpy()
+                x_R = x_RF[:: max(1, len(x_RF) // _LOOKED_AT), at].double().numpy()
                 known = x_R[~np.isnan(x_R)]
                 mean, std = self.inputs.mean[at], self.inputs.std[at]
                 if len(known) >= _FEW and _of_another_unit(known, mean, std):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,21 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
 
 def missing(values: pd.Series[Any]) -> NDArray[np.bool_]:
     """For each row whether its value is missing: none, an empty text, or "nan", which NumPy makes of a missing text."""
-    empty = values.astype(object).map(lambda v: isinstance(v, str) and v.strip().lower() in ("", "nan"))
-    return (values.isna() | empty.astype(bool)).to_numpy(dtype=np.bool_)
+    gone_R = values.isna().to_numpy(dtype=np.bool_)
+    if pd.api.types.is_numeric_dtype(values):
+        return gone_R
+    gone_R = gone_R.copy()
+    gone_R[~gone_R] = by_value(lambda v: isinstance(v, str) and v.strip().lower() in ("", "nan"), values[~gone_R])
+    return gone_R
+
+
+def by_value(function: Callable[[Any], Any], values: pd.Series[Any]) -> NDArray[Any]:
+    """The function of each row's value (R,); of texts it is asked once for each different one."""
+    values = values.astype(object)
+    if pd.api.types.infer_dtype(values, skipna=False) != "string":
+        return values.map(function).to_numpy()
+    code_R, different = pd.factorize(values)
+    return np.array([function(text) for text in different], object)[code_R]
 
 
 def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:

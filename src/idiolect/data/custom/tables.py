@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, codes, listed, missing, shift_of, text_of
+from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, by_value, codes, listed, missing, shift_of, text_of
 from idiolect.data.datasets.dataset import Encoding
 
 # R samples, F features
@@ -136,8 +136,9 @@ def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.flo
     """The features of a column, in the order of their names."""
     if encoding.kind == "text":
         gone_R = missing(values)
-        text_R = values.astype(object).map(text_of).to_numpy(dtype=object)
-        found = [(text_R == text) & ~gone_R for text in encoding.texts] + [gone_R] * encoding.gaps
+        text_R = np.full(len(values), None, object)
+        text_R[~gone_R] = by_value(text_of, values[~gone_R])
+        found = [text_R == text for text in encoding.texts] + [gone_R] * encoding.gaps
         return [feature_R.astype(np.float32) for feature_R in found]
     x_R = _finite_doubles(values, encoding.name)
     number_R = ((x_R - encoding.shift) if encoding.shift else x_R).astype(np.float32)
