@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _OFF = 8  # standard deviations from the mean at which half of the values look like those of another unit
 _APART = 2  # standard deviations between means, with spreads that differ by the factor above
 _FEW = 8  # values of which a mean and a spread say something
-_LOOKED_AT = 4096  # rows of which they are taken, at most twice as many
+_LOOKED_AT = 1024  # rows of which they are taken, at most twice as many
 IMAGES, ROWS = 4096, 32768
 """Images, and rows of a table, that are read at a time."""
 
@@ -166,15 +166,15 @@ class Reader:
         return x_R
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
-        frame = self._matched(frame)
+        values = self._matched(frame)
         for encoding in self.inputs.columns:
-            self._look(encoding, frame[encoding.name])
-        x_RF = tables.encoded(self.inputs.columns, frame)
+            self._look(encoding, values[encoding.name])
+        x_RF = tables.encoded(self.inputs.columns, values)
         self._scales(x_RF)
         return x_RF
 
-    def _matched(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The frame with the bundle's columns, of whatever order, letter case and spacing."""
+    def _matched(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
+        """The frame's columns by the bundle's names, of whatever order, letter case and spacing."""
         there = [str(c) for c in frame]
         folded = {_folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
         wanted: dict[str, str] = {}
@@ -199,7 +199,7 @@ class Reader:
         extra = [c for c in there if c not in wanted.values()]
         if extra:
             self._say(f"columns that the bundle does not take are not used: {listed(extra, 8)}")
-        return pd.DataFrame({name: frame[found] for name, found in wanted.items()})
+        return {name: frame[found] for name, found in wanted.items()}
 
     def _look(self, encoding: Encoding, values: pd.Series) -> None:
         gone_R = missing(values)

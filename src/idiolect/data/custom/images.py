@@ -36,6 +36,7 @@ MOST_PIXELS = 2**26  # of one image: 8192 x 8192, or a camera's 67 megapixels
 _LARGEST_RESIZED = 4096  # pixels a side
 _KEPT = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
+_SMALL = 64 * 64  # pixels of an image whose decoding is too short for threads
 _STRETCH = 256  # images per task of a thread
 _ORIENTATION = 0x0112
 
@@ -115,7 +116,9 @@ def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
 
 
 def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) -> Tensor:
-    looks = [_look(item) for item in images]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
+        looks = [_look(item) for item in images]
     size = resize or _one_size(looks, images, where)
     colour = any(look.colour for look in looks)
     if not resize and not all(look.colour == colour for look in looks):
@@ -141,7 +144,8 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
         for i in range(start, min(start + _STRETCH, len(images))):
             x_R[i] = _decode(images[i], colour, size, 2**bits - 1)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    area = sum(math.prod(look.size) for look in looks) / len(looks)
+    with ThreadPoolExecutor(os.cpu_count() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
     return torch.from_numpy(x_R)
@@ -187,12 +191,6 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
 
 def _look(item: Encoded) -> _Look:
     """What the head of the file says; pixels are read only if it does not say enough."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
-        return _head(item)
-
-
-def _head(item: Encoded) -> _Look:
     with _opened(item) as image:
         if math.prod(image.size) > MOST_PIXELS:
             raise _too_large(item.name, f"{image.size[0]}x{image.size[1]}")

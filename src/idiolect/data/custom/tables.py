@@ -7,7 +7,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def fitted_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
     return tuple(_fit(values, str(name)) for name, values in frame.items())
 
 
-def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame) -> Tensor:
+def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd.Series[Any]]) -> Tensor:
     """The features of a table: (R, F), float32; a text that an encoding does not know gives zeros.
 
     Raises:
