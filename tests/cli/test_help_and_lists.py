@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import runpy
 import subprocess
 import sys
 from typing import Any
@@ -73,6 +74,14 @@ def test_options_say_what_the_study_says(idiolect: Command, monkeypatch: pytest.
 
 def test_version(idiolect: Command) -> None:
     assert idiolect("--version").out.startswith("idiolect 0.")
+
+
+def test_python_m_idiolect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["idiolect", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("idiolect", run_name="__main__")
+    assert ended.value.code in (None, 0)
+    assert capsys.readouterr().out.startswith("idiolect 0.")
 
 
 def test_no_arguments_show_help(idiolect: Command) -> None:

@@ -83,7 +83,7 @@ def stream(
     Raises:
         InputError: as ``read``; a fault far down is found when it is reached.
     """
-    reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False)  # they come once
     size = IMAGES if inputs.kind == "images" else ROWS
     for part in streaming.some(where, size, reader.numbers):
         x_R = reader.encode(part)
@@ -120,8 +120,10 @@ def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.
 class Reader:
     """Makes a site's tables and images what a bundle takes, and says once what it changed."""
 
-    def __init__(self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = ()) -> None:
-        self.inputs, self.where, self._resize = inputs, where, resize
+    def __init__(
+        self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = (), keep: bool = True
+    ) -> None:
+        self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
         self.numbers = [e.name for e in inputs.columns if e.kind == "number"]
@@ -153,7 +155,7 @@ class Reader:
 
     def _images(self, pictures: list[Encoded]) -> Tensor:
         channels, height, width = self.inputs.shape
-        x_R = images.read(pictures, (width, height) if self._resize else None, self.where)
+        x_R = images.read(pictures, (width, height) if self._resize else None, self.where, keep=self._keep)
         if x_R.shape[2:] != (height, width):
             raise InputError(
                 f"{self.where} has images of {x_R.shape[3]}x{x_R.shape[2]} pixels, and this bundle takes "

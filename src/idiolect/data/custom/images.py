@@ -76,20 +76,20 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
     return size
 
 
-def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) -> Tensor:
+def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str, *, keep: bool = True) -> Tensor:
     """Decode all images: (R, C, H, W), uint8, grey if all are grey, else RGB.
 
     A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
     Grey values of more than 8 bits are scaled by one factor for all images. The factor follows from the number of bits
     of the brightest pixel, so that images with 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H),
-    bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache, by their bytes or by
-    their files' marks (see ``cache.mark``). Nothing is decoded before all sizes are known.
+    bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache (if ``keep``), by their
+    bytes or by their files' marks (see ``cache.mark``). Nothing is decoded before all sizes are known.
 
     Raises:
         InputError: an image cannot be read, one image or all together are too large, or, without ``resize``, images
             have mixed sizes or colours or are large.
     """
-    place = cache.place(f"own-{_digest(images, resize)}") if len(images) > _MANY else None
+    place = cache.place(f"own-{_digest(images, resize)}") if keep and len(images) > _MANY else None
     if place and (kept := cache.load(place)):
         with suppress(OSError):
             place.touch()  # used now
