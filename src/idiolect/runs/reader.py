@@ -52,7 +52,7 @@ def once(make: Callable[Concatenate[Run, _More], _Made]) -> Callable[Concatenate
     """A function that is computed once for each run. Nothing may write into what it returns."""
 
     @wraps(make)
-    def made(run: Run, *more: _More.args, **named: _More.kwargs) -> _Made:
+    def made(run: Run, /, *more: _More.args, **named: _More.kwargs) -> _Made:
         kept: dict[Any, _Made] = vars(run).setdefault("_kept", {})
         asked = make, more, tuple(named.items())
         if asked not in kept:
