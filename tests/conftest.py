@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
+import typer.main
+
+typer.main.get_command = cache(
+    typer.main.get_command
+)  # it takes a tenth of a second, for each command that a test runs
 
 LONGEST = ("fuzz/test_fuzz.py", "studies/test_interruptions.py", "engines/test_ray.py", "contract/test_contract.py",
            "engines/test_vectorised.py", "reproduction/test_reproduce.py", "report/test_browser.py")  # fmt: skip

@@ -145,7 +145,7 @@ def test_limit_of_file_size(start: Callable[..., subprocess.Popen[str]], tmp_pat
 
 
 def test_reader_that_leaves_early(start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = start("list methods --json")
+    process = start("list shifts --json")
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None

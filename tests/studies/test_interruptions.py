@@ -36,9 +36,10 @@ STUDY = Study(
 # A process that has imported everything and forks a run for each line it reads: real runs, without seconds of imports.
 SERVER = """
 import os, shlex, sys
-import sklearn.datasets
-import idiolect.studies
+import pyarrow.dataset, sklearn.datasets
+import idiolect.report.page
 from idiolect.cli import main
+from idiolect.studies import run, watcher
 for line in sys.stdin:
     if line == "wait\\n":
         print("code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

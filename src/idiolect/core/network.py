@@ -168,7 +168,7 @@ def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
 def seeded(seed: int) -> Iterator[None]:
     """Inside the block, torch's own generator has this seed; afterwards it is as before. One thread at a time."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also notes a traceback for every kind of device
         yield
 
 

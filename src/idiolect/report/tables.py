@@ -16,7 +16,7 @@ from rich.table import Table
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.terminal import Text
 from idiolect.report.formatting import short
-from idiolect.runs.reader import Run
+from idiolect.runs.reader import Run, once
 
 _USUAL = Protocol()
 
@@ -59,6 +59,7 @@ class Row(NamedTuple):
     """The round in which training diverged, the earliest of the seeds; such a method has no accuracy."""
 
 
+@once
 def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
     ends = {label: run.final[run.final["method"] == label] for label in run.titles}

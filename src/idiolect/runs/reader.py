@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,8 @@ _KEYS = {
 }
 _TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
 DIVERGED = "diverged.json"
+_Made = TypeVar("_Made")
+_More = ParamSpec("_More")
 _SHARES = ("accuracy", "validation_accuracy")
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
 
@@ -44,6 +46,20 @@ class Divergence(NamedTuple):
     """The round in which this happened; the rounds before are on disk."""
     said: str
     """Which number of which client, and what to do about it."""
+
+
+def once(make: Callable[Concatenate[Run, _More], _Made]) -> Callable[Concatenate[Run, _More], _Made]:
+    """A function that is computed once for each run. Nothing may write into what it returns."""
+
+    @wraps(make)
+    def made(run: Run, /, *more: _More.args, **named: _More.kwargs) -> _Made:
+        kept: dict[Any, _Made] = vars(run).setdefault("_kept", {})
+        asked = make, more, tuple(named.items())
+        if asked not in kept:
+            kept[asked] = make(run, *more, **named)
+        return kept[asked]
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,7 @@ class Run:
         found = self.select(stage, metric)
         return found[found["client"].isin([c for c in tested if c not in self.attackers])]
 
+    @once
     def last_of(self, metric: str) -> pd.DataFrame:
         """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
 
