@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 from sites import NAMES, study, tables
 from test_link import port
 
 from idiolect import report
+from idiolect.core.version import __version__
 from idiolect.federation import kits
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import rehearsed, study_for
@@ -134,13 +137,25 @@ def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:
 
 def test_six_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
     study(machines.folder, _METHODS, rounds=3)
-    machines.serve("six")
+    machines.serve("six", "--page", port())
+    machines.until("north", "fedavg, seed 0: round 2 trained")
+    _page_of(machines, machines.folder / "six")
     assert machines.ended("server") == 0, machines.said("server")
     found = machines.records("six")
     accuracies = found[(found["metric"] == "accuracy")]
     assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 18
     _equal(found, machines.simulated("six simulated"))
     assert (machines.folder / "six" / "report.html").exists()
+
+
+def _page_of(machines: Machines, out: Path) -> None:
+    [url] = re.findall(r"http://127\S+token=\S+", machines.said("server"))
+    status = httpx.get(url.replace("/?", "/status.json?")).json()
+    assert [site["site"] for site in status["sites"]] == list(NAMES)
+    assert {site["version"] for site in status["sites"]} == {__version__}
+    assert status["latest"][-1]["counted"] == 5
+    assert httpx.get(url).status_code == 200
+    assert url.partition("=")[2] not in (out / "events.jsonl").read_text()
 
 
 def test_a_server_that_is_killed_goes_on_from_its_last_whole_round(machines: Machines) -> None:
