@@ -17,7 +17,6 @@ import idiolect.federation.node
 import idiolect.federation.running  # noqa: F401
 from idiolect.cli import main
 
-
 _NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
 
