@@ -1,11 +1,12 @@
 """Starts the command line in processes of their own, forked from one that has imported everything.
 
 Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with its process id. {"wait": pid} answers
-with its exit code, {"over": true} ends.
+with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -16,9 +17,13 @@ import idiolect.federation.node
 import idiolect.federation.running  # noqa: F401
 from idiolect.cli import main
 
+_NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
-def _child(arguments: list[str], log: str) -> None:
+
+def _child(arguments: list[str], log: str, network: str | None = None) -> None:
     os.setsid()
+    if network is not None and ctypes.CDLL(None).setns(os.open(network, os.O_RDONLY), _NETWORK):
+        os._exit(71)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor in (1, 2):
@@ -47,7 +52,7 @@ def run() -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            _child(asked["arguments"], asked["log"])
+            _child(asked["arguments"], asked["log"], asked.get("network"))
         print(pid, flush=True)
 
 

@@ -66,6 +66,7 @@ def test_a_site_sees_what_it_would_send(
         (["federation", "serve", "{kits}/server", "{study}", "--min-sites", "3"], "--min-sites 3 is not possible"),
         (["federation", "serve", "{kits}/server", "{study}", "--deadline", "0"], "--deadline 0 is not possible"),
         (["federation", "serve", "{kits}/server", "{study}", "--listen", "here"], "--listen: 'here' is not an address"),
+        (["federation", "serve", "{kits}/server", "{study}", "--page", "here"], "--page: 'here' is not an address"),
         (["site", "{kits}/server", "--data", "{data}", "--target", "label"], "not the kit of a site"),
         (["site", "{kits}/site-north", "--data", "{data}", "--target", "lable"], "did you mean 'label'"),
         (["site", "{kits}/site-north", "--data", "{data}", "--study", "{study}"], "--study is for --dry-run"),

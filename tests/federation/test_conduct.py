@@ -16,7 +16,7 @@ from sites import NAMES, Loop, Tamper, study, worker, workers
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events
-from idiolect.federation.messages import Message
+from idiolect.federation.messages import Message, unpack
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import Terms, conduct, rehearsed, study_for
@@ -134,16 +134,65 @@ def test_a_round_without_a_site_is_the_mean_of_the_others(files: Files, tmp_path
     link = Loop(workers(tmp_path / "states", files), {"coast": silent})
     found = _run(tmp_path, link, terms=Terms(Patience(least=4)))
     assert found.records.query("metric == 'answered'")["client"].unique().tolist() == [4]
+    _mean_of_uploads(link, 1, clients=4)
+
+
+def _mean_of_uploads(link: Loop, round: int, clients: int) -> None:
+    """What the next round begins with is what this one began with and the weighted mean of its uploads."""
     first, second = (
-        next(m for _, m in link.sent if (m.about["kind"], m.about.get("round")) == ("local", r)) for r in (1, 2)
+        next(m for _, m in link.sent if (m.about["kind"], m.about.get("round")) == ("local", r))
+        for r in (round, round + 1)
     )
-    ups = [m for _, m in link.received if (m.about["kind"], m.about.get("round")) == ("local", 1)]
-    assert len(ups) == 4
+    ups = [m for _, m in link.received if (m.about["kind"], m.about.get("round")) == ("local", round)]
+    assert len(ups) == clients
     weight_m = np.array([float(m.arrays["weight/"]) for m in ups])
     for path, before in first.arrays.items():
         value_m = np.stack([m.arrays[path.replace("shared", "value", 1)].double().numpy() for m in ups])
         mean = np.tensordot(weight_m / weight_m.sum(), value_m, 1)
         np.testing.assert_allclose(second.arrays[path].numpy() - before.numpy(), mean, atol=1e-6)
+
+
+class Late(Loop):
+    """Coast agrees, and then its machine is away until round 3; what it was told before the first round is gone."""
+
+    there = True
+
+    def send(self, site: str, content: bytes) -> str:
+        asked = unpack(content)
+        if site == "coast" and "round" in asked.about:
+            self.there = asked.about["round"] > 2
+        if site == "coast" and not self.there:
+            self.sent.append((site, asked))
+            return "no reply"
+        return super().send(site, content)
+
+    def quiet_for(self, site: str) -> float:
+        return 0.0 if site != "coast" or self.there else float("inf")
+
+
+def test_a_site_that_starts_late_joins_from_the_next_round(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=4)
+    link = Late(workers(tmp_path / "states", files))
+
+    def gone(asked: Message, reply: Message) -> Message:
+        if asked.about["kind"] == "begin":
+            link.workers["coast"] = worker(tmp_path / "later", "coast", 4, files["coast"])
+        return reply
+
+    link.tamper = {"coast": gone}
+    found = _run(tmp_path, link, terms=Terms(Patience(least=3)))
+    absent = found.records.query("metric == 'answered'")
+    assert list(zip(absent["round"], absent["client"], strict=True)) == [(1, 4), (2, 4)]
+    assert found.records.query("client == 4 and metric == 'accuracy'")["round"].tolist() == [3, 4]
+    told = [(m.about["kind"], m.about.get("round"), m.about.get("kept")) for who, m in link.sent if who == "coast"]
+    assert told[told.index(("local", 3, 0)) :][:3] == [("local", 3, 0), ("begin", None, None), ("local", 3, 0)]
+    assert ("local", 4, 3) in told
+    assert [event["event"] for event in _events(tmp_path) if event.get("site") == "coast"] == 4 * [
+        "goes on without coast, which did not answer in time"  # two trainings and two measurements
+    ]
+    assert [m.about.get("unknown") for who, m in link.received if who == "coast"][3] is True
+    link.received = [(who, m) for who, m in link.received if not m.about.get("unknown")]
+    _mean_of_uploads(link, 3, clients=5)
 
 
 def test_too_few_sites_end_the_run_and_it_can_go_on(files: Files, tmp_path: Path) -> None:

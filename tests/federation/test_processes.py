@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 from sites import NAMES, study, tables
 from test_link import port
 
 from idiolect import report
+from idiolect.core.version import __version__
 from idiolect.federation import kits
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import rehearsed, study_for
@@ -56,11 +60,12 @@ class Machines:
         self._launcher.stdin.flush()
         return self._heard()
 
-    def start(self, name: str, *arguments: object) -> int:
+    def start(self, name: str, *arguments: object, network: str | None = None) -> int:
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
         self._marks.pop(name, None)
-        self.running[name] = int(self._say(arguments=[str(a) for a in arguments], log=str(log)))
+        asked = {"arguments": [str(a) for a in arguments], "log": str(log), "network": network}
+        self.running[name] = int(self._say(**asked))
         return self.running[name]
 
     def site(self, name: str, kit: Path | None = None, **more: object) -> int:
@@ -87,10 +92,10 @@ class Machines:
         path = self.folder / f"{name}.log"
         return path.read_text()[self._marks.get(name, 0) :] if path.exists() else ""
 
-    def until(self, name: str, text: str, seconds: float = _LONG) -> None:
-        """Wait until a process has said something."""
-        end = time.monotonic() + seconds
-        while text not in self.said(name):
+    def until(self, name: str, text: str, times: int = 1) -> None:
+        """Wait until a process has said something so often."""
+        end = time.monotonic() + _LONG
+        while self.said(name).count(text) < times:
             assert time.monotonic() < end, f"{name} never said {text!r}:\n{self.said(name)}"
             time.sleep(0.02)
 
@@ -134,13 +139,25 @@ def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:
 
 def test_six_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
     study(machines.folder, _METHODS, rounds=3)
-    machines.serve("six")
+    machines.serve("six", "--page", port())
+    machines.until("north", "fedavg, seed 0: round 2 trained")
+    _page_of(machines, machines.folder / "six")
     assert machines.ended("server") == 0, machines.said("server")
     found = machines.records("six")
     accuracies = found[(found["metric"] == "accuracy")]
     assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 18
     _equal(found, machines.simulated("six simulated"))
     assert (machines.folder / "six" / "report.html").exists()
+
+
+def _page_of(machines: Machines, out: Path) -> None:
+    [url] = re.findall(r"http://127\S+token=\S+", machines.said("server"))
+    status = httpx.get(url.replace("/?", "/status.json?")).json()
+    assert [site["site"] for site in status["sites"]] == list(NAMES)
+    assert {site["version"] for site in status["sites"]} == {__version__}
+    assert status["latest"][-1]["counted"] == 5
+    assert httpx.get(url).status_code == 200
+    assert url.partition("=")[2] not in (out / "events.jsonl").read_text()
 
 
 def test_a_server_that_is_killed_goes_on_from_its_last_whole_round(machines: Machines) -> None:
@@ -181,6 +198,108 @@ def test_a_site_that_is_cut_off_is_not_waited_for_and_rejoins(machines: Machines
     assert 1 <= absent["round"].nunique() <= 5
     assert "goes on without west" in machines.said("server")
     assert "accuracy" in set(found.query(f"client == {NAMES.index('west')} and round == 6")["metric"])
+
+
+def _may(*command: object) -> bool:
+    """Whether a command that changes the machine succeeded."""
+    try:
+        return subprocess.run([str(part) for part in command], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _fill(disk: Path) -> None:
+    """Write until there is no room."""
+    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machines) -> None:
+    disk = machines.folder / "disk"
+    disk.mkdir()
+    if not _may("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk):
+        pytest.skip("needs root, to mount a small disk")
+    try:
+        machines.kill("west", signal.SIGKILL)
+        machines.ended("west")
+        machines.site("west", state=disk)
+        study(machines.folder, "fedper", rounds=12, local_epochs=5)
+        machines.serve("full", "--min-sites", 3)
+        machines.until("west", "fedper, seed 0: round 1 trained")
+        end = time.monotonic() + _LONG
+        while "west does not count: it says: cannot write" not in machines.said("server"):
+            _fill(disk)  # again: older states are deleted
+            assert time.monotonic() < end, machines.said("west")
+        (disk / "filler").unlink()
+        assert machines.ended("server") == 0, machines.said("server")
+        found = machines.records("full")
+        absent = found[found["metric"] == "answered"]
+        assert set(absent["client"]) == {NAMES.index("west")}
+        assert 12 not in set(absent["round"])
+        assert "No space left on device" in machines.said("west")
+        assert {path.name for path in disk.rglob("*.*") if path.is_file()} == {
+            "agreed.json", "round-11.state", "round-12.state", ".lock"
+        }  # fmt: skip
+        machines.kill("west", signal.SIGKILL)
+        machines.ended("west")
+    finally:
+        _may("umount", "-l", disk)
+    machines.site("west")
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[str, str]]:
+    """Two networks, apart from this machine's own, with a cable between them: the namespaces here and there."""
+    here, there = (f"idiolect-{os.getpid()}-{side}" for side in ("here", "there"))
+    try:
+        if not (
+            _may("ip", "netns", "add", here)
+            and _may("ip", "netns", "add", there)
+            and _may("ip", "-n", here, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", there)
+            and _may("ip", "-n", here, "address", "add", "192.0.2.1/30", "dev", "cable")
+            and _may("ip", "-n", there, "address", "add", "192.0.2.2/30", "dev", "cable")
+            and _may("ip", "-n", here, "link", "set", "lo", "up")
+            and _may("ip", "-n", here, "link", "set", "cable", "up")
+            and _may("ip", "-n", there, "link", "set", "cable", "up")
+        ):
+            pytest.skip("needs root and the command ip, to make a network that can be cut")
+        yield here, there
+    finally:
+        _may("ip", "netns", "delete", here)
+        _may("ip", "netns", "delete", there)
+
+
+def test_a_cable_that_is_cut_and_mended(machines: Machines, cable: tuple[str, str]) -> None:
+    here, there = (f"/run/netns/{name}" for name in cable)
+    about = kits.Description(name="far", server=f"192.0.2.1:{port()}", sites=("north", "west"))
+    kits.provision(about, machines.folder / "far")
+    study(machines.folder, "fedavg", rounds=1000)
+    for name, network in (("north", here), ("west", there)):
+        machines.start(
+            f"far {name}", "site", machines.folder / "far" / f"site-{name}", "--data", machines.files[name],
+            "--target", "label", "--state", machines.folder / "states" / f"far {name}", network=network,
+        )  # fmt: skip
+    machines.start(
+        "far server", "federation", "serve", machines.folder / "far" / "server", machines.folder / "study.yaml",
+        "--out", machines.folder / "cable", "--lost-after", 3, "--min-sites", 1,
+        network=here,
+    )  # fmt: skip
+    machines.until("far west", " trained", times=2)
+    assert _may("ip", "-n", cable[1], "link", "set", "cable", "down")
+    machines.until("far server", "goes on without west", times=4)  # two trainings and two measurements, or more
+    assert _may("ip", "-n", cable[1], "link", "set", "cable", "up")
+    before = machines.said("far west").count(" trained")
+    machines.until("far west", " trained", times=before + 4)  # the first ones may come too late to count
+    for name, number in (("far server", 15), ("far north", 15), ("far west", 15)):
+        machines.kill(name, number)
+        assert machines.ended(name) == 128 + number, machines.said(name)
+    found = machines.records("cable")
+    absent = found[found["metric"] == "answered"]
+    assert set(absent["client"]) == {1}
+    assert absent["round"].nunique() >= 2
+    counted = found[(found["metric"] == "bytes_up") & (found["client"] == 1)]
+    assert counted["round"].max() > absent["round"].max()
 
 
 def test_a_signal_ends_the_server_at_a_whole_round(machines: Machines) -> None:

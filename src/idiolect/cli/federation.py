@@ -48,6 +48,10 @@ def serve_command(
     listen: Annotated[
         str | None, option("Where to listen.", "the port of the kit's address", metavar="HOST:PORT")
     ] = None,
+    page: Annotated[
+        str | None,
+        option("Show sites, rounds and alarms to a browser at this port of this machine.", metavar="[HOST:]PORT"),
+    ] = None,
     min_sites: Annotated[int | None, option("Sites without which a round does not close.", "more than half")] = None,
     deadline: Annotated[float, option("Seconds after which a round closes with those that answered.", "600")] = 600.0,
     lost_after: Annotated[float, option("Seconds of silence after which a site is not waited for.", "30")] = 30.0,
@@ -76,7 +80,7 @@ def serve_command(
     least = len(server_kit(kit).sites) // 2 + 1 if min_sites is None else min_sites
     terms = Terms(Patience(least, deadline, lost_after), most_norm)
     show = Silent() if quiet or not err_console.is_terminal else watcher(err_console)
-    result = serve(kit, study, out, listen=listen, terms=terms, watcher=show, say=Events(quiet=quiet))
+    result = serve(kit, study, out, listen=listen, page=page, terms=terms, watcher=show, say=Events(quiet=quiet))
     out_console.print(result.table())
     say(out_console, f"Report: {result.folder / 'report.html'}")
     if result.diverged:

@@ -137,7 +137,7 @@ class Conversation:
                             del waiting[i]
                     elif self._link.connections(one.site) != one.connections:
                         if one.connections:
-                            self._say(f"{one.site} is back and is asked again", site=one.site)
+                            self._say(f"{one.site} is back and is asked again", site=one.site, back=True)
                         self._send(one)
                 if len(found) + len(waiting) < patience.least:
                     what = f"only {len(found)} sites could answer, and {patience.least} are needed"

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class Events:
     def __init__(self, file: Path | None = None, *, quiet: bool = False) -> None:
         self.file, self._quiet, self._lock = file, quiet, threading.Lock()
         self._before: deque[str] = deque(maxlen=1000)
+        self.heard: Callable[[dict[str, Any]], None] = lambda event: None
+        """Is told each event as it is kept."""
 
     def keep(self, file: Path) -> None:
         """Keep events in a file from now on, and those so far."""
@@ -41,17 +44,41 @@ class Events:
         at = time.time()
         line = f"{time.strftime('%H:%M:%S', time.localtime(at))} {printable(what)}\n"
         with self._lock:
-            if not self._quiet and sys.stderr is not None:
-                sys.stderr.write(line)
-                sys.stderr.flush()
-            kept = json.dumps({"at": round(at, 3), "event": what} | values) + "\n"
+            if not self._quiet:
+                _shown(line)
+            event = {"at": round(at, 3), "event": what} | values
+            kept = json.dumps(event) + "\n"
             if self.file is None:
                 self._before.append(kept)
             else:
                 self._write(kept)
+        self.heard(event)
+
+    def show(self, what: str) -> None:
+        """Say it on standard error, also where that is quiet, and keep it nowhere: for a secret."""
+        with self._lock:
+            _shown(f"{printable(what)}\n")
 
     def _write(self, lines: str) -> None:
         with suppress(OSError):  # on a full disk the run itself says so
             assert self.file is not None
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(lines)
+
+
+def read(file: Path, most: int) -> list[dict[str, Any]]:
+    """The last events in a file, at most so many; none if there is no such file. A broken line is left out."""
+    found: deque[dict[str, Any]] = deque(maxlen=most)
+    with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    found.append(event)
+    return list(found)
+
+
+def _shown(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(line)
+        sys.stderr.flush()

@@ -82,6 +82,7 @@ class Link:
             self._site_of[node], self._node_of[site] = site, node
         self._run = self._started()
         self._at: dict[str, tuple[str, float]] = {}
+        self._made = time.monotonic()
         self._seen: dict[str, float] = {}
         self._connections = dict.fromkeys(kit.sites, 0)
         self._tree: dict[str, Any] = {}
@@ -158,9 +159,8 @@ class Link:
                     self._state.object_store.delete(name)
 
     def quiet_for(self, site: str) -> float:
-        """Seconds since a site was last heard of; infinite if it never was."""
-        at = self._seen.get(site)
-        return float("inf") if at is None else time.monotonic() - at
+        """Seconds since a site was last heard of; since the link was made if it never was."""
+        return time.monotonic() - self._seen.get(site, self._made)
 
     def connections(self, site: str) -> int:
         """How often a site has connected."""

@@ -35,23 +35,39 @@ def pack(about: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -
     return safetensors.torch.save(whole, metadata={"about": json.dumps(about, allow_nan=False)})
 
 
+def head(content: bytes) -> dict[str, Any]:
+    """The plain values of the message in some bytes.
+
+    Raises:
+        Refused: there are none.
+    """
+    size = int.from_bytes(content[:8], "little")
+    if size > _HEAD:
+        raise Refused("its head is too large")
+    try:
+        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _no_message(error) from None
+    if not isinstance(about, dict):
+        raise Refused("its plain values are not a mapping")
+    return about
+
+
 def unpack(content: bytes) -> Message:
     """The message in some bytes.
 
     Raises:
         Refused: they are not a message.
     """
+    about = head(content)
     try:
-        size = int.from_bytes(content[:8], "little")
-        if size > _HEAD:
-            raise Refused("its head is too large")
-        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])
-        arrays = safetensors.torch.load(content)
+        return Message(about, safetensors.torch.load(content))
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(f"it is not a document of named arrays ({type(error).__name__})") from None
-    if not isinstance(about, dict):
-        raise Refused("its plain values are not a mapping")
-    return Message(about, arrays)
+        raise _no_message(error) from None
+
+
+def _no_message(error: Exception) -> Refused:
+    return Refused(f"it is not a document of named arrays ({type(error).__name__})")
 
 
 def named(part: str, values: Tree) -> dict[str, Tensor]:

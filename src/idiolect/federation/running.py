@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import filelock
@@ -10,19 +11,23 @@ import filelock
 from idiolect.core import signals
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.federation import kits
+from idiolect.federation.conversation import Carrier
 from idiolect.federation.events import Events
+from idiolect.federation.overview import Overview
+from idiolect.federation.page import Page
+from idiolect.federation.page import place as page_place
 from idiolect.federation.personal_state import Vault, key_of, private_folder
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import Terms, command, conduct, study_for
 from idiolect.federation.site import Worker
 from idiolect.studies import Result
-from idiolect.studies.progress import Watcher
+from idiolect.studies.progress import Several, Silent, Watcher
 
 
 def serve(
-    kit: Path, study: Path, out: Path, *, listen: str | None = None, terms: Terms | None = None,
-    watcher: Watcher | None = None, say: Events | None = None,
+    kit: Path, study: Path, out: Path, *, listen: str | None = None, page: str | None = None,
+    terms: Terms | None = None, watcher: Watcher | None = None, say: Events | None = None,
 ) -> Result:  # fmt: skip
     """Run a study at the sites of a federation, or the rest of it.
 
@@ -31,6 +36,7 @@ def serve(
         study: its file.
         out: folder of the run; if it holds one, that run continues.
         listen: host and port; None takes the port of the kit's address, on every interface or on this machine alone.
+        page: where the operator's page is served, as a port of this machine or host:port; None serves none.
         terms: how the server deals with sites.
         watcher: is told about the progress.
         say: for events.
@@ -51,7 +57,15 @@ def serve(
         place = listening(found, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
-    with Link(found, place) as link, signals.received(_stopped) as came:
+    shown = None if page is None else _place(page)
+    with Link(found, place) as link, signals.received(_stopped) as came, ExitStack() as open_:
+        carrier: Carrier = link
+        if shown is not None:
+            lost = terms.patience.lost
+            carrier = overview = Overview(link, found.name, whole.name, list(found.sites), out, say, lost)
+            watcher = Several(watcher or Silent(), overview)
+            address = open_.enter_context(Page(overview.status, found, shown)).url
+            say.show(f"The page of this federation, for you alone: {address}")
         say(f"{found.name}: {len(found.sites)} sites can connect to {place[0]}:{place[1]}")
         again = command(kit, study, out)
 
@@ -60,7 +74,7 @@ def serve(
 
         try:
             return conduct(
-                whole, link, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again
+                whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again
             )
         except Interrupted as error:
             if came and str(error) == "stopped":
@@ -114,6 +128,13 @@ def worker_of(
     rules = Policy() if policy is None else Policy.read(policy)
     private_folder(state)
     return Worker(samples, kit.number, state, rules, Vault(None if key is None else key_of(key)), say)
+
+
+def _place(text: str) -> tuple[str, int]:
+    try:
+        return page_place(text)
+    except ValueError as error:
+        raise InputError(f"{option('page')}: {error}") from None
 
 
 def _stopped(number: int) -> Interrupted:

@@ -211,7 +211,10 @@ def _offer(message: Message) -> Offer:
         raise Refused(f"what it says of its samples is not in order ({error})") from None
 
 
-def rehearsed(study: SiteStudy, samples: Mapping[str, Samples], out: Path, engine: str = "sequential") -> Result:
+def rehearsed(
+    study: SiteStudy, samples: Mapping[str, Samples], out: Path, engine: str = "sequential",
+    watcher: Watcher | None = None,
+) -> Result:  # fmt: skip
     """Run the same study on the same samples in one place, as a simulation: the federation gives these numbers.
 
     Raises:
@@ -222,7 +225,7 @@ def rehearsed(study: SiteStudy, samples: Mapping[str, Samples], out: Path, engin
     ready = [own.prepared(inputs, classes, study.data_seed, k, look=False) for k, own in every]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     data = pooled(ready, agree(inputs, classes, summed, study.normalise), study.name)
-    return run(_Together(**study.model_dump(exclude_unset=True)).known(data), out, engine=engine)
+    return run(_Together(**study.model_dump(exclude_unset=True)).known(data), out, engine=engine, watcher=watcher)
 
 
 class _Together(SiteStudy):

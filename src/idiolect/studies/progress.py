@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
-from idiolect.simulation import Engine
+from idiolect.simulation import Engine, Record
 
 Key = tuple[str, int]
 _SILENT = 60.0  # after so many seconds without a line, the next round writes one
@@ -38,6 +39,9 @@ class Watcher(Protocol):
 
     def start(self, label: str, seed: int, done: int) -> None:
         """A method starts with a seed; ``done`` rounds are already done."""
+
+    def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
+        """What was recorded in a round that has ended; ``advance`` follows."""
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """A round has ended; ``accuracy`` is the mean that the protocol asks for, if it was measured."""
@@ -63,11 +67,60 @@ class Silent:
     def start(self, label: str, seed: int, done: int) -> None:
         """Nothing."""
 
+    def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
+        """Nothing."""
+
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Nothing."""
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Nothing."""
+
+
+class Several:
+    """Tells several watchers.
+
+    Args:
+        watchers: in the order in which they are told.
+    """
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers, self._open = watchers, ExitStack()
+
+    def __enter__(self) -> Self:
+        for one in self._watchers:
+            self._open.enter_context(one)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.plan(rounds, done, engine)
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.start(label, seed, done)
+
+    def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.recorded(label, seed, round, records)
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.advance(label, seed, round, accuracy)
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.diverged(label, seed, round)
 
 
 @dataclass

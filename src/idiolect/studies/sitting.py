@@ -180,6 +180,7 @@ class _Writer:
         values = measures(records, seconds, study.protocol, self._rows, job.data.conditions)
         if values:
             self.track(state.round, values)
+        self._watcher.recorded(job.name, job.seed, state.round, records)
         self._watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
 
     def on_diverged(self, error: Diverged) -> None:
