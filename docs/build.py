@@ -1,7 +1,8 @@
 """Write docs/methods: an overview of all methods, and a page for each with its equations beside the code.
 
 Everything is read from the methods' own files and from a run on synthetic samples; the cost of a round comes from
-docs/results/cost.json, which benchmarks/methods.py measures. The table of settings in docs/runs.md is written too.
+docs/results/cost.json, which benchmarks/methods.py measures. The table of settings in docs/runs.md and the tables of
+docs/threat-model.md are written too.
 
     python docs/build.py [--check]      # --check writes nothing, and fails where a page is out of date
 """
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 from idiolect import methods, models
 from idiolect.core.errors import IdiolectError
 from idiolect.core.option_spec import plain
+from idiolect.federation import exposure
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, Message
 from idiolect.studies.settings import SETTINGS
@@ -36,7 +38,7 @@ SOURCE = "../../src/idiolect/methods"
 COLUMNS, SHOWN = 64, 10  # of code beside an equation; parts of a message before the rest is counted
 NETWORK, SHAPE, CLASSES, CLIENTS = "cifar_cnn", (3, 32, 32), 10, 20
 LABEL = re.compile(r"\s*\[(\d+)\]")
-TABLE = re.compile(r"(<!-- settings: [^\n]* -->\n).*?(<!-- end of settings -->\n)", re.DOTALL)
+THREATS = HERE / "threat-model.md"
 
 
 class Equation(NamedTuple):
@@ -278,10 +280,45 @@ def settings() -> str:
         option = f"`--{named.replace('_', '-')}`" if named else "in a file only"
         default = setting.unset or (f"`{setting.shown}`" if setting.shown else "")
         out.append(f"| `{name}` | {option} | {_cell(setting.about)} | {default} |")
-    text, found = TABLE.subn(lambda mark: mark[1] + "\n".join(out) + "\n" + mark[2], RUNS.read_text())
+    return _placed(RUNS.read_text(), RUNS, "settings", out)
+
+
+def _placed(text: str, page: Path, what: str, lines: list[str]) -> str:
+    """A page's text with these lines between the comments that say what they are."""
+    place = re.compile(rf"(<!-- {what}: [^\n]* -->\n).*?(<!-- end of {what} -->\n)", re.DOTALL)
+    text, found = place.subn(lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], text)
     if found != 1:
-        raise ValueError(f"{RUNS.name} has {found} places for the table of settings")
+        raise ValueError(f"{page.name} has {found} places for the table of {what}")
     return text
+
+
+def threats(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]]) -> str:
+    """The threat model with the tables of who sees what, and of what each protection does."""
+    seen = ["| method | the server, of each site | all sites | one site | of a single other site | stays at the site |"]
+    seen += ["| :-- | :-- | :-- | :-- | :-- | :-- |"]
+    done = ["| method | the server needs | `privacy` | `trimmed_mean`, `median` | bytes up | bytes down |"]
+    done += ["| :-- | :-- | :-- | :-- | --: | --: |"]
+    for name, anatomy in known.items():
+        entry = methods.get(name)
+        forms = {entry.title: ({}, anatomy)} | {t: (entry.forms[t], a) for t, a in variants[name].items()}
+        for title, (options, form) in forms.items():
+            found = exposure.of(name, options, form)
+            sent = " + ".join(x for x in (_listed(found.server, numbers=True), _counts(found.counts)) if x)
+            alone = ", ".join(found.alone) or "nothing"
+            cells = [title, sent, _listed(found.others), _listed(found.other), alone, _listed(found.stays)]
+            seen.append("| " + " | ".join(cells) + " |")
+            nothing = not found.server.parts
+            needs = "nothing" if nothing else "only sums" if found.sums else "each upload"
+            private, robust = ("-" if nothing else "yes" if can else "refused" for can in (found.private, found.robust))
+            up, down = found.server.bytes + found.counts.bytes, found.others.bytes + found.other.bytes
+            done.append(f"| {title} | {needs} | {private} | {robust} | {up:,} | {down:,} |")
+    return _placed(_placed(THREATS.read_text(), THREATS, "who sees what", seen), THREATS, "protections", done)
+
+
+def _counts(weights: Message) -> str:
+    if any("C" in what for what in weights.parts.values()):
+        return "a weight for each class"
+    return "one weight" if weights.parts else ""
 
 
 def pages() -> dict[Path, str]:
@@ -292,7 +329,7 @@ def pages() -> dict[Path, str]:
         n: {t: profile.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }
     out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
-    return out | {PAGES / "index.md": overview(known, variants), RUNS: settings()}
+    return out | {PAGES / "index.md": overview(known, variants), RUNS: settings(), THREATS: threats(known, variants)}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sites import Loop, study, worker, workers
 
 from idiolect.core.errors import Interrupted, RunError
@@ -128,3 +129,23 @@ def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, mo
     assert "No space left" in asked.answer(asked.of("local", 2)).about["failed"]
     monkeypatch.undo()
     assert "info" in asked.answer(asked.of("local", 2)).about
+
+
+def test_noise_is_the_sites_own(files: dict[str, Path], tmp_path: Path) -> None:
+    """The same question gives the same noise; another question, or another site with the same samples, another."""
+    study(tmp_path, rounds=1, uploads='["clip:norm=1e-9", "noise:std=1.0"]')  # so that noise is all there is
+    link = Loop(workers(tmp_path / "a", files))
+    conduct(study_for(tmp_path / "study.yaml", "trial"), link, list(files), tmp_path / "run", Events(quiet=True))
+    begin, local = (next(m for s, m in link.sent if (s, m.about["kind"]) == ("north", k)) for k in ("begin", "local"))
+
+    def noise(folder: str, message: Message) -> torch.Tensor:
+        one = worker(tmp_path, folder, 0, files["north"])
+        one.answer(pack(*begin))
+        arrays = unpack(one.answer(pack(*message))).arrays
+        return torch.cat([arrays[path].flatten() for path in sorted(arrays) if "value" in path])
+
+    first = noise("b", local)
+    assert torch.equal(first, noise("b", Message(local.about | {"ticket": "other"}, local.arrays)))
+    moved = Message(local.about, {path: a + 1 for path, a in local.arrays.items()})
+    for other in (noise("b", moved), noise("c", local)):
+        assert abs(float((first - other).std()) / 2**0.5 - 1) < 0.2

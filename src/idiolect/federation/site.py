@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import math
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -196,6 +199,8 @@ class Worker:
         down = Down(**built(message.arrays, like._asdict()))
         if kind == "local" and (done := state.rounds) and round < done[-1]:
             raise Refused(f"round {round} is over here: this site has trained round {done[-1]}")
+        if known.study.uploads:
+            runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(kept)
         with OneThread():
             [found] = runner.run(kind, round, [self._number], down, [before])
@@ -212,6 +217,19 @@ class Worker:
         info = {name: float(value) for name, value in found.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
         return {"info": info}, named("value", found.up.value) | named("weight", found.up.weight)
+
+    def _secret(self, message: Message) -> int:
+        """The seed of the noise on an upload, which nobody else can know: the same if all is asked again as it was.
+
+        If anything else is asked, it is another, so that the noise is not in the difference of two uploads.
+        """
+        path = self._folder / "secret.json"
+        if not path.exists():
+            write_json(path, {"secret": secrets.token_hex(32)})
+        own = bytes.fromhex(read_json(path)["secret"])
+        asked = {name: value for name, value in message.about.items() if name != "ticket"}
+        content = json.dumps(asked, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
+        return int.from_bytes(hmac.digest(own, content, "sha256")[:7], "big")
 
     def _count(self, known: _Known) -> None:
         """Count a training over all runs of a study, where the policy limits them."""

@@ -79,10 +79,10 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
     """
     build = partial(methods.build, name, methods.settle(name, options))
     with blame(f"method {name}, on synthetic samples"):
-        with _precision(torch.float64):
+        with precision(torch.float64):
             small = [_round(build, s.network(), s.classes, s.clients, s.rows) for s in _SIZES]
             sums, joins = _are_sums(small[0]), _joins(small[0])
-        with _precision(torch.float32):
+        with precision(torch.float32):
             large = _round(build, network, classes, clients, 2 * classes, batch_size=4)
 
     def message(at: str) -> Message:
@@ -119,7 +119,7 @@ def _perceptron(classes: int, width: int, clients: int, rows: int, inputs: int) 
 _NUDGES = (0.01, 1.0, 100.0, 1e5)  # times the size of what is nudged
 
 
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """A method before and after one round of three clients; of what travels and stays, the first client's."""
 
     method: Method
@@ -136,8 +136,8 @@ class _Round(NamedTuple):
 
 
 @contextmanager
-def _precision(dtype: torch.dtype) -> Iterator[None]:
-    """Also on one thread: with small tensors, several threads wait for each other, on a busy machine for minutes."""
+def precision(dtype: torch.dtype) -> Iterator[None]:
+    """A default type of numbers; also one thread, because with small tensors several threads wait for each other."""
     before, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
@@ -148,7 +148,7 @@ def _precision(dtype: torch.dtype) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _round(build: Any, network: Network, classes: int, clients: int, rows: int, batch_size: int = 50) -> _Round:
+def _round(build: Any, network: Network, classes: int, clients: int, rows: int, batch_size: int = 50) -> Round:
     method: Method = build(Task(network, classes, clients, Training(epochs=1, batch_size=batch_size)))
     ids = list(range(min(3, clients)))
     x_R = keys.normal(keys.key(1), (len(ids) * rows, *network.shape))
@@ -159,7 +159,7 @@ def _round(build: Any, network: Network, classes: int, clients: int, rows: int, 
     data = [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in row_KN]
     done = [method.local(_one(down, k), client, data[k], keys.key(0, k)) for k in ids]
     up = done[0][1]
-    return _Round(
+    return Round(
         method, network.init(keys.key(0)), server, tree.stack([up for _, up, _ in done]), data[0],
         down.shared, tree.rows(down.own, 0), up.value, up.weight, done[0][0],
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _shown(one: Shape, other: Shape) -> str:
     return " x ".join([*axes, what]) if what else "(" + ", ".join(axes) + ")"
 
 
-def _are_sums(r: _Round) -> bool:
+def _are_sums(r: Round) -> bool:
     """Whether other uploads with the same weighted sums give the same server, in the first round and in the second.
 
     Uploads are nudged by noise that sums to zero, in very different sizes, so that a threshold or a sign shows.
@@ -306,7 +306,7 @@ def sums_only(name: str, options: dict[str, Any]) -> bool:
         InputError: unknown method or option.
         RunError: the method raised.
     """
-    r = _small(name, options)
+    r = small_round(name, options)
     return r.method.combine is not None or not tree.leaves(r.ups.value)
 
 
@@ -317,7 +317,7 @@ def weighs_by_class(name: str, options: dict[str, Any]) -> bool:
         InputError: unknown method or option.
         RunError: the method raised.
     """
-    r = _small(name, options)
+    r = small_round(name, options)
     if r.method.combine is None:
         return False
 
@@ -329,9 +329,9 @@ def weighs_by_class(name: str, options: dict[str, Any]) -> bool:
     return not all(torch.allclose(a, b) for a, b in zip(combined(torch.ones_like), other, strict=True))
 
 
-def _small(name: str, options: dict[str, Any]) -> _Round:
+def small_round(name: str, options: dict[str, Any]) -> Round:
     """A round of a method on the smaller synthetic task."""
-    with blame(f"method {name}, on synthetic samples"), _precision(torch.float64):
+    with blame(f"method {name}, on synthetic samples"), precision(torch.float64):
         s = _SIZES[0]
         build = partial(methods.build, name, methods.settle(name, options))
         return _round(build, s.network(), s.classes, s.clients, s.rows)
@@ -344,7 +344,7 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         InputError: unknown method or option.
         RunError: the method raised.
     """
-    with blame(f"method {name}, on synthetic samples"), _precision(torch.float64):
+    with blame(f"method {name}, on synthetic samples"), precision(torch.float64):
         s = _SIZES[0]
         r = _round(
             partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
@@ -353,12 +353,12 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         return _personalises(r, new) == "training", _personalises(r, r.client) == "training"
 
 
-def _joins(r: _Round) -> str:
+def _joins(r: Round) -> str:
     """How a new client gets its model after the round."""
     return _personalises(r, r.method.init_client(keys.key(0, "enrol")))
 
 
-def _personalises(r: _Round, client: Tree) -> str:
+def _personalises(r: Round, client: Tree) -> str:
     """How a client gets its model after the round: anything that prepares a backward pass is noticed."""
     server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
     down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]

@@ -97,7 +97,8 @@ class Job(NamedTuple):
     privacy: Gaussian | None = None
     """What makes the server's results differentially private."""
     secret: int | None = None
-    """The seed of the noise that this adds, which only the server may know; None takes ``seed``, for simulations."""
+    """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
+    takes ``seed``, for simulations."""
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -194,7 +195,8 @@ class Site:
         if not (self.job.uploads or self.job.attacks):
             return trained
         with blame(f"{where}: upload"):
-            up = uploads.sent(self.job.uploads, trained.up, keys.key(self.job.seed, round, id, "upload"))
+            own = self.job.seed if self.job.secret is None else self.job.secret
+            up = uploads.sent(self.job.uploads, trained.up, keys.key(own, round, id, "upload"))
             key = keys.key(self.job.seed, round, id, "attack")
             up = up._replace(value=attacks.attacked(self.job.attacks, up.value, id, key))
         return trained._replace(up=tree.copy(up))

@@ -1,0 +1,92 @@
+"""Who sees what of a site, read off the messages of a method's round on synthetic samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.core import keys, tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import Up
+from idiolect.methods import profile
+from idiolect.methods.profile import Anatomy, Message
+from idiolect.simulation import summing
+
+
+class Exposure(NamedTuple):
+    """Who sees what of one site in a round."""
+
+    server: Message
+    """What the server sees of it: ``Up.value``."""
+    counts: Message
+    """And ``Up.weight``, which says how many samples a value is worth."""
+    sums: bool
+    """Whether secure aggregation leaves the server nothing but sums over sites."""
+    others: Message
+    """What every other site gets in the next round, the same for all, made of the sites' uploads."""
+    other: Message
+    """What a site gets besides, for it alone."""
+    alone: tuple[str, ...]
+    """Parts of these two that can hold what a single other site sent."""
+    stays: Message
+    """What the site keeps to itself from round to round, besides its samples."""
+    private: bool
+    """Whether the server can add noise that hides one site in what it sends on."""
+    robust: bool
+    """Whether the server can take a trimmed mean or a median over sites in place of its mean."""
+
+
+def of(name: str, options: dict[str, Any], known: Anatomy) -> Exposure:
+    """The exposure of a site by a method with these options, whose anatomy is known.
+
+    Raises:
+        InputError: unknown method or option.
+        RunError: the method raised.
+    """
+    round = profile.small_round(name, options)
+    up = Up(round.value, round.weight)
+    try:
+        summing.weighting(round.method, up)
+        sums = True
+    except InputError:
+        sums = False
+    only = profile.sums_only(name, options)
+    private = only and not profile.weighs_by_class(name, options)
+    return Exposure(
+        known.up_value, known.up_weight, sums, known.down_shared, known.down_own, tuple(alone(round)), known.client,
+        private, only,
+    )  # fmt: skip
+
+
+def alone(round: profile.Round) -> Iterator[str]:
+    """The parts of the next message to a site of which a number depends on the upload of exactly one other site."""
+    if not tree.leaves(round.ups.value):
+        return
+    ids = torch.arange(len(tree.leaves(round.ups.value)[0]))
+
+    def sent(moved: int | None) -> dict[str, Tensor]:
+        up = round.ups if moved is None else round.ups._replace(value=_moved(round.ups.value, moved))
+        down = round.method.send(round.method.aggregate(round.server, up, ids)[0], ids)
+        shared = {path: a.expand(len(ids), *a.shape) for path, a in tree.named(down.shared).items()}
+        return shared | {f"own/{path}": a for path, a in tree.named(down.own).items()}
+
+    with profile.precision(torch.float64):
+        usual, moved = sent(None), [sent(j) for j in ids.tolist()]
+    found = []
+    for path, a_m in usual.items():
+        by_jm = torch.stack([other[path] != a_m for other in moved])
+        single = [((by_jm[:, i].sum(0) == 1) & ~by_jm[i, i]).any() for i in ids.tolist()]
+        if a_m.is_floating_point() and any(single):
+            found.append(path.removeprefix("own/").split("/")[0])
+    yield from dict.fromkeys(found)
+
+
+def _moved(value: Any, row: int) -> Any:
+    def one(a: Tensor) -> Tensor:
+        noise = keys.normal(keys.key(5, row), tuple(a.shape[1:]), a.dtype) * (a.abs().mean() + 1e-6)
+        return a.index_add(0, torch.tensor([row]), noise[None])
+
+    return tree.map(one, value)
