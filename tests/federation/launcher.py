@@ -4,6 +4,8 @@ Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with i
 with its exit code, {"over": true} ends.
 """
 
+# ruff: noqa: F401  imported for the children
+
 from __future__ import annotations
 
 import json
@@ -11,10 +13,18 @@ import os
 import sys
 import traceback
 
+import anyio._backends._asyncio
+import pyarrow.dataset
+import scipy.stats
+import uvicorn.lifespan.on
+import uvicorn.protocols.http.auto
+
 import idiolect.federation.link
 import idiolect.federation.node
-import idiolect.federation.running  # noqa: F401
+import idiolect.federation.running
+import idiolect.report.page
 from idiolect.cli import main
+from idiolect.studies import run, watcher
 
 
 def _child(arguments: list[str], log: str) -> None:
@@ -34,7 +44,7 @@ def _child(arguments: list[str], log: str) -> None:
     os._exit(code)
 
 
-def run() -> None:
+def serve() -> None:
     """Answer commands until there are no more."""
     print("ready", flush=True)
     for line in sys.stdin:
@@ -52,4 +62,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    serve()
