@@ -4,6 +4,8 @@ Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with i
 with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it.
 """
 
+# ruff: noqa: F401  imported for the children
+
 from __future__ import annotations
 
 import ctypes
@@ -12,10 +14,18 @@ import os
 import sys
 import traceback
 
+import anyio._backends._asyncio
+import pyarrow.dataset
+import scipy.stats
+import uvicorn.lifespan.on
+import uvicorn.protocols.http.auto
+
 import idiolect.federation.link
 import idiolect.federation.node
-import idiolect.federation.running  # noqa: F401
+import idiolect.federation.running
+import idiolect.report.page
 from idiolect.cli import main
+from idiolect.studies import run, watcher
 
 _NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
@@ -39,7 +49,7 @@ def _child(arguments: list[str], log: str, network: str | None = None) -> None:
     os._exit(code)
 
 
-def run() -> None:
+def serve() -> None:
     """Answer commands until there are no more."""
     print("ready", flush=True)
     for line in sys.stdin:
@@ -57,4 +67,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    serve()

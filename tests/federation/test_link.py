@@ -130,6 +130,27 @@ def test_a_reply_counts_once(place: Place, link: Link) -> None:
     stop.set()
 
 
+def test_a_reply_is_not_read_before_its_parts_are_known(
+    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, storing, read = link._state, threading.Event(), threading.Event()
+    honest = state.preregister_object_tree
+
+    def slow(tree: object, session: str) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            storing.set()
+            read.wait(0.2)  # replies() waits for this, so nobody says that it has read
+        return honest(tree, session)
+
+    monkeypatch.setattr(state, "preregister_object_tree", slow)
+    ticket = link.send("north", pack({"kind": "x"}))
+    assert storing.wait(20)
+    early = link.replies()
+    read.set()
+    [reply] = early or place.replies(link)
+    assert (reply.ticket, reply.why) == (ticket, "")
+
+
 def _forged(place: Place, node: int, source: int, reply_to: str) -> PushMessagesRequest:
     message = Message(flower.record(pack({"kind": "forged"})), dst_node_id=node, message_type="query")
     message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=reply_to, _message_id=message.object_id)

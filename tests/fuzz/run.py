@@ -55,6 +55,7 @@ class Fuzzer:
         known = {
             name: [o for p in command.params for o in p.opts if o[:2] == "--"] for name, command in commands.items()
         }
+        idiolect.report.page._bundle()  # takes seconds where it is not in the user's cache
         with _home(place / "home"):
             files.prepare(place / "files")
             folders.prepare(place / "runs", self.entry)

@@ -172,6 +172,8 @@ def test_the_script_is_kept_on_disk_and_made_again_where_that_is_broken(tmp_path
         patched.setattr(writer.vl_convert, "javascript_bundle", never)
         writer._bundle.cache_clear()
         assert writer._bundle() == made
+    asked = []
+    monkeypatch.setattr(writer.vl_convert, "javascript_bundle", lambda code: asked.append(code) or made)  # in no time
     for broken in (b"", content[:-1], content.replace(b"vegaEmbed", b"vegaEmbex", 1)):
         file.write_bytes(broken)
         writer._bundle.cache_clear()
@@ -180,6 +182,7 @@ def test_the_script_is_kept_on_disk_and_made_again_where_that_is_broken(tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     writer._bundle.cache_clear()
     assert writer._bundle() == made
+    assert asked == ["window.vegaEmbed = vegaEmbed;"] * 4
 
 
 def test_the_same_records_give_the_same_page(make, tmp_path):

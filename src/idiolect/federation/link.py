@@ -85,7 +85,6 @@ class Link:
         self._made = time.monotonic()
         self._seen: dict[str, float] = {}
         self._connections = dict.fromkeys(kit.sites, 0)
-        self._tree: dict[str, Any] = {}
         self._alive = time.monotonic()
         config = uvicorn.Config(
             self._app(factory), host=listen[0], port=listen[1],
@@ -139,7 +138,8 @@ class Link:
             self._state.acknowledge_task_heartbeat(self._task)
         found = []
         for ticket, (site, _) in list(self._at.items()):
-            answered = self._state.message_ins_id_to_message_res_id.get(ticket)
+            with self._state.lock:  # Flower stores a reply and the list of its parts one after the other
+                answered = self._state.message_ins_id_to_message_res_id.get(ticket)
             if answered is None:
                 continue
             reply = self._whole(site, ticket, answered)
@@ -152,11 +152,12 @@ class Link:
         """Take no reply to these messages any more."""
         for ticket in tickets:
             self._at.pop(ticket, None)
-            answered = self._state.message_ins_id_to_message_res_id.get(ticket)
-            self._state.delete_messages({ticket})
-            for name in (ticket, answered):
-                if name is not None:
-                    self._state.object_store.delete(name)
+            with self._state.lock:  # a reply that comes now may have parts in common with what is deleted
+                answered = self._state.message_ins_id_to_message_res_id.get(ticket)
+                self._state.delete_messages({ticket})
+                for name in (ticket, answered):
+                    if name is not None:
+                        self._state.object_store.delete(name)
 
     def quiet_for(self, site: str) -> float:
         """Seconds since a site was last heard of; since the link was made if it never was."""
