@@ -208,13 +208,7 @@ def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
     if frame.columns.has_duplicates and looks_like_data(header):
         raise no_header(path, header)
     check_frame(frame, str(path))
-    frame = frame.apply(lambda column: column.str.strip())
-    numeric = [name for name in frame if name != as_text]
-    comma = separator != "," and any(
-        column.str.fullmatch(_COMMA).all() and column.str.contains(",").any()
-        for column in (_finite(frame[name]) for name in numeric)
-    )
-    return pd.DataFrame({name: column if name == as_text else _typed(column, comma) for name, column in frame.items()})
+    return _typed(frame, as_text, commas=separator != ",")
 
 
 def check_frame(frame: pd.DataFrame, where: str) -> None:
@@ -264,19 +258,43 @@ def separator_of(text: str) -> str:
     return max(",;\t|", key=first.count)
 
 
-def _finite(column: pd.Series[Any]) -> pd.Series[Any]:
-    values = column.dropna()
-    return values[~values.str.fullmatch(_INFINITE)]
+def _typed(frame: pd.DataFrame, as_text: str | None, *, commas: bool) -> pd.DataFrame:
+    """The columns of texts as numbers, truth values or stripped texts; with ``commas`` decimal commas may occur."""
+    R = len(frame)
+    # All columns end to end: one by one, the thousands of columns of a wide table would take a minute.
+    cell_N = pd.concat([frame[name] for name in frame], ignore_index=True).str.strip()
+
+    def matched(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        return cell_N.str.fullmatch(pattern).to_numpy(dtype=np.bool_, na_value=False)
+
+    def every(found_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.asarray(found_N.reshape(-1, R).all(axis=1))
+
+    gone_N = cell_N.isna().to_numpy(dtype=np.bool_)
+    other_N = ~(gone_N | matched(_INFINITE))
+    number_C = every(matched(NUMBER) | ~other_N)
+    truth_C = every(cell_N.str.lower().isin(["true", "false"]).to_numpy(dtype=np.bool_) | gone_N) & ~every(gone_N)
+    comma_C = np.zeros_like(number_C)
+    if commas:
+        without_N = ~cell_N.str.contains(",", regex=False).to_numpy(dtype=np.bool_, na_value=False)
+        fitting_C = every(matched(_COMMA) | ~other_N) & ~every(~other_N)
+        if (fitting_C & ~every(without_N) & [name != as_text for name in frame]).any():
+            comma_C = fitting_C
+    made = {}
+    for k, name in enumerate(frame):
+        column = cell_N.iloc[k * R : (k + 1) * R].reset_index(drop=True)
+        if name == as_text:
+            pass
+        elif comma_C[k]:
+            column = _number(column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False))
+        elif truth_C[k]:
+            column = column.str.lower().map({"true": True, "false": False})
+        elif number_C[k]:
+            column = _number(column)
+        made[name] = column
+    return pd.DataFrame(made)
 
 
-def _typed(column: pd.Series[Any], comma: bool) -> pd.Series[Any]:
-    values = column.dropna()
-    finite = _finite(column)
-    if comma and len(finite) and finite.str.fullmatch(_COMMA).all():
-        column = column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-    elif len(values) and values.str.lower().isin(["true", "false"]).all():
-        return column.str.lower().map({"true": True, "false": False})
-    elif not finite.str.fullmatch(NUMBER).all():
-        return column
+def _number(column: pd.Series[Any]) -> pd.Series[Any]:
     doubles = column.astype(np.float64)
     return doubles if np.isinf(doubles).any() else pd.to_numeric(column)
