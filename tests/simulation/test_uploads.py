@@ -243,3 +243,18 @@ def test_a_study_says_what_happens_to_uploads(tmp_path: Path) -> None:
     assert up / less > 7
     again = idl.Study.read(tmp_path / "small" / "study.yaml")
     assert again.uploads == study.uploads
+
+
+def test_sums_of_whole_numbers_give_the_same_but_for_rounding() -> None:
+    """Of many clients in parts, too, and where an engine maps them."""
+    job = _crowd(70)
+    plain, said = _run(job, Sequential(), 1)
+    job = job._replace(secure=True)
+    whole, records = _run(job, Sequential(), 1)
+    other, same = _run(job, Vectorised(), 1)
+    assert len(records) == len(said) == len(same)
+    for a, b, c in zip(*(tree.leaves(s.server) for s in (plain, whole, other)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(b, c, rtol=1e-5, atol=1e-6)
+    up = [next(r.value for r in some if r.metric == "bytes_up") for some in (said, records)]
+    assert up[1] == 2 * up[0]

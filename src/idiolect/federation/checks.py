@@ -49,8 +49,17 @@ def trained(message: Message, like: Up, round: int) -> Trained:
         raise Refused(f"{path} is not finite")
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
         raise Refused("a weight is negative")
-    info = {name: torch.tensor(value) for name, value in _numbers(message.about.get("info"), "info").items()}
+    info = {name: torch.tensor(value) for name, value in reported(message).items()}
     return Trained(torch.tensor(round), up, info)
+
+
+def reported(message: Message) -> dict[str, float]:
+    """What a client reports of its training.
+
+    Raises:
+        Refused: it is not in order.
+    """
+    return _numbers(message.about.get("info"), "info")
 
 
 def measured(message: Message) -> Measured | None:

@@ -43,6 +43,7 @@ class Sites:
         most: an upload whose norm is more than this many times the median does not count.
         say: for events.
         began: called when a job starts.
+        public: the public key of each site in PEM, by name, for secure aggregation.
     """
 
     name = "federation"
@@ -50,10 +51,10 @@ class Sites:
 
     def __init__(
         self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
-        began: Callable[[], None] = lambda: None,
+        began: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None,
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
-        self.seconds, self._began = 0.0, began
+        self.seconds, self._began, self.public = 0.0, began, public or {}
 
     def __enter__(self) -> Self:
         return self
@@ -94,20 +95,29 @@ class Session:
             for k, (i, kept) in enumerate(zip(ids, clients, strict=True))
         }
 
-        def take(i: int, message: Message) -> Trained | Measured | None:
+        def heard(message: Message) -> None:
             spent = message.about.get("seconds")
             self.seconds += float(spent) if isinstance(spent, int | float) else 0.0
+
+        def take(i: int, message: Message) -> Trained | Measured | None:
+            heard(message)
             if phase == "local":
                 return checks.trained(message, self._like, round)
             return checks.measured(message)
 
         before = self.seconds
         least = min(engine.patience.least, len(ids)) if phase == "local" else 0
-        found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+        if phase == "local" and job.secure and tree.leaves(self._like.value):
+            from idiolect.federation.secure_sum import SecureSum
+
+            secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
+            found: dict[int, Any] = secure(questions, self._like, stop, heard)
+        else:
+            found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+            if phase == "local":
+                self._drop(found, round)
         engine.seconds += self.seconds - before
-        if phase == "local":
-            self._drop(found, round)
-        return [found.get(i) for i in ids]  # type: ignore[return-value]
+        return [found.get(i) for i in ids]
 
     def close(self) -> None:
         """Do nothing: the sites wait for the next message."""

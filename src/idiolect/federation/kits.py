@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -79,6 +80,15 @@ class ServerKit(NamedTuple):
         return self.folder / "server.key"
 
 
+class Identity(NamedTuple):
+    """Who a site is to other sites."""
+
+    site: str
+    key: ec.EllipticCurvePrivateKey
+    peers: Mapping[str, bytes]
+    """The public key of each site in PEM, by name; none in a kit of an older version."""
+
+
 class SiteKit(NamedTuple):
     """A site's kit."""
 
@@ -92,6 +102,13 @@ class SiteKit(NamedTuple):
     ca: bytes
     """The certificate of the authority that signed the server's, in PEM."""
     key: ec.EllipticCurvePrivateKey
+    peers: dict[str, bytes]
+    """The public key of each site in PEM, by name."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this site is to other sites."""
+        return Identity(self.site, self.key, self.peers)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -179,7 +196,7 @@ def _kits(draft: Path, about: Description, authority: x509.Certificate, authorit
         kits["operator"]["ca.key"] = _private(authority_key)
     for number, (site, key) in enumerate(keys.items()):
         kits[f"site-{site}"] = {
-            "site.json": _json(common | {"site": site, "number": number}),
+            "site.json": _json(common | {"site": site, "number": number, "sites": public}),
             "site.key": _private(key),
             "ca.pem": chain,
         }
@@ -288,8 +305,9 @@ def site_kit(folder: Path) -> SiteKit:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError
         name, server, site = (str(about[which]) for which in ("federation", "server", "site"))
-        return SiteKit(folder, name, server, site, int(about["number"]), (folder / "ca.pem").read_bytes(), key)
-    except (OSError, KeyError, ValueError, TypeError):
+        peers = {str(one): str(pem).encode() for one, pem in about.get("sites", {}).items()}
+        return SiteKit(folder, name, server, site, int(about["number"]), (folder / "ca.pem").read_bytes(), key, peers)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError):
         raise _broken(folder, "site") from None
 
 

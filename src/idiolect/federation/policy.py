@@ -28,6 +28,7 @@ class Policy(BaseModel):
         most_bytes: of one message that this site sends.
         most_norm: the study must clip uploads to a norm of at most this.
         least_noise: the study must add noise of at least this standard deviation to uploads, after clipping.
+        least_summed: uploads may leave this site only under masks, in sums over at least so many sites.
         evaluate: whether this site sends what it measures of its test samples.
     """
 
@@ -39,6 +40,7 @@ class Policy(BaseModel):
     most_bytes: _Count | None = None
     most_norm: _Positive | None = None
     least_noise: _Positive | None = None
+    least_summed: Annotated[int, Field(ge=3, le=2**40)] | None = None
     evaluate: bool = True
 
     @classmethod
@@ -89,6 +91,9 @@ class Policy(BaseModel):
                 raise Refused(f"uploads need noise of a standard deviation of {self.least_noise:g} or more here")
             if "clip" not in steps[: steps.index("noise")]:
                 raise Refused("uploads must be clipped before noise is added here")
+
+        if self.least_summed is not None and not study.secure_aggregation:
+            raise Refused("uploads must be under masks here: the study needs secure_aggregation")
 
     def fits(self, size: int) -> None:
         """Check the bytes of a message that would be sent.

@@ -53,6 +53,8 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
     except Refused as error:
         raise InputError(f"the policy does not allow {study}: {error}") from None
     agreed = _guessed(agree(inputs, classes, {kit.site: own}, whole.normalise), kit.number)
+    if whole.secure_aggregation:
+        yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:
         runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreed, kit.number, whole.name)))
         method = runner.method

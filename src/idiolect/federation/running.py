@@ -74,8 +74,9 @@ def serve(
 
         try:
             return conduct(
-                whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again
-            )
+                whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
+                public=found.sites,
+            )  # fmt: skip
         except Interrupted as error:
             if came and str(error) == "stopped":
                 raise Interrupted(f"stopped before the first round; continue with: {again}", came[0]) from None
@@ -127,7 +128,8 @@ def worker_of(
     """What answers for a site."""
     rules = Policy() if policy is None else Policy.read(policy)
     private_folder(state)
-    return Worker(samples, kit.number, state, rules, Vault(None if key is None else key_of(key)), say)
+    vault = Vault(None if key is None else key_of(key))
+    return Worker(samples, kit.number, state, rules, vault, say, kit.identity)
 
 
 def _place(text: str) -> tuple[str, int]:

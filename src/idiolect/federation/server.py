@@ -93,6 +93,7 @@ def study_for(path: Path, federation: str) -> SiteStudy:
 def conduct(
     study: SiteStudy, link: Carrier, sites: Sequence[str], out: Path, say: Events, *, terms: Terms | None = None,
     watcher: Watcher | None = None, stop: Callable[[], bool] = lambda: False, again: str | None = None,
+    public: Mapping[str, bytes] | None = None,
 ) -> Result:  # fmt: skip
     """Run a study at the sites of a federation, or the rest of it.
 
@@ -106,6 +107,7 @@ def conduct(
         watcher: is told about the progress.
         stop: asked while sites agree; afterwards signals end the run.
         again: the command that continues the run.
+        public: the public key of each site in PEM, by name; secure aggregation needs them.
 
     Raises:
         InputError: the folder holds something else, or the sites' data do not fit each other.
@@ -126,7 +128,7 @@ def conduct(
         if say.file is None:
             say.keep(out / FILE)
 
-    engine = Sites(talk, about, terms.patience, terms.most, say, began)
+    engine = Sites(talk, about, terms.patience, terms.most, say, began, public)
     whole = study.known(begun.agreed.federation(study.name), begun.secret)
     return run(whole, out, engine=engine, resume=True, watcher=watcher, again=again)
 

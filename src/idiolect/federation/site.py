@@ -11,8 +11,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 import torch
@@ -28,6 +29,7 @@ from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.agreement import Agreed, plain
 from idiolect.federation.events import Events
+from idiolect.federation.kits import Identity
 from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
 from idiolect.federation.personal_state import Lost, PersonalState, Vault, private_folder, write_json
 from idiolect.federation.policy import Policy
@@ -35,8 +37,13 @@ from idiolect.federation.samples import Prepared, Samples, alone, sums
 from idiolect.simulation.client_runner import Measured, Site, Trained
 from idiolect.studies import Study
 
+if TYPE_CHECKING:
+    from idiolect.federation.masked_rounds import MaskedRounds
+
 ROUNDS = ("local", "evaluate", "received")
 """The kinds of messages that ask for a phase of a round."""
+SUMS = ("keys", "shares", "opening")
+"""Those of secure aggregation besides."""
 _FILE = "agreed.json"
 _HEX = re.compile("[0-9a-f]{16,64}")
 
@@ -62,16 +69,21 @@ class Worker:
         policy: what is allowed.
         vault: reads and writes the state.
         say: for events.
+        identity: who the site is to other sites, for secure aggregation.
     """
 
-    def __init__(self, samples: Samples, number: int, folder: Path, policy: Policy, vault: Vault, say: Events) -> None:
+    def __init__(
+        self, samples: Samples, number: int, folder: Path, policy: Policy, vault: Vault, say: Events,
+        identity: Identity | None = None,
+    ) -> None:  # fmt: skip
+        self._identity = identity
         self._samples, self._number, self._folder, self._policy = samples, number, folder, policy
         self._vault, self._say = vault, say
         self._known: dict[tuple[str, str], _Known] = {}
         self._offered: dict[tuple[str, str], Study] = {}
         self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
             "study": self._study, "inputs": self._inputs, "begin": self._begin,
-            **dict.fromkeys(ROUNDS, self._phase),
+            **dict.fromkeys(ROUNDS, self._phase), **dict.fromkeys(SUMS, self._sum),
         }  # fmt: skip
         private_folder(folder)
 
@@ -178,6 +190,28 @@ class Worker:
             self._say(f"{path} cannot be read and is asked for again ({error})")
             return None
 
+    @cached_property
+    def _sums(self) -> MaskedRounds:
+        from idiolect.federation.masked_rounds import MaskedRounds
+
+        return MaskedRounds(self._identity, self._policy.least_summed or 0)
+
+    def _sum(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A step of secure aggregation before or after the upload."""
+        about = message.about
+        known = self._found(about)
+        if known is None:
+            return {"unknown": True}, {}
+        if not known.study.secure_aggregation:
+            raise Refused("the study has no secure aggregation")
+        self._runner(known, about["method"], about["seed"])
+        return self._sums.answer(message, self._place(known, about["method"], about["seed"]))
+
+    @staticmethod
+    def _place(known: _Known, label: str, seed: int) -> Path:
+        """The folder of a method and a seed."""
+        return known.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
+
     def _phase(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A phase of a round, with what is needed to repeat it if it is asked for again."""
         about = message.about
@@ -192,7 +226,7 @@ class Worker:
             return {"withheld": True}, {}
         label, seed = about["method"], about["seed"]
         runner, like = self._runner(known, label, seed)
-        folder = known.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
+        folder = self._place(known, label, seed)
         belongs = {"study": about["digest"], "run": about["run"], "method": label, "seed": seed}
         initial = tree.copy(runner.method.init_client(initial_key(seed)))
         state = PersonalState(folder, belongs, initial, self._vault)
@@ -206,17 +240,20 @@ class Worker:
             [found] = runner.run(kind, round, [self._number], down, [before])
         if isinstance(found, Measured):
             return {"measured": _measured(found)}, {}
-        return self._trained(known, state, about, found)
+        return self._trained(known, state, message, found)
 
     def _trained(
-        self, known: _Known, state: PersonalState, about: Mapping[str, Any], found: Trained
+        self, known: _Known, state: PersonalState, message: Message, found: Trained
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        about, arrays = message.about, named("value", found.up.value) | named("weight", found.up.weight)
+        if known.study.secure_aggregation and arrays:
+            arrays = self._sums.masked(message, arrays)
         if about["round"] not in state.rounds:
             self._count(known)
         state.put(about["round"], about["kept"], found.client)
         info = {name: float(value) for name, value in found.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
-        return {"info": info}, named("value", found.up.value) | named("weight", found.up.weight)
+        return {"info": info}, arrays
 
     def _secret(self, message: Message) -> int:
         """The seed of the noise on an upload, which nobody else can know: the same if all is asked again as it was.

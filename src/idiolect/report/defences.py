@@ -19,6 +19,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
         found.append(("Attacks", "; ".join(said)))
     if run.study.get("robust"):
         found.append(("Robust rule", plain(run.study["robust"]) + _refused(run)))
+    if run.study.get("secure_aggregation"):
+        found.append(("Secure aggregation", "the server had the sum of each round's uploads alone"))
     if run.study.get("privacy"):
         spec = Spec.model_validate(run.study["privacy"])
         found.append(("Privacy", f"{plain(spec)}; {epsilon(run)}"))

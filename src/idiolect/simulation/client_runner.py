@@ -17,7 +17,7 @@ from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import attacks, measures, uploads
+from idiolect.simulation import attacks, measures, summing, uploads
 from idiolect.simulation.privacy import Gaussian
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
 from idiolect.simulation.robust import Rule
@@ -96,6 +96,8 @@ class Job(NamedTuple):
     """How the server combines uploads of which some are hostile."""
     privacy: Gaussian | None = None
     """What makes the server's results differentially private."""
+    secure: bool = False
+    """Whether uploads are whole numbers, of which the server gets the sum alone: ``idiolect.simulation.summing``."""
     secret: int | None = None
     """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
     takes ``seed``, for simulations."""
@@ -125,6 +127,7 @@ class Site:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.method = job.build()
+        self._weighting: summing.Weighting = ()
 
     @cached_property
     def received(self) -> Method:
@@ -192,13 +195,16 @@ class Site:
         """
         where = self.where(round, id, "local")
         check(where, trained)
-        if not (self.job.uploads or self.job.attacks):
+        if not (self.job.uploads or self.job.attacks or self.job.secure):
             return trained
         with blame(f"{where}: upload"):
             own = self.job.seed if self.job.secret is None else self.job.secret
             up = uploads.sent(self.job.uploads, trained.up, keys.key(own, round, id, "upload"))
             key = keys.key(self.job.seed, round, id, "attack")
             up = up._replace(value=attacks.attacked(self.job.attacks, up.value, id, key))
+            if self.job.secure:
+                self._weighting = self._weighting or summing.weighting(self.method, up)
+                up = summing.encoded(up, self._weighting, self.job.data.trained)
         return trained._replace(up=tree.copy(up))
 
     def personalised(self, round: int, id: int, down: Down, client: Tree) -> Tree:

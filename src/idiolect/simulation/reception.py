@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, option
+from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method, Up
+from idiolect.simulation import uploads
 from idiolect.simulation.client_runner import Job
 from idiolect.simulation.privacy import Ledger, accounting
+from idiolect.simulation.summing import LEAST
 
 # m participants
 
@@ -53,6 +56,37 @@ def check(job: Job, method: Method) -> None:
                 f"method {job.name} cannot take this robust rule, because its server needs the upload of each client: "
                 "choose norm_bound, or leave out this method"
             )
+
+
+def check_sums(job: Job, protocol: Protocol, participants: int) -> None:
+    """Check, before anything is trained, that a job whose server gets sums alone can be run and measured like this.
+
+    Raises:
+        InputError: a round has too few participants, or something needs the upload of each.
+    """
+    if not job.secure:
+        return
+    what = option("secure_aggregation")
+    if job.privacy is not None or job.robust is not None:
+        other = option("robust" if job.privacy is None else "privacy")
+        raise InputError(
+            f"{what} and {other} do not go together: {other} acts on the upload of each client, which nobody sees "
+            f"then; leave one of them out (clients can clip their own uploads: {option('upload', 'clip:norm=1.0')})"
+        )
+    if "trained" in protocol.stages:
+        raise InputError(
+            f"{what}: the stage trained needs the upload of each client: leave it out of {option('protocol')}"
+        )
+    if participants < LEAST:
+        raise InputError(
+            f"{what}: a round has {participants} of {job.data.trained} clients, and a sum over fewer than {LEAST} "
+            f"hides nobody: raise {option('participation')}, or leave out {what}"
+        )
+
+
+def nbytes(job: Job, up: Up) -> int:
+    """The bytes of an upload on the wire; what is masked cannot be compressed."""
+    return tree.nbytes(up) if job.secure else uploads.nbytes(job.uploads, up)
 
 
 def received(job: Job, number: int, ids: Sequence[int], ups: Sequence[Up]) -> tuple[list[int], list[Up], list[Note]]:

@@ -15,7 +15,7 @@ from idiolect.core.errors import Diverged, RunError, blame
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Down, Info, Method, Up
 from idiolect.core.tree import Tree
-from idiolect.simulation import reception, uploads
+from idiolect.simulation import reception, summing
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
 from idiolect.simulation.client_store import store
 from idiolect.simulation.interfaces import Engine, Keep, Part, Record, State
@@ -137,8 +137,9 @@ def fit_together(
         RunError: a client or the server failed.
         Interrupted: ``stop`` said so.
     """
-    runs: list[_Run] = []
-    spending = reception.Spending(parts[0].job, participation, parts[0].state.round)
+    runs, first = list[_Run](), parts[0].job
+    reception.check_sums(first, protocol, share_of(first.data.trained, participation))
+    spending = reception.Spending(first, participation, parts[0].state.round)
     try:
         for part in parts:
             watch = _watch(part.job, protocol, rounds, participation)
@@ -251,7 +252,7 @@ class _Run:
                 continue
             with blame(f"{job.name}: round {number}, info"):
                 records += _reported(number, here, [t.info for t in trained])
-                wired += _wired(number, here, down, len(part), uploads.nbytes(job.uploads, trained[0].up))
+                wired += _wired(number, here, down, len(part), reception.nbytes(job, trained[0].up))
             ids += here
             found.clear()
             new += [t.client for t in trained]
@@ -261,11 +262,13 @@ class _Run:
             kept += whose
             ups += self.combined(received, number) if combining else received
         if not ids:
+            if job.secure:  # too few for a sum: nothing changes
+                return state.server, {}, records
             raise RunError(f"{job.name}: round {number}: no client answered; the run can be continued")
         while combining and len(ups) > _COMBINED:
             ups = self.combined(ups, number)
         with blame(f"{job.name}: server, round {number}, uploads"):
-            up = tree.gather(ups)
+            up = tree.gather([summing.together(self.method, ups)] if job.secure else ups)
             up = up if drawn else up._replace(value=tree.zeros(up.value))
             up, notes = reception.defended(job, self.method, number, kept, up, share * job.data.trained)
         if (epsilon := self.spending.after(share, up)) is not None:
@@ -301,6 +304,8 @@ class _Run:
 
         Which ones depends only on their places in the round, so the engine does not change a result.
         """
+        if self.job.secure:
+            return [summing.added(ups)]
         assert self.method.combine is not None
         found = []
         with blame(f"{self.job.name}: server, round {number}, combine"):

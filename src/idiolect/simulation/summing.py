@@ -37,7 +37,7 @@ def weighting(method: Method, like: Up) -> Weighting:
         like: an upload of its form.
 
     Raises:
-        InputError: it needs something other than sums and means, or whole numbers.
+        InputError: it needs something other than sums and means.
     """
     values, build_value = tree.flatten(like.value)
     weights, build_weight = tree.flatten(like.weight)
@@ -45,8 +45,6 @@ def weighting(method: Method, like: Up) -> Weighting:
         return ()
     if method.combine is None:
         raise InputError("its server needs the upload of each client, not only their sum")
-    if not all(a.is_floating_point() for a in values):
-        raise InputError("it sends whole numbers as values")
 
     def drawn(a: Tensor, place: int, kind: str) -> Tensor:
         return keys.normal(keys.key(place, kind), (LEAST, *a.shape), torch.float64)
@@ -97,6 +95,11 @@ def _whole(a: Tensor, most: float) -> Tensor:
 def added(ups: Sequence[Up]) -> Up:
     """The sum of uploads of whole numbers, modulo 2^64."""
     return functools.reduce(lambda a, b: tree.map(torch.add, a, b), ups)
+
+
+def together(method: Method, ups: Sequence[Up]) -> Up:
+    """The one upload that uploads of whole numbers amount to, for a method's server."""
+    return opened(added(ups), weighting(method, ups[0]))
 
 
 def opened(total: Up, by: Weighting) -> Up:

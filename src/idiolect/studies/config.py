@@ -92,6 +92,7 @@ class Study(BaseModel):
     uploads: tuple[Spec, ...] = field("uploads")
     privacy: Spec | None = field("privacy")
     robust: Spec | None = field("robust")
+    secure_aggregation: bool = field("secure_aggregation")
     attacks: tuple[Spec, ...] = field("attacks")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
@@ -368,11 +369,10 @@ class Study(BaseModel):
         server = server_optimiser_of(self.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
         made = partial(methods.build, use.name, use.options, self.task(federation), server=server)
-        steps = tuple(step_of(spec) for spec in self.uploads)
         return Job(
-            use.label, made, federation, seed, uploads=steps, measures=self.measures,
+            use.label, made, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),
-            privacy=mechanism_or_none(self.privacy),
+            privacy=mechanism_or_none(self.privacy), secure=self.secure_aggregation,
         )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
+from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
 from idiolect.methods import profile
-from idiolect.simulation import Job, reception
+from idiolect.simulation import Job, reception, summing
 from idiolect.simulation.attacks import complete_attack
 from idiolect.simulation.privacy import Gaussian, complete_mechanism, mechanism_of
 from idiolect.simulation.robust import Rule, complete_rule, rule_of
@@ -39,12 +40,21 @@ def mechanism_or_none(spec: Spec | None) -> Gaussian | None:
 
 
 def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
-    """Check that the methods can take the study's privacy or robust rule.
+    """Check that the methods can take the study's privacy, robust rule or secure aggregation.
 
     Raises:
         InputError: one cannot.
     """
     for use, job in jobs:
+        if job.secure:
+            small = profile.small_round(use.name, use.options)
+            try:
+                summing.weighting(small.method, Up(small.value, small.weight))
+            except InputError as error:
+                what = option("secure_aggregation")
+                raise InputError(
+                    f"method {job.name} cannot take {what}, because {error}: leave out {what}, or this method"
+                ) from None
         if job.privacy is None and job.robust is None:
             continue
         reception.check(job, job.build())

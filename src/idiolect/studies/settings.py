@@ -133,6 +133,12 @@ SETTINGS = {
         DEFENCE,
         "What the server does against hostile uploads: trimmed_mean:share=0.2, median, or norm_bound:multiple=2.0.",
     ),
+    "secure_aggregation": Setting(
+        DEFENCE,
+        "The server gets the sum of a round's uploads alone, in a federation by masks; numbers are rounded to 2^-30.",
+        False,
+        type=bool,
+    ),
     "attacks": Setting(
         DEFENCE,
         "What hostile clients do: sign_flip, label_flip, noise, nan or inflate, as sign_flip:clients=0-3; repeat.",

@@ -87,7 +87,7 @@ def measures(
     means = {m: mean(m) for m in found}
     if worst := sorted(value for _, value in found.get("accuracy", ())):
         means["worst_decile"] = float(np.mean(worst[: max(1, len(worst) // 10)]))
-    return means | {"bytes": float(np.mean(list(sent.values()))), "seconds": seconds}
+    return means | {"bytes": float(np.mean(list(sent.values()) or [0.0])), "seconds": seconds}
 
 
 class TensorBoard:

@@ -277,7 +277,7 @@ class Chunks:
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
         found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
         job = self._site.job
-        if tree.not_finite(back) is None and not (job.uploads or job.attacks):
+        if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
             return found
         return [self._site.leaving(round, i, trained) for i, trained in zip(ids, found, strict=True)]
 
