@@ -236,9 +236,7 @@ class _Run:
         job, state, kept = self.job, self.state, list[int]()
         drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
         asked = drawn or [0]
-        ids: list[int] = []
-        new: list[Tree] = []
-        ups: list[Up] = []
+        ids, new, ups = list[int](), list[Tree](), list[Up]()
         records, wired = [], []
         combining = self.method.combine is not None and len(asked) > _COMBINED and job.robust is None
         at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(asked)

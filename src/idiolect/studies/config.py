@@ -379,8 +379,7 @@ class Study(BaseModel):
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:
     """Warn that the user's own data have no client column, and say what was done instead."""
     size_K = [len(train) for train in found.train[: found.trained]]
-    alone = size_K.count(1)
-    single = f" ({alone} with a single one)" if alone else ""
+    single = f" ({size_K.count(1)} with a single one)" if 1 in size_K else ""
     drawn = Spec(name=partition.name, options={k: v for k, v in partition.options.items() if k in _USUAL.options})
     few = f" (of few texts: {listed(source.few)})" if source.few else ""
     log.warning(
