@@ -12,9 +12,10 @@ typer.main.get_command = cache(
     typer.main.get_command
 )  # it takes a tenth of a second, for each command that a test runs
 
-LONGEST = ("fuzz/test_fuzz.py", "studies/test_interruptions.py", "engines/test_ray.py", "contract/test_contract.py",
-           "engines/test_vectorised.py", "reproduction/test_reproduce.py", "report/test_browser.py")  # fmt: skip
-ALONE = "fuzz/test_fuzz.py"  # its tests are minutes each, and share nothing
+LONGEST = ("fuzz/test_fuzz.py", "engines/test_ray.py", "contract/test_contract.py", "engines/test_vectorised.py",
+           "federation/test_processes.py", "studies/test_interruptions.py", "deploy/test_every_method.py",
+           "reproduction/test_reproduce.py", "report/test_browser.py")  # fmt: skip
+ALONE = "fuzz/test_fuzz.py"  # its tests are a minute each, and share nothing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
