@@ -53,6 +53,7 @@ EFFECTS = {
     "uploads": "what the server gets is smaller, coarser or noisier",
     "privacy": "what the server gets is bounded and noisy, and clients weigh alike",
     "robust": "what the server makes of unlike uploads; without attackers too",
+    "secure_aggregation": "the rounding of uploads: each number is sent as a whole multiple of a small step",
     "attacks": "what hostile clients send or train on; only honest clients are averaged",
     "lr": "longer or shorter steps",
     "momentum": "steps grow with 1 / (1 - momentum): at 0.9 they are five times those at 0.5",
