@@ -81,6 +81,27 @@ def link(place: Place) -> Iterator[Link]:
     thread.join(15)
 
 
+def test_a_reply_is_not_read_before_its_parts_are_known(
+    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, storing, read = link._state, threading.Event(), threading.Event()
+    honest = state.preregister_object_tree
+
+    def slow(tree: object, session: str) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            storing.set()
+            read.wait(0.2)  # replies() waits for this, so nobody says that it has read
+        return honest(tree, session)
+
+    monkeypatch.setattr(state, "preregister_object_tree", slow)
+    ticket = link.send("north", pack({"kind": "x"}))
+    assert storing.wait(60)
+    early = link.replies()
+    read.set()
+    [reply] = early or place.replies(link)
+    assert (reply.ticket, reply.why) == (ticket, "")
+
+
 @pytest.mark.parametrize("size", [1000, 1_500_000], ids=["in one piece", "in several"])
 def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link) -> None:
     arrays = {"w": torch.randn(size), "n": torch.arange(3)}
@@ -128,27 +149,6 @@ def test_a_reply_counts_once(place: Place, link: Link) -> None:
         assert not client.PushMessages(asked).objects_to_push
     assert link.replies() == []
     stop.set()
-
-
-def test_a_reply_is_not_read_before_its_parts_are_known(
-    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state, storing, read = link._state, threading.Event(), threading.Event()
-    honest = state.preregister_object_tree
-
-    def slow(tree: object, session: str) -> object:
-        if threading.current_thread() is not threading.main_thread():
-            storing.set()
-            read.wait(0.2)  # replies() waits for this, so nobody says that it has read
-        return honest(tree, session)
-
-    monkeypatch.setattr(state, "preregister_object_tree", slow)
-    ticket = link.send("north", pack({"kind": "x"}))
-    assert storing.wait(20)
-    early = link.replies()
-    read.set()
-    [reply] = early or place.replies(link)
-    assert (reply.ticket, reply.why) == (ticket, "")
 
 
 def _forged(place: Place, node: int, source: int, reply_to: str) -> PushMessagesRequest:
