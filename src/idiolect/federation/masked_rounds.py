@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from idiolect.core.documents import read_json
 from idiolect.federation.kits import Identity
 from idiolect.federation.masking import Masking
-from idiolect.federation.messages import Message, Refused, pack
+from idiolect.federation.messages import Message, Refused, asked
 from idiolect.federation.personal_state import write_json
 
 _FILE = "opened.json"
@@ -79,9 +78,7 @@ class MaskedRounds:
         sum = self._sums.get(_which(about))
         if sum is None or sum.round != about["round"]:
             raise Refused(f"this site has no keys for round {about['round']}: it has started again since")
-        asked = {name: value for name, value in about.items() if name != "ticket"}
-        content = json.dumps(asked, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
-        digest = hashlib.sha256(content).digest()
+        digest = hashlib.sha256(asked(message)).digest()
         before = sum.answers.get(about["kind"])
         if before is not None and before[0] != digest:
             raise Refused(f"this site has answered another question with the same keys ({about['kind']})")

@@ -70,6 +70,12 @@ def _no_message(error: Exception) -> Refused:
     return Refused(f"it is not a document of named arrays ({type(error).__name__})")
 
 
+def asked(message: Message) -> bytes:
+    """What a message asks, as bytes: the same if it is sent again with another ticket."""
+    about = {name: value for name, value in message.about.items() if name != "ticket"}
+    return json.dumps(about, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
+
+
 def named(part: str, values: Tree) -> dict[str, Tensor]:
     """The tensors of a tree by their paths, under a name such as ``shared``."""
     return {f"{part}/{path}": leaf for path, leaf in tree.named(values).items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import math
 import re
 import secrets
@@ -30,7 +29,7 @@ from idiolect.engines.threads import OneThread
 from idiolect.federation.agreement import Agreed, plain
 from idiolect.federation.events import Events
 from idiolect.federation.kits import Identity
-from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
+from idiolect.federation.messages import Message, Refused, asked, built, named, pack, unpack
 from idiolect.federation.personal_state import Lost, PersonalState, Vault, private_folder, write_json
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Prepared, Samples, alone, sums
@@ -264,9 +263,7 @@ class Worker:
         if not path.exists():
             write_json(path, {"secret": secrets.token_hex(32)})
         own = bytes.fromhex(read_json(path)["secret"])
-        asked = {name: value for name, value in message.about.items() if name != "ticket"}
-        content = json.dumps(asked, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
-        return int.from_bytes(hmac.digest(own, content, "sha256")[:7], "big")
+        return int.from_bytes(hmac.digest(own, asked(message), "sha256")[:7], "big")
 
     def _count(self, known: _Known) -> None:
         """Count a training over all runs of a study, where the policy limits them."""
