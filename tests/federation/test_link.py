@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,11 +17,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import flower, kits
@@ -46,7 +54,7 @@ class Place:
         self.server = kits.server_kit(self.folder / "server")
         self.north, self.south = (kits.site_kit(self.folder / f"site-{name}") for name in self.about.sites)
         self.asked: list[bytes] = []
-        self.said: list[str] = []
+        self.running = self.connection(self.north)
 
     def connection(self, kit: kits.SiteKit) -> Connection:
         def answer(content: bytes) -> bytes:
@@ -74,11 +82,53 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def link(place: Place) -> Iterator[Link]:
     stop = threading.Event()
     with Link(place.server, place.address) as link:
-        thread = threading.Thread(target=place.connection(place.north).run, args=(stop,), daemon=True)
+        thread = threading.Thread(target=place.running.run, args=(stop,), daemon=True)
         thread.start()
         yield link
         stop.set()
     thread.join(15)
+
+
+@pytest.mark.parametrize("size", [1000, 1_500_000], ids=["in one piece", "in several"])
+def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link) -> None:
+    arrays = {"w": torch.randn(size), "n": torch.arange(3)}
+    ticket = link.send("north", pack({"kind": "x"}, arrays))
+    [reply] = place.replies(link)
+    assert (reply.site, reply.ticket) == ("north", ticket)
+    assert reply.content is not None
+    found = unpack(reply.content)
+    assert found.about == {"kind": "x", "from": "north"}
+    assert all(torch.equal(found.arrays[name], a) for name, a in arrays.items())
+    assert link.quiet_for("north") < 20
+    assert link.connections("south") == 0
+    assert link.quiet_for("south") > link.quiet_for("north")  # since the link was made
+    assert not link._state.message_ins_store  # nothing is kept of what has been answered
+    assert not link._state.message_res_store
+
+
+def test_a_reply_counts_once(place: Place, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded reply that is sent again, by the site itself, finds no question to which it belongs."""
+    pushed = []
+    honest = place.running._push
+
+    def twice(client: FleetHttpClient, node: Node, reply: Message, run: int) -> None:
+        pushed.append((client, node, reply))
+        honest(client, node, reply, run)
+        honest(client, node, reply, run)
+
+    monkeypatch.setattr(place.running, "_push", twice)
+    first = link.send("north", pack({"kind": "again"}))
+    [reply] = place.replies(link)
+    second = link.send("north", pack({"kind": "next"}))
+    [later] = place.replies(link)  # by now the first one has been sent twice
+    assert (reply.ticket, later.ticket) == (first, second)
+    client, node, message = pushed[0]
+    asked = PushMessagesRequest(
+        node=node, messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[flower.get_object_tree(message)], clientapp_runtime_list=[0.0],
+    )  # fmt: skip
+    assert not client.PushMessages(asked).objects_to_push
+    assert link.replies() == []
 
 
 def test_a_reply_is_not_read_before_its_parts_are_known(
@@ -102,55 +152,6 @@ def test_a_reply_is_not_read_before_its_parts_are_known(
     assert (reply.ticket, reply.why) == (ticket, "")
 
 
-@pytest.mark.parametrize("size", [1000, 1_500_000], ids=["in one piece", "in several"])
-def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link) -> None:
-    arrays = {"w": torch.randn(size), "n": torch.arange(3)}
-    ticket = link.send("north", pack({"kind": "x"}, arrays))
-    [reply] = place.replies(link)
-    assert (reply.site, reply.ticket) == ("north", ticket)
-    assert reply.content is not None
-    found = unpack(reply.content)
-    assert found.about == {"kind": "x", "from": "north"}
-    assert all(torch.equal(found.arrays[name], a) for name, a in arrays.items())
-    assert link.quiet_for("north") < 20
-    assert link.connections("south") == 0
-    assert link.quiet_for("south") > link.quiet_for("north")  # since the link was made
-    assert not link._state.message_ins_store  # nothing is kept of what has been answered
-    assert not link._state.message_res_store
-
-
-def test_a_reply_counts_once(place: Place, link: Link) -> None:
-    """A recorded reply that is sent again, by the site itself, finds no question to which it belongs."""
-    connection = place.connection(place.north)
-    pushed = []
-    honest = connection._push
-
-    def twice(client: object, node: Node, reply: Message, run: int) -> None:
-        pushed.append((node, reply, run))
-        honest(client, node, reply, run)  # type: ignore[arg-type]
-        honest(client, node, reply, run)  # type: ignore[arg-type]
-
-    connection._push = twice  # type: ignore[method-assign]
-    stop = threading.Event()
-    thread = threading.Thread(target=connection.run, args=(stop,), daemon=True)
-    # the module's connection and this one share a key: whichever asks first gets the message
-    thread.start()
-    while not pushed:
-        link.send("north", pack({"kind": "again", "at": time.time()}))
-        place.replies(link)
-    time.sleep(0.1)
-    assert link.replies() == []
-    node, message, _ = pushed[0]
-    with connection._client() as client:
-        asked = PushMessagesRequest(
-            node=node, messages_list=[message_to_proto(remove_content_from_message(message))],
-            message_object_trees=[flower.get_object_tree(message)], clientapp_runtime_list=[0.0],
-        )  # fmt: skip
-        assert not client.PushMessages(asked).objects_to_push
-    assert link.replies() == []
-    stop.set()
-
-
 def _forged(place: Place, node: int, source: int, reply_to: str) -> PushMessagesRequest:
     message = Message(flower.record(pack({"kind": "forged"})), dst_node_id=node, message_type="query")
     message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=reply_to, _message_id=message.object_id)
@@ -171,7 +172,7 @@ def test_a_site_speaks_for_nobody_else(place: Place, link: Link) -> None:
 
 
 def test_an_unregistered_key_learns_nothing(place: Place, link: Link) -> None:
-    link.send("south", pack({"kind": "study", "text": "secret"}))
+    ticket = link.send("south", pack({"kind": "study", "text": "secret"}))
     stranger = place.south._replace(key=ec.generate_private_key(ec.SECP384R1()))
     with pytest.raises(InputError, match="does not know the key of south"):
         place.connection(stranger).run(threading.Event())
@@ -189,6 +190,7 @@ def test_an_unregistered_key_learns_nothing(place: Place, link: Link) -> None:
                 ask()
             assert error.value.response.status_code in (401, 403)
             assert b"secret" not in error.value.response.content
+    link.forget([ticket])
 
 
 def test_nothing_else_is_served(place: Place, link: Link) -> None:
@@ -214,6 +216,49 @@ def test_another_authority_is_not_trusted(place: Place, link: Link, tmp_path: Pa
         place.connection(wrong).run(threading.Event())
 
 
+def _connected(client: FleetHttpClient, kit: kits.SiteKit) -> Node:
+    public = public_key_to_bytes(kit.key.public_key())
+    asked = ActivateNodeRequest(public_key=public, heartbeat_interval=20)
+    return Node(node_id=client.ActivateNode(asked).node_id)
+
+
+def test_what_a_lost_connection_has_asked_takes_no_message(place: Place, link: Link) -> None:
+    """A site that was killed left a question for work at the server; the site that comes back gets the next message."""
+    south = place.connection(place.south)
+    with south._client() as lost, south._client() as back, ThreadPoolExecutor(1) as pool:
+        node = _connected(lost, place.south)
+        link._seen.pop("south")
+        pulling = pool.submit(lost.PullMessages, PullMessagesRequest(node=node))
+        while "south" not in link._seen:
+            time.sleep(0.01)
+        assert _connected(back, place.south) == node
+        ticket = link.send("south", pack({"kind": "x"}))
+        [message] = back.PullMessages(PullMessagesRequest(node=node)).messages_list
+        assert message.metadata.message_id == ticket
+        with pytest.raises(httpx.HTTPStatusError, match="410"):
+            pulling.result()
+        with pytest.raises(httpx.HTTPStatusError, match="410"):
+            lost.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=20))
+    link.forget([ticket])
+
+
+def test_of_a_site_that_runs_twice_the_first_ends(place: Place, link: Link) -> None:
+    stop, before = threading.Event(), link.connections("south")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(place.connection(place.south).run, stop)
+        while link.connections("south") == before:
+            time.sleep(0.01)
+        second = pool.submit(place.connection(place.south).run, stop)
+        with pytest.raises(InputError, match=r"another program has connected to \S+ as south since"):
+            first.result()
+        stop.set()
+        link.send("south", pack({"kind": "last"}))
+        [reply] = place.replies(link)  # a site that stops still sends what it has answered
+        assert reply.site == "south"
+        second.result()
+
+
 def test_a_port_in_use_is_said(place: Place, link: Link) -> None:
+    """The last test: Flower knows one run in a process, and from here on it is that of the link that failed."""
     with pytest.raises(RunError, match="cannot listen on"), Link(place.server, place.address):
         pass

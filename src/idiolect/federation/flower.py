@@ -13,12 +13,17 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from idiolect.federation.messages import Refused
 
-__all__ = ["body_of", "get_all_nested_objects", "get_object_tree", "iterate_object_tree", "quiet", "record"]
+__all__ = [
+    "CONNECTION", "LIFE", "body_of", "get_all_nested_objects", "get_object_tree", "iterate_object_tree", "quiet",
+    "record",
+]  # fmt: skip
 
 _PART = "message"
 _WHOLE = 2**22  # bytes that go in one piece
 LIFE = 30 * 86400.0
 """Seconds after which a message that nobody fetched is forgotten."""
+CONNECTION = "idiolect-connection"
+"""The header of a request that says to which of a site's connections it belongs."""
 
 
 def record(content: bytes) -> RecordDict:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 from idiolect.federation import flower  # first: it sets what flwr reads when it is imported
 
 # isort: split
+import httpx
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
@@ -85,6 +86,7 @@ class Link:
         self._made = time.monotonic()
         self._seen: dict[str, float] = {}
         self._connections = dict.fromkeys(kit.sites, 0)
+        self._current: dict[int, str] = {}
         self._alive = time.monotonic()
         config = uvicorn.Config(
             self._app(factory), host=listen[0], port=listen[1],
@@ -224,11 +226,13 @@ class Link:
             node = self._state.get_node_id_by_public_key(asked.public_key)
             if node in self._site_of:
                 self._connections[self._site_of[node]] += 1
+                self._current[node] = request.headers.get(flower.CONNECTION, "")
                 self._state.deactivate_node(node)  # a site that was killed comes back before Flower has noticed
         else:
             node = getattr(getattr(asked, "node", None), "node_id", getattr(asked, "node_id", None))
         if node not in self._site_of:
             raise HTTPException(403)
+        self._check_current(node, request)
         self._seen[self._site_of[node]] = time.monotonic()
         if isinstance(asked, PushMessagesRequest) and not all(
             message.metadata.src_node_id == node and message.metadata.reply_to_message_id
@@ -239,8 +243,19 @@ class Link:
             until = time.monotonic() + HOLD
             while time.monotonic() < until and not self._waiting(node) and not self._server.should_exit:
                 await asyncio.sleep(_LOOK)
+                self._check_current(node, request)
             self._seen[self._site_of[node]] = time.monotonic()
         return await call_next(request)
+
+    def _check_current(self, node: int, request: Request) -> None:
+        """Refuse what belongs to an earlier connection of a site.
+
+        A site that was killed or cut off leaves an open question for work behind. This would take the next message, and
+        nobody would get it.
+        """
+        name = request.headers.get(flower.CONNECTION, "")
+        if self._current.get(node, name) != name:
+            raise HTTPException(httpx.codes.GONE)
 
     def _waiting(self, node: int) -> bool:
         """Whether there is a message that a site has not fetched."""

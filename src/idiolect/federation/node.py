@@ -6,6 +6,7 @@ is code from the network; here nothing that arrives is ever run.
 
 from __future__ import annotations
 
+import secrets
 import ssl
 import threading
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -54,6 +56,18 @@ _LOST = (httpx.HTTPError, ObjectPullError, ObjectPushError, RuntimeError, OSErro
 class _Unsent(NamedTuple):
     reply: Message
     run: int
+
+
+class _Named:
+    """Says with each request to which connection it belongs: the server answers the site's last one alone."""
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(8)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Add the name to a request."""
+        context.request.headers[flower.CONNECTION] = self._name
+        return call_next(context)
 
 
 class Connection:
@@ -76,7 +90,8 @@ class Connection:
         """Answer messages until ``stop`` is set.
 
         Raises:
-            InputError: the server is not who it should be, or does not know this site.
+            InputError: the server is not who it should be, or does not know this site, or another program has connected
+            as this site since.
         """
         while not stop.is_set():
             try:
@@ -95,7 +110,9 @@ class Connection:
         key = self._kit.key
         authentication = NodeAuthHttpInterceptor(key, key.public_key())
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        return FleetHttpClient.from_server_address(self._kit.server, False, self._kit.ca, [version, authentication])
+        return FleetHttpClient.from_server_address(
+            self._kit.server, False, self._kit.ca, [version, authentication, _Named()]
+        )
 
     def _connected(self, client: FleetHttpClient, stop: threading.Event) -> None:
         asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_PROMISED)
@@ -106,11 +123,11 @@ class Connection:
         beating = threading.Thread(target=self._beat, args=(client, node, over), daemon=True)
         beating.start()
         try:
-            while not stop.is_set():
+            while True:
                 if self._unsent is not None:
                     self._push(client, node, *self._unsent)
                     self._unsent = None
-                if over.is_set():
+                if stop.is_set() or over.is_set():
                     return
                 pulled = client.PullMessages(PullMessagesRequest(node=node))
                 if pulled.messages_list:
@@ -152,14 +169,17 @@ class Connection:
             put = make_push_object_fn_protobuf(client.PushObject, node, run, pushed.session_id)
             push_objects(objects, put, object_ids_to_push=set(pushed.objects_to_push))
         except (ObjectPushError, httpx.HTTPStatusError) as error:
+            if _superseded(error):
+                raise
             self._say(f"the server did not take a reply ({_why(error)})")
 
     def _beat(self, client: FleetHttpClient, node: Node, over: threading.Event) -> None:
         while not over.wait(_BEAT):
             try:
                 client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=_PROMISED))
-            except _LOST:
-                over.set()
+            except _LOST as error:
+                if not _superseded(error):  # else the next request says so, which is not this thread's
+                    over.set()
 
     def _leave(self, client: FleetHttpClient, node: Node) -> None:
         try:
@@ -178,6 +198,11 @@ class Connection:
                     "site and server have kits that were made together"
                 ) from None
             cause = cause.__cause__ or cause.__context__
+        if _superseded(error):
+            raise InputError(
+                f"another program has connected to {self._kit.server} as {self._kit.site} since: a site runs once, so "
+                "stop one of the two"
+            ) from None
         if isinstance(error, httpx.HTTPStatusError) and error.request.url.path.endswith("/activate-node"):
             code = error.response.status_code
             if code in (400, 401, 403, 404, 409):
@@ -185,6 +210,11 @@ class Connection:
                     f"{self._kit.server} does not know the key of {self._kit.site} (or a clock is wrong by minutes): "
                     "ask its operator for a new kit"
                 ) from None
+
+
+def _superseded(error: Exception) -> bool:
+    """Whether the server has closed a connection because the site has opened another one."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.GONE
 
 
 def _why(error: Exception) -> str:
