@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,17 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra federation")
 sys.path.insert(0, str(Path(__file__).parent))  # for sites.py
 
+import machines
 import sites
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return sites.tables(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[machines.Launcher]:
+    launcher = machines.Launcher()
+    yield launcher
+    launcher.close()

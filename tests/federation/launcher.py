@@ -1,7 +1,8 @@
 """Starts the command line in processes of their own, forked from one that has imported everything.
 
 Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with its process id. {"wait": pid} answers
-with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it.
+with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it. With
+"program", it is one of ``programs.py``.
 """
 
 # ruff: noqa: F401  imported for the children
@@ -15,6 +16,7 @@ import sys
 import traceback
 
 import anyio._backends._asyncio
+import programs
 import pyarrow.dataset
 import scipy.stats
 import uvicorn.lifespan.on
@@ -30,7 +32,7 @@ from idiolect.studies import run, watcher
 _NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
 
-def _child(arguments: list[str], log: str, network: str | None = None) -> None:
+def _child(arguments: list[str], log: str, network: str | None = None, program: str = "idiolect") -> None:
     os.setsid()
     if network is not None and ctypes.CDLL(None).setns(os.open(network, os.O_RDONLY), _NETWORK):
         os._exit(71)
@@ -39,7 +41,7 @@ def _child(arguments: list[str], log: str, network: str | None = None) -> None:
     for descriptor in (1, 2):
         os.dup2(out, descriptor)
     try:
-        main(arguments)
+        {"idiolect": main, **programs.PROGRAMS}[program](arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     except BaseException:  # noqa: BLE001  a child must never go on as its parent
@@ -62,7 +64,7 @@ def serve() -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            _child(asked["arguments"], asked["log"], asked.get("network"))
+            _child(**asked)
         print(pid, flush=True)
 
 

@@ -95,6 +95,26 @@ class Loop:
         return 1
 
 
+class Away(Loop):
+    """Coast is away until a round, and has heard of nothing before."""
+
+    def __init__(self, workers: dict[str, Worker], back: int) -> None:
+        super().__init__(workers)
+        self.back, self.there = back, back == 0
+
+    def send(self, site: str, content: bytes) -> str:
+        asked = unpack(content)
+        if site == "coast" and "round" in asked.about:
+            self.there = asked.about["round"] >= self.back
+        if site == "coast" and not self.there:
+            self.sent.append((site, asked))
+            return "no reply"
+        return super().send(site, content)
+
+    def quiet_for(self, site: str) -> float:
+        return 0.0 if site != "coast" or self.there else float("inf")
+
+
 def workers(
     folder: Path, files: dict[str, Path], policy: Policy | None = None, vault: Vault | None = None
 ) -> dict[str, Worker]:

@@ -82,3 +82,11 @@ def test_what_cannot_work_ends_with_a_sentence(
     assert _ends(*(text.format(**places) for text in arguments)) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
+
+
+def test_too_few_sites_to_start_with(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    serve = ("federation", "serve", made / "kits" / "server", study(tmp_path), "--out", tmp_path / "run")
+    assert _ends(*serve, "--start-with", 1) == 2
+    said = capsys.readouterr().err
+    assert "--start-with 1 is not possible with 2 sites, of which each round needs 2" in said
+    assert not (tmp_path / "run").exists()

@@ -92,6 +92,12 @@ HOSTILE: dict[str, tuple[Tamper, str]] = {
         ),
         "weight is negative",
     ),
+    "counts too many samples": (
+        lambda asked, reply: Message(
+            reply.about, {k: a * 2 if k.startswith("weight") else a for k, a in reply.arrays.items()}
+        ),
+        "its weight is 32, and it has 16 training samples",
+    ),
     "too large": (
         lambda asked, reply: Message(
             reply.about, {k: a * 1000 if "value" in k else a for k, a in reply.arrays.items()}

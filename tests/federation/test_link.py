@@ -29,6 +29,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from machines import port
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import flower, kits
@@ -36,12 +37,6 @@ from idiolect.federation.events import Events
 from idiolect.federation.link import Link, Reply
 from idiolect.federation.messages import pack, unpack
 from idiolect.federation.node import Connection
-
-
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Place:

@@ -2,127 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pandas as pd
 import pytest
-from sites import NAMES, study, tables
-from test_link import port
+from machines import LONG, Launcher, Machines, port
+from sites import NAMES, study
 
-from idiolect import report
 from idiolect.core.version import __version__
 from idiolect.federation import kits
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import rehearsed, study_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 _METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, scaffold"
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
-_LONG = 100.0  # seconds for what takes a few, on a machine that has other work
-
-
-class Machines:
-    """The processes of a federation, started from one that has imported everything."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.server = f"127.0.0.1:{port()}"
-        about = kits.Description(name="trial", server=self.server, sites=NAMES)
-        kits.provision(about, folder / "kits")
-        self.files = tables(folder)
-        self.running: dict[str, int] = {}
-        self._marks: dict[str, int] = {}
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._launcher = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("launcher.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        assert self._heard() == "ready"
-
-    def _heard(self) -> str:
-        assert self._launcher.stdout is not None
-        return self._launcher.stdout.readline().strip()
-
-    def _say(self, **asked: Any) -> str:
-        assert self._launcher.stdin is not None
-        self._launcher.stdin.write(json.dumps(asked) + "\n")
-        self._launcher.stdin.flush()
-        return self._heard()
-
-    def start(self, name: str, *arguments: object, network: str | None = None) -> int:
-        log = self.folder / f"{name}.log"
-        log.unlink(missing_ok=True)
-        self._marks.pop(name, None)
-        asked = {"arguments": [str(a) for a in arguments], "log": str(log), "network": network}
-        self.running[name] = int(self._say(**asked))
-        return self.running[name]
-
-    def site(self, name: str, kit: Path | None = None, **more: object) -> int:
-        options = [part for key, value in more.items() for part in (f"--{key}", value)]
-        data = self.files.get(name, self.files["north"])
-        return self.start(
-            name, "site", kit or self.folder / "kits" / f"site-{name}", "--data", data, "--target", "label",
-            "--state", self.folder / "states" / name, *options,
-        )  # fmt: skip
-
-    def serve(self, out: str, *options: object) -> int:
-        self._marks = {name: len(self.said(name)) + self._marks.get(name, 0) for name in self.running}
-        return self.start(
-            "server", "federation", "serve", self.folder / "kits" / "server", self.folder / "study.yaml", "--out",
-            self.folder / out, "--lost-after", 4, *options,
-        )  # fmt: skip
-
-    def ended(self, name: str) -> int:
-        """The exit code of a process, once it has one."""
-        return int(self._say(wait=self.running.pop(name)))
-
-    def said(self, name: str) -> str:
-        """What a process has said since the server was started last."""
-        path = self.folder / f"{name}.log"
-        return path.read_text()[self._marks.get(name, 0) :] if path.exists() else ""
-
-    def until(self, name: str, text: str, times: int = 1) -> None:
-        """Wait until a process has said something so often."""
-        end = time.monotonic() + _LONG
-        while self.said(name).count(text) < times:
-            assert time.monotonic() < end, f"{name} never said {text!r}:\n{self.said(name)}"
-            time.sleep(0.02)
-
-    def kill(self, name: str, number: int) -> None:
-        os.kill(self.running[name], number)
-
-    def close(self) -> None:
-        for name in list(self.running):
-            self.kill(name, signal.SIGKILL)
-            self.ended(name)
-        assert self._launcher.stdin is not None
-        self._launcher.stdin.close()
-        self._launcher.wait(20)
-        assert self._launcher.stdout is not None
-        self._launcher.stdout.close()
-
-    def records(self, out: str) -> pd.DataFrame:
-        return report.read(self.folder / out).records
-
-    def simulated(self, out: str) -> pd.DataFrame:
-        samples = {name: Samples(self.files[name], target="label") for name in NAMES}
-        return rehearsed(study_for(self.folder / "study.yaml", "trial"), samples, self.folder / out).records
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    machines = Machines(tmp_path_factory.mktemp("federation"))
+def machines(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Machines]:
+    machines = Machines(tmp_path_factory.mktemp("federation"), launcher)
     try:
         for name in NAMES:
             machines.site(name)
@@ -227,7 +132,7 @@ def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machin
         study(machines.folder, "fedper", rounds=12, local_epochs=5)
         machines.serve("full", "--min-sites", 3)
         machines.until("west", "fedper, seed 0: round 1 trained")
-        end = time.monotonic() + _LONG
+        end = time.monotonic() + LONG
         while "west does not count: it says: cannot write" not in machines.said("server"):
             _fill(disk)  # again: older states are deleted
             assert time.monotonic() < end, machines.said("west")

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from sites import NAMES, Loop, Tamper, study, worker
+from sites import NAMES, Away, Loop, Tamper, study, worker
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import kits
@@ -50,10 +50,10 @@ def made(kit: Path, files: Files, tmp_path: Path) -> Made:
     return workers
 
 
-def _run(tmp_path: Path, kit: Path, link: Loop, out: str = "run", least: int = 3) -> Result:
+def _run(tmp_path: Path, kit: Path, link: Loop, out: str = "run", least: int = 3, start: int | None = None) -> Result:
     whole = study_for(tmp_path / "study.yaml", "trial")
     public = kits.server_kit(kit / "server").sites
-    terms = Terms(Patience(least=least, deadline=60))
+    terms = Terms(Patience(least=least, deadline=60), start=start)
     return conduct(whole, link, list(NAMES), tmp_path / out, Events(quiet=True), terms=terms, public=public)
 
 
@@ -120,6 +120,13 @@ def test_one_site_is_lost_in_any_step(kind: str, kit: Path, made: Made, tmp_path
     assert list(zip(gone["round"], gone["client"], strict=True)) == ([] if late else [(1, 2)])
     trained = found[(found["stage"] == "local") & (found["round"] == 1)]["client"].unique()
     assert len(trained) == 5 - (not late)
+
+
+def test_a_site_that_comes_late_is_in_the_sums(kit: Path, made: Made, tmp_path: Path) -> None:
+    study(tmp_path, rounds=3, secure_aggregation=True)
+    found = _run(tmp_path, kit, Away(made(), back=2), start=4).records
+    assert found.query("stage == 'local'").groupby("round")["client"].nunique().tolist() == [4, 5, 5]
+    assert not [text for text in _said(tmp_path) if "changes nothing" in text]
 
 
 def test_too_few_sites_cost_a_round_and_no_more(kit: Path, made: Made, tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def serve_command(
         option("Show sites, rounds and alarms to a browser at this port of this machine.", metavar="[HOST:]PORT"),
     ] = None,
     min_sites: Annotated[int | None, option("Sites without which a round does not close.", "more than half")] = None,
+    start_with: Annotated[
+        int | None, option("Sites that must be there before the first round; others may come later.", "all sites")
+    ] = None,
     deadline: Annotated[float, option("Seconds after which a round closes with those that answered.", "600")] = 600.0,
     lost_after: Annotated[float, option("Seconds of silence after which a site is not waited for.", "30")] = 30.0,
     most_norm: Annotated[
@@ -78,7 +81,7 @@ def serve_command(
         if not value > 0:
             raise InputError(f"--{name} {value:g} is not possible: give a number above 0")
     least = len(server_kit(kit).sites) // 2 + 1 if min_sites is None else min_sites
-    terms = Terms(Patience(least, deadline, lost_after), most_norm)
+    terms = Terms(Patience(least, deadline, lost_after), most_norm, start_with)
     show = Silent() if quiet or not err_console.is_terminal else watcher(err_console)
     result = serve(kit, study, out, listen=listen, page=page, terms=terms, watcher=show, say=Events(quiet=quiet))
     out_console.print(result.table())

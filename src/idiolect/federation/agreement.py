@@ -82,8 +82,26 @@ class Agreed(BaseModel):
         counts = [sum(row) for row in rows]
         ends = np.cumsum([0, *counts]).tolist()
         parts = [torch.arange(start, end) for start, end in pairwise(ends)]
-        y_R = torch.tensor([c for row in rows for c, n in enumerate(row) for _ in range(n)], dtype=torch.int64)
+        class_T = torch.arange(len(self.classes)).repeat(len(rows))
+        y_R = class_T.repeat_interleave(torch.tensor(rows).flatten())
         return data_of(self, name, empty(self), y_R, tuple(parts[::2]), tuple(parts[1::2]))
+
+    def among(self, names: Sequence[str]) -> Self:
+        """The same for all sites of a federation; those that were not there have no samples yet."""
+        none = (0,) * len(self.classes)
+        train, test = (dict(zip(self.names, rows, strict=True)) for rows in (self.train, self.test))
+        both = {"train": tuple(train.get(n, none) for n in names), "test": tuple(test.get(n, none) for n in names)}
+        return self.model_copy(update=both | {"names": tuple(names)})
+
+    def with_counts(self, client: int, sums: Sums) -> Self:
+        """The same once a client has said what it has."""
+        rows = {"train": sums.train_C, "test": sums.test_C}
+        return self.model_copy(
+            update={
+                part: tuple(tuple(row_C.tolist()) if k == client else row for k, row in enumerate(getattr(self, part)))
+                for part, row_C in rows.items()
+            }
+        )
 
 
 def empty(agreed: Agreed) -> Tensor:
@@ -124,6 +142,32 @@ def together(offers: Mapping[str, Offer]) -> tuple[Inputs, tuple[str, ...]]:
     columns = _columns(offers)
     width = sum(len(column.features) for column in columns)
     return Inputs(kind="table", shape=(width,), columns=columns, mean=(0.0,) * width, std=(1.0,) * width), classes
+
+
+def strange_to(agreed: Agreed, site: str, offer: Offer) -> list[str]:
+    """The texts of a site that comes after the agreement which the others did not have.
+
+    Raises:
+        InputError: its samples do not fit what the others have agreed on.
+    """
+    there = agreed.inputs.columns
+    if offer.kind == "table" and (missing := {c.name for c in there if c.features} - {c.name for c in offer.columns}):
+        raise InputError(
+            f"{site} has no column {min(missing)!r}, which the other sites agreed on: add it, or start a new run"
+        )
+    images = agreed.inputs.kind == "images"
+    whole = Offer(
+        kind="images" if images else "table", shape=agreed.inputs.shape if images else (), columns=there,
+        classes=agreed.classes,
+    )  # fmt: skip
+    _, classes = together({"the run": whole, site: offer})
+    if new := sorted(set(classes) - set(agreed.classes)):
+        raise InputError(
+            f"{site} has samples of the class {new[0]!r}, which no site had at the start: leave them out, or start a "
+            "new run"
+        )
+    known = {column.name: set(column.texts) for column in there if column.kind == "text"}
+    return [f"{text!r} in {c.name}" for c in offer.columns for text in c.texts if text not in known.get(c.name, {text})]
 
 
 def _columns(offers: Mapping[str, Offer]) -> tuple[Encoding, ...]:

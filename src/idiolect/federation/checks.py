@@ -13,10 +13,12 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import blame
 from idiolect.core.method import Data, Down, Method, Up
 from idiolect.data import FederatedData
+from idiolect.federation.agreement import Sums
 from idiolect.federation.messages import Message, Refused, built
 from idiolect.simulation.client_runner import Measured, Trained
 
 _MOST = 1000  # values that a client may report
+_SAMPLES = 2**26  # of a site
 _FEW = 3  # uploads of which a median says something
 
 
@@ -37,20 +39,44 @@ def expected(method: Method, data: FederatedData, name: str) -> Up:
         return method.local(Down(down.shared, tree.rows(down.own, 0)), client, samples, keys.key(0, 1))[1]
 
 
-def trained(message: Message, like: Up, round: int) -> Trained:
+def trained(message: Message, like: Up, round: int, samples: int) -> Trained:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
+    Args:
+        message: the site's.
+        like: an upload of the right form.
+        round: the round.
+        samples: training samples that the site has said it has; a weight counts some of them, or is 1.
+
     Raises:
-        Refused: an array is missing, strange, of another shape or type, or not finite, or what it reports is not in
-            order.
+        Refused: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
+            more samples than there are, or what it reports is not in order.
     """
     up = Up(**built(message.arrays, like._asdict()))
     if (path := tree.not_finite(up)) is not None:
         raise Refused(f"{path} is not finite")
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
         raise Refused("a weight is negative")
+    most = max([float(a.double().sum()) for a in tree.leaves(up.weight)], default=0.0)
+    if most > max(samples, 1) * 1.001:
+        raise Refused(f"its weight is {most:.6g}, and it has {samples} training samples")
     info = {name: torch.tensor(value) for name, value in reported(message).items()}
     return Trained(torch.tensor(round), up, info)
+
+
+def summed(message: Message, classes: int, features: int) -> Sums:
+    """What a site says of its samples once features and classes are agreed.
+
+    Raises:
+        Refused: an array has another shape or type, or a number is not possible.
+    """
+    found = Sums(**built(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
+    if tree.not_finite(found) is not None or any(bool((a < 0).any()) for a in (*found[:3], found.square_F)):
+        raise Refused("a sum over its samples is not finite, or a number of samples is negative")
+    train, test = (float(a.double().sum()) for a in (found.train_C, found.test_C))
+    if not 1 <= train <= _SAMPLES or test > _SAMPLES:
+        raise Refused(f"it says that it has {train:.6g} training and {test:.6g} test samples")
+    return found
 
 
 def reported(message: Message) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
@@ -24,6 +24,8 @@ class Question(NamedTuple):
 
     about: Mapping[str, Any]
     arrays: Mapping[str, Tensor]
+    then: Callable[[Message], list[Question]] | None = None
+    """Reads the answer to a question that was put before another one, and says what to ask next."""
 
 
 class Replied(Protocol):
@@ -85,7 +87,7 @@ class _Open:
     nonce: str = ""
     ticket: str = ""
     connections: int = 0
-    said: bool = field(default=False)
+    introduced: bool = False
 
 
 class Conversation:
@@ -99,8 +101,8 @@ class Conversation:
 
     def __init__(self, link: Carrier, sites: Sequence[str], say: Events) -> None:
         self.sites, self._link, self._say = sites, link, say
-        self.introduce: Callable[[int], list[Question]] = lambda client: []
-        """What a site that does not know the study is told first."""
+        self.introduce: Callable[[int, Mapping[str, Any]], list[Question]] = lambda client, asked: []
+        """What a site that does not know the study is asked and told first, by what it was asked."""
 
     def ask(
         self,
@@ -174,16 +176,18 @@ class Conversation:
         if about.get("ticket") != one.nonce or about.get("kind") != asked["kind"]:
             raise Refused("its reply is to another message")
         if about.get("unknown") and len(one.queue) == 1:
-            one.queue = [*self.introduce(i), *one.queue]
-            if len(one.queue) == 1:
+            before = [] if one.introduced else self.introduce(i, asked)
+            if not before:
                 raise Refused("it does not know the study")
+            one.queue, one.introduced = [*before, *one.queue], True
         elif about.get("lost") and asked.get("kept"):
             self._say(f"{one.site} has lost its state and starts from the first one again", site=one.site, lost=True)
             one.queue = [Question(dict(asked) | {"kept": 0}, one.queue[0].arrays)]
         elif told := about.get("refused") or about.get("failed"):
             raise Refused(f"it says: {str(told)[:500]}")
         elif len(one.queue) > 1:
-            one.queue.pop(0)
+            answered = one.queue.pop(0)
+            one.queue = [*(answered.then(message) if answered.then else []), *one.queue]
         else:
             found[i] = take(i, message)
             one.queue = []

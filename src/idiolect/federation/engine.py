@@ -44,6 +44,7 @@ class Sites:
         say: for events.
         began: called when a job starts.
         public: the public key of each site in PEM, by name, for secure aggregation.
+        samples: how many training samples a client has said that it has.
     """
 
     name = "federation"
@@ -51,10 +52,11 @@ class Sites:
 
     def __init__(
         self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
-        began: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None,
+        began: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None, *,
+        samples: Callable[[int], int],
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
-        self.seconds, self._began, self.public = 0.0, began, public or {}
+        self.seconds, self._began, self.public, self.samples = 0.0, began, public or {}, samples
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +104,7 @@ class Session:
         def take(i: int, message: Message) -> Trained | Measured | None:
             heard(message)
             if phase == "local":
-                return checks.trained(message, self._like, round)
+                return checks.trained(message, self._like, round, engine.samples(i))
             return checks.measured(message)
 
         before = self.seconds

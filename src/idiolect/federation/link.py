@@ -24,6 +24,7 @@ from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.error import http_error_translator
@@ -45,6 +46,8 @@ HOLD = 10.0
 """Seconds that a site's question for work stays open while there is none; so a message is fetched at once."""
 _LOOK = 0.05  # seconds between two looks for work or for replies
 _LARGEST = 2**26  # bytes of one request; Flower sends arrays in smaller pieces
+_ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
+_TIMES = 16
 _KEEP = 20.0  # seconds between two signs of life of the run itself, without which Flower ends it
 
 
@@ -87,6 +90,7 @@ class Link:
         self._seen: dict[str, float] = {}
         self._connections = dict.fromkeys(kit.sites, 0)
         self._current: dict[int, str] = {}
+        self._room: dict[int, int] = {}  # bytes that a site may still send
         self._alive = time.monotonic()
         config = uvicorn.Config(
             self._app(factory), host=listen[0], port=listen[1],
@@ -127,6 +131,7 @@ class Link:
         for name in missing:
             self._state.store_object(self._run, session, name, objects[name].deflate())
         bare = remove_content_from_message(message)
+        self._room[self._node_of[site]] = _ROOM + _TIMES * len(content)
         if self._state.store_message_ins(bare) is None:
             raise RunError(f"the message to {site} could not be sent: start the server again")
         self._at[ticket] = site, time.monotonic()
@@ -140,6 +145,10 @@ class Link:
             self._state.acknowledge_task_heartbeat(self._task)
         found = []
         for ticket, (site, _) in list(self._at.items()):
+            if self._room[self._node_of[site]] < 0:
+                found.append(Reply(site, ticket, None, "it has more bytes than any reply to this question needs"))
+                self.forget([ticket])
+                continue
             with self._state.lock:  # Flower stores a reply and the list of its parts one after the other
                 answered = self._state.message_ins_id_to_message_res_id.get(ticket)
             if answered is None:
@@ -239,6 +248,10 @@ class Link:
             for message in asked.messages_list
         ):
             raise HTTPException(403)  # Flower would let it speak for another, or for the server
+        if isinstance(asked, PushObjectRequest):
+            self._room[node] = self._room.get(node, 0) - len(asked.object_content)
+            if self._room[node] < 0:
+                raise HTTPException(413)
         if isinstance(asked, PullMessagesRequest):
             until = time.monotonic() + HOLD
             while time.monotonic() < until and not self._waiting(node) and not self._server.should_exit:

@@ -20,7 +20,7 @@ from idiolect.federation.messages import Refused, head
 from idiolect.simulation import Engine, Record
 from idiolect.studies.progress import Key, Silent
 
-_ALARMS = ("refused", "missing", "lost", "diverged", "back")
+_ALARMS = ("refused", "missing", "lost", "diverged", "back", "late")
 """What marks an event that the operator should see."""
 _SHOWN = 200  # alarms and rounds that are kept
 

@@ -11,7 +11,7 @@ import torch
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
-from idiolect.federation.agreement import Agreed, agree, plain, together
+from idiolect.federation.agreement import agree, plain, together
 from idiolect.federation.kits import SiteKit
 from idiolect.federation.messages import Refused, named, pack
 from idiolect.federation.policy import Policy
@@ -52,7 +52,8 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
         policy.check(whole)
     except Refused as error:
         raise InputError(f"the policy does not allow {study}: {error}") from None
-    agreed = _guessed(agree(inputs, classes, {kit.site: own}, whole.normalise), kit.number)
+    others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
+    agreed = agree(inputs, classes, {kit.site: own}, whole.normalise).among([*others, kit.site])
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:
@@ -69,14 +70,6 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
             policy.fits(size)
         except Refused as error:
             yield f"  refused by the policy: {error}"
-
-
-def _guessed(agreed: Agreed, number: int) -> Agreed:
-    """The agreement as far as this site knows it: other clients have nothing yet."""
-    none = (0,) * len(agreed.classes)
-    train, test = ([*[none] * number, row] for row in (agreed.train[0], agreed.test[0]))
-    names = [*(f"client {k}" for k in range(number)), agreed.names[0]]
-    return agreed.model_copy(update={"train": tuple(train), "test": tuple(test), "names": tuple(names)})
 
 
 def _rows(arrays: dict[str, torch.Tensor]) -> Iterator[str]:

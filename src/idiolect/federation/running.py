@@ -53,6 +53,11 @@ def serve(
     terms, say = terms or Terms(), say or Events()
     if not 1 <= terms.patience.least <= len(found.sites):
         raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {len(found.sites)} sites")
+    if terms.start is not None and not terms.patience.least <= terms.start <= len(found.sites):
+        raise InputError(
+            f"{option('start_with', terms.start)} is not possible with {len(found.sites)} sites, of which each round "
+            f"needs {terms.patience.least}"
+        )
     try:
         place = listening(found, listen)
     except ValueError as error:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pydantic
 from pydantic import PrivateAttr
 
-from idiolect.core import files
-from idiolect.core.documents import read_json, sealed_json
-from idiolect.core.errors import InputError, option
-from idiolect.core.version import __version__
-from idiolect.data import FederatedData
-from idiolect.federation.agreement import Agreed, Offer, Sums, agree, together
+from idiolect.core.errors import InputError, Interrupted, option
+from idiolect.data import FederatedData, manifest
+from idiolect.federation import checks
+from idiolect.federation.agreement import Offer, Sums, agree, together
+from idiolect.federation.begun import Begun, Joining, about, offer_of
 from idiolect.federation.conversation import Carrier, Conversation, Patience, Question
 from idiolect.federation.engine import Remote, Sites
 from idiolect.federation.events import FILE, Events
-from idiolect.federation.messages import Message, Refused, built
+from idiolect.federation.messages import Message
 from idiolect.federation.samples import Samples, pooled, sums
-from idiolect.federation.site import digest
+from idiolect.runs.store import renew
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
 from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Watcher
 
-_FILE = ".federation.json"
+_GOODBYE = 10.0  # seconds
 _ONLY_HERE = (
     "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "partition", "clients", "sizes", "keep",
     "shifts", "new_clients", "new_shifts", "save_predictions", "attacks",
@@ -42,6 +41,8 @@ class Terms(NamedTuple):
     patience: Patience = Patience()
     most: float = 100.0
     """An upload whose norm is more than this many times the round's median does not count."""
+    start: int | None = None
+    """Sites that must be there to agree before the first round; others can come later. None takes all."""
 
 
 class SiteStudy(Study):
@@ -116,101 +117,64 @@ def conduct(
     """
     terms = terms or Terms()
     talk = Conversation(link, sites, say)
-    begun = _Begun.read(out / _FILE, study, sites) or _agreed(talk, study, terms, stop)
-    talk.introduce = begun.introduce
-    if not (out / _FILE).exists():
+    begun = Begun.read(out, study.to_yaml(), sites)
+    if begun is None:
+        begun = _agreed(talk, study, terms, stop, say)
         if out.is_dir() and any(p.name[0] != "." for p in out.iterdir()):
             raise InputError(f"{out} exists and holds no run of a federation: choose another with {option('out')}")
-        begun.write(out / _FILE)
-    about = {"digest": begun.digest, "run": begun.run}
+        begun.write(out)
+    joining = Joining(begun, out, say)
+    talk.introduce = joining.introduce
 
     def began() -> None:
         if say.file is None:
             say.keep(out / FILE)
 
-    engine = Sites(talk, about, terms.patience, terms.most, say, began, public)
-    whole = study.known(begun.agreed.federation(study.name), begun.secret)
-    return run(whole, out, engine=engine, resume=True, watcher=watcher, again=again)
+    engine = Sites(talk, begun.about, terms.patience, terms.most, say, began, public, samples=joining.samples)
+    data = begun.agreed.federation(study.name)
+    renew(out, manifest(data))  # a server may have been killed while it let a site in
+    result = run(study.known(data, begun.secret), out, engine=engine, resume=True, watcher=watcher, again=again)
+    _tell(talk, link, joining, terms.patience.lost, stop)
+    return result
 
 
-class _Begun(NamedTuple):
-    """A run that the sites have agreed on."""
-
-    study: str
-    run: str
-    agreed: Agreed
-    secret: int
-    """The seed of the noise of differential privacy: who knows it can take the noise away."""
-
-    @property
-    def digest(self) -> str:
-        return digest(self.study)
-
-    def introduce(self, client: int) -> list[Question]:
-        """What a site is told that does not know the run."""
-        plain = self.agreed.model_dump(mode="json")
-        return [Question(_about("begin", self.study, self.run, client) | {"agreed": plain}, {})]
-
-    def write(self, path: Path) -> None:
-        content: dict[str, Any] = {"study": self.study, "run": self.run, "agreed": self.agreed.model_dump(mode="json")}
-        content["secret"] = self.secret
-        files.write(path, sealed_json(content))
-
-    @classmethod
-    def read(cls, path: Path, study: SiteStudy, sites: Sequence[str]) -> _Begun | None:
-        """The run in a folder, if there is one.
-
-        Raises:
-            InputError: it cannot be read, or is another study's or other sites'.
-        """
-        if not path.exists():
-            return None
-        try:
-            found = read_json(path)
-            begun = cls(found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]))
-        except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
-            raise InputError(f"{path} cannot be read ({error}): choose another folder with {option('out')}") from None
-        if begun.study != study.to_yaml():
-            raise InputError(f"{path.parent} has a run of another study: choose another with {option('out')}")
-        if begun.agreed.names != tuple(sites):
-            raise InputError(f"{path.parent} has a run of other sites: choose another with {option('out')}")
-        return begun
+def _tell(talk: Conversation, link: Carrier, joining: Joining, lost: float, stop: Callable[[], bool]) -> None:
+    """Tell the sites that are there that the run is over; none is waited for long."""
+    done = Question(joining.begun.about | {"kind": "done"}, {})
+    there = [
+        i for i, site in enumerate(talk.sites)
+        if joining.samples(i) and link.connections(site) and link.quiet_for(site) < lost
+    ]  # fmt: skip
+    with suppress(Interrupted):
+        talk.ask(dict.fromkeys(there, done), lambda i, m: None, Patience(0, _GOODBYE, lost), stop)
 
 
-def _about(kind: str, study: str, run: str, client: int) -> dict[str, Any]:
-    return {
-        "kind": kind, "study": study, "digest": digest(study), "run": run, "number": client, "version": __version__
-    }  # fmt: skip
+def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool], say: Events) -> Begun:
+    """Let the sites that are there agree on features, classes and normalisation."""
+    text, run_id, count = study.to_yaml(), secrets.token_hex(8), len(talk.sites)
+    patience = terms.patience._replace(least=terms.start or count)
 
-
-def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool]) -> _Begun:
-    """Let all sites agree on features, classes and normalisation."""
-    text, run_id, everyone = study.to_yaml(), secrets.token_hex(8), range(len(talk.sites))
-    patience = terms.patience._replace(least=len(talk.sites), lost=float("inf"))
-
-    def ask(kind: str, take: Callable[[int, Message], Any], more: dict[str, Any]) -> dict[str, Any]:
-        questions = {i: Question(_about(kind, text, run_id, i) | more, {}) for i in everyone}
+    def ask(
+        kind: str, whom: Iterable[int], take: Callable[[int, Message], Any], more: dict[str, Any]
+    ) -> dict[int, Any]:
+        questions = {i: Question(about(kind, text, run_id, i) | more, {}) for i in whom}
         found = talk.ask(questions, take, patience, stop)
-        return {talk.sites[i]: found[i] for i in everyone}
+        return {i: found[i] for i in sorted(found)}
 
-    offers: dict[str, Offer] = ask("study", lambda i, m: _offer(m), {})
-    inputs, classes = together(offers)
-    like = Sums.like(len(classes), len(inputs.mean))
-
-    def sums_of(client: int, message: Message) -> Sums:
-        return Sums(**built(message.arrays, {"sums": like._asdict()})["sums"])
-
-    summed = ask("inputs", sums_of, {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)})
-    begun = _Begun(text, run_id, agree(inputs, classes, summed, study.normalise), secrets.randbits(62))
-    ask("begin", lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
+    offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
+    inputs, classes = together({talk.sites[i]: offer for i, offer in offers.items()})
+    features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)}
+    summed: dict[int, Sums] = ask(
+        "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
+    )
+    agreed = agree(inputs, classes, {talk.sites[i]: sums for i, sums in summed.items()}, study.normalise)
+    begun = Begun(text, run_id, agreed.among(talk.sites), secrets.randbits(62))
+    ask("begin", summed, lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
+    for i in range(count):
+        if i not in summed:
+            site = talk.sites[i]
+            say(f"begins without {site}, which takes part as soon as it is there", site=site, missing=True)
     return begun
-
-
-def _offer(message: Message) -> Offer:
-    try:
-        return Offer.model_validate(message.about["offer"])
-    except (KeyError, pydantic.ValidationError) as error:
-        raise Refused(f"what it says of its samples is not in order ({error})") from None
 
 
 def rehearsed(

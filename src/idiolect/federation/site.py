@@ -81,7 +81,7 @@ class Worker:
         self._known: dict[tuple[str, str], _Known] = {}
         self._offered: dict[tuple[str, str], Study] = {}
         self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
-            "study": self._study, "inputs": self._inputs, "begin": self._begin,
+            "study": self._study, "inputs": self._inputs, "begin": self._begin, "done": self._done,
             **dict.fromkeys(ROUNDS, self._phase), **dict.fromkeys(SUMS, self._sum),
         }  # fmt: skip
         private_folder(folder)
@@ -155,6 +155,15 @@ class Worker:
         folder = self._at(about["digest"], about["run"])
         kept = {name: about[name] for name in ("digest", "run", "number", "version", "study", "agreed")}
         write_json(folder / _FILE, kept)
+        if about.get("late"):
+            self._say(f"the study began without this site, which takes part from round {about['late']} on")
+        return {}, {}
+
+    def _done(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The run is over."""
+        known = self._found(message.about)
+        if known is not None:
+            self._say(f"study {known.study.name} is done; what this site keeps of it is in {known.folder}", done=True)
         return {}, {}
 
     def _prepare(self, study_digest: str, run: str, study: Study, agreed: Agreed) -> _Known:

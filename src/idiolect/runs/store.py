@@ -92,6 +92,24 @@ class Cell:
         return state
 
 
+def renew(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write what is now known of the data into the manifest of the run in a folder, if there is one.
+
+    Raises:
+        InputError: the manifest cannot be read.
+        RunError: the disk is full or the folder cannot be written.
+    """
+    path = folder / "manifest.json"
+    if not path.exists():
+        return
+    try:
+        before = read_json(path)
+        if before["hash"] != manifest["hash"]:
+            files.write(path, sealed_json(before | manifest | {"dataset": before["dataset"]}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or choose another folder") from None
+
+
 class Store(Generic[S]):
     """The folder of one run, started or resumed; ``folder`` None takes a new one in ``runs``.
 

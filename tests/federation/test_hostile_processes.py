@@ -1,0 +1,150 @@
+"""Processes of which one is hostile: each upload that it should not send, and what was recorded and is sent again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import ssl
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import httpx
+import pandas as pd
+import pytest
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectResponse
+from machines import Launcher, Machines
+from programs import ROUNDS, TRICKS
+from sites import NAMES, Loop, Tamper, study, workers
+
+from idiolect.core import files
+from idiolect.federation.conversation import Patience
+from idiolect.federation.events import FILE, Events, read
+from idiolect.federation.server import Terms, conduct, study_for
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+_SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
+_COAST = NAMES.index("coast")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Machines]:
+    machines = Machines(tmp_path_factory.mktemp("hostile"), launcher)
+    try:
+        for name in ("south", "east"):
+            machines.site(name)
+        for name, program in (("north", "recorder"), *((name, "hostile") for name in TRICKS)):
+            machines.start(
+                name, machines.folder / "kits" / f"site-{name}", machines.files[name],
+                machines.folder / "states" / name, machines.folder / "recorded", program=program,
+            )  # fmt: skip
+        yield machines
+    finally:
+        machines.close()
+
+
+def _replayed(machines: Machines) -> None:
+    """Send the requests of another site again, as somebody would who has recorded them and has no key."""
+    context = ssl.create_default_context(cadata=(machines.folder / "kits" / "site-north" / "ca.pem").read_text())
+    requests = [json.loads(line) for line in (machines.folder / "recorded" / "requests").read_text().splitlines()]
+    assert requests[0]["url"].endswith("/push-messages")
+    with httpx.Client(verify=context) as client:
+        for one in requests:
+            body = base64.b64decode(one["body"])
+            said = client.post(one["url"], headers=one["headers"], content=body)
+            if said.is_success and "messages" in one["url"]:
+                assert not PushMessagesResponse.FromString(said.content).objects_to_push
+            elif said.is_success:
+                assert not PushObjectResponse.FromString(said.content).stored
+            later = datetime.fromisoformat(one["headers"][TIMESTAMP_HEADER]) + timedelta(seconds=1)
+            changed = one["headers"] | {TIMESTAMP_HEADER: later.isoformat()}
+            assert client.post(one["url"], headers=changed, content=body).status_code == 401
+            assert client.post(one["url"], content=body).status_code in (401, 415)
+
+
+def _without(machines: Machines) -> pd.DataFrame:
+    """The records of the same study where hostile sites say nothing in place of each trick."""
+
+    def silent(site: str) -> Tamper:
+        spoken = {round for round, trick in enumerate(TRICKS[site], 1) if not trick.said}
+        return lambda asked, reply: (
+            None if asked.about["kind"] == "local" and asked.about["round"] not in spoken else reply
+        )
+
+    link = Loop(workers(machines.folder / "alone", machines.files), {site: silent(site) for site in TRICKS})
+    whole = study_for(machines.folder / "study.yaml", "trial")
+    terms = Terms(Patience(least=3))
+    return conduct(whole, link, list(NAMES), machines.folder / "without", Events(quiet=True), terms=terms).records
+
+
+def test_every_trick_is_refused_and_changes_nothing(machines: Machines) -> None:
+    study(machines.folder, "fedper", rounds=ROUNDS, evaluate_every=6)
+    machines.serve("hostile", "--min-sites", 3)
+    machines.until("server", "does not count")
+    _replayed(machines)
+    assert machines.ended("server") == 0, machines.said("server")
+
+    told = [event for event in read(machines.folder / "hostile" / FILE, 1000) if event.get("site")]
+    silenced = []
+    for site, tricks in TRICKS.items():
+        lines = [event["event"] for event in told if event["site"] == site]
+        expected = [(round, trick) for round, trick in enumerate(tricks, 1) if trick.said]
+        assert len(lines) == len(expected), lines
+        for line, (round, trick) in zip(lines, expected, strict=True):
+            assert re.match(f"{site} does not count( in round {round})?: .*{trick.said}", line), trick.name
+        silenced += [(round, NAMES.index(site)) for round, _ in expected]
+    assert {event["site"] for event in told} == set(TRICKS)
+    for what in ("speaks for another: HTTP 403", "one large request: HTTP 413", "sent twice"):
+        assert what in machines.said("coast")
+
+    found = machines.records("hostile")
+    both = found.merge(_without(machines), on=_SIDES, how="outer", indicator=True)
+    assert set(both["_merge"]) == {"both"}
+    assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
+    gone = found.query("metric == 'answered'")
+    assert sorted(zip(gone["round"], gone["client"], strict=True)) == sorted(silenced)
+    assert (machines.folder / "hostile" / "report.html").exists()
+    assert not list(machines.folder.rglob(files.DRAFT))
+    assert not [name for name in ("server", *NAMES) if "Traceback" in machines.said(name)]
+
+
+def test_a_site_that_comes_after_the_start(machines: Machines) -> None:
+    for name in TRICKS:
+        machines.kill(name, signal.SIGKILL)
+        machines.ended(name)
+    machines.site("west")
+    study(machines.folder, "fedper", rounds=1000)
+    machines.serve("late", "--start-with", 4, "--min-sites", 3)
+    machines.until("server", "begins without coast, which takes part as soon as it is there")
+    machines.until("south", " trained", times=2)
+    machines.site("coast")
+    machines.until("coast", " trained", times=2)
+    machines.kill("server", signal.SIGTERM)
+    assert machines.ended("server") == 128 + signal.SIGTERM
+    assert re.search(r"coast comes late and takes part from round \d+ of fedper on, with 16", machines.said("server"))
+    assert re.search(r"the study began without this site, which takes part from round \d+ on", machines.said("coast"))
+    found = machines.records("late")
+    absent = found.query("metric == 'answered'")
+    assert set(absent["client"]) == {_COAST}
+    counted = found.query(f"metric == 'bytes_up' and client == {_COAST}")
+    assert counted["round"].min() > absent["round"].max()
+    assert not found.query(f"metric == 'accuracy' and client == {_COAST}").empty
+
+
+def test_of_two_programs_of_one_site_the_first_ends(machines: Machines) -> None:
+    study(machines.folder, "fedavg", rounds=1000)
+    machines.serve("twice", "--min-sites", 3)
+    machines.until("coast", " trained")
+    kit, state = machines.folder / "kits" / "site-coast", machines.folder / "states" / "copy"
+    machines.start(
+        "copy", "site", kit, "--data", machines.files["coast"], "--target", "label", "--state", state
+    )  # fmt: skip
+    assert machines.ended("coast") == 2
+    assert "another program has connected" in machines.said("coast")
+    machines.until("copy", " trained", times=2)
+    machines.kill("server", signal.SIGTERM)
+    machines.ended("server")
