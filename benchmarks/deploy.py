@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -70,7 +69,8 @@ def ratios(count: int, folder: Path) -> None:
     )  # fmt: skip
     run = idl.run(idl.Study(data=source, methods=["fedper"], rounds=2), folder / "table")
     bundle: Bundle = run.bundle("fedper", folder / "b", client="0")
-    frame = pd.DataFrame(rng.normal(size=(count, 12)).astype(np.float32), columns=[f"c{k}" for k in range(12)])
+    names = [column.name for column in bundle.about.inputs.columns]
+    frame = pd.DataFrame(rng.normal(size=(count, 12)).astype(np.float32), columns=names)
     model, method = bundle.model(), bundle.predicting
     for kind in ("csv", "parquet"):
         path = folder / f"new.{kind}"
@@ -81,7 +81,7 @@ def ratios(count: int, folder: Path) -> None:
 
         def plain(path: Path = path) -> None:
             read = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-            x_N = torch.from_numpy(np.require(read.to_numpy(np.float32), requirements="W"))
+            x_N = torch.from_numpy(np.require(read[names].to_numpy(np.float32), requirements="W"))
             with torch.no_grad():
                 p_NC = torch.cat(
                     [method.predict(model.down, model.client, x_B) for x_B in torch.split(x_N, 4096)]
@@ -96,7 +96,7 @@ def ratios(count: int, folder: Path) -> None:
 
     def in_memory() -> None:
         with torch.no_grad():
-            x_N = torch.from_numpy(frame.to_numpy(np.float32).copy())
+            x_N = torch.from_numpy(frame[names].to_numpy(np.float32).copy())
             torch.cat([method.predict(model.down, model.client, x_B) for x_B in torch.split(x_N, 4096)]).exp()
 
     _compare(f"{count:,} rows of a DataFrame, predict_proba", lambda: site.predict_proba(frame), in_memory)
@@ -111,19 +111,18 @@ def ratios_of_images(count: int, folder: Path) -> None:
     model, method = bundle.model(), bundle.predicting
     x_N = rng.integers(0, 256, (count, 28, 28), np.uint8)
     (folder / "png").mkdir()
-    paths = [folder / "png" / f"{k:06}.png" for k in range(count)]
-    for image, path in zip(x_N, paths, strict=True):
-        Image.fromarray(image).save(path)
+    for k, image in enumerate(x_N):
+        Image.fromarray(image).save(folder / "png" / f"{k:06}.png")
 
     def inference(x_N: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return torch.cat([method.predict(model.down, model.client, x_B) for x_B in torch.split(x_N, 256)]).exp()
 
     def ours() -> Any:
-        shutil.rmtree(folder / "cache", ignore_errors=True)  # of decoded images
         return predict(bundle, folder / "png", folder / "p.parquet")
 
     def plain() -> None:
+        paths = sorted((folder / "png").glob("*.png"))
         p_NC = inference(torch.from_numpy(np.stack([np.asarray(Image.open(path)) for path in paths])[:, None]))
         made = pd.DataFrame(p_NC.numpy(), columns=[f"p_{k}" for k in range(10)])
         made.insert(0, "label", p_NC.argmax(1).numpy().astype(str))

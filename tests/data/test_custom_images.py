@@ -150,6 +150,17 @@ def test_many_images_are_in_order():
     assert (decode(*map(encode, x))[:, 0] == x).all()
 
 
+def test_small_images_that_are_alike_are_opened_once(monkeypatch):
+    opened, open_ = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda file: opened.append(file) or open_(file))
+    x = [grey() for _ in range(4)]
+    assert (decode(*map(encode, x))[:, 0] == x).all()
+    assert len(opened) == 4
+    palette = Image.fromarray(x[2]).convert("P")  # from which on the heads of all come first
+    assert (decode(*map(encode, [*x[:2], palette, x[3]]))[:, 0] == x).all()
+    assert (decode(*map(encode, [x[0], np.stack([x[1]] * 3, 2)]), resize=(8, 6)) == np.stack(x[:2])[:, None]).all()
+
+
 def test_sizes():
     assert [parse_size(s) for s in ("32", 32, "32x24", " 32X24 ")] == [(32, 32), (32, 32), (32, 24), (32, 24)]
     assert parse_size("4096x1") == (4096, 1)

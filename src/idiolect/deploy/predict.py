@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,7 +127,10 @@ def _write(out: Path, tables: Iterator[pa.Table]) -> None:
     first = next(tables, None)
     if first is None:
         raise InputError("there are no samples to predict: give some")
-    kind = pq.ParquetWriter if out.suffix.lower() == ".parquet" else pyarrow.csv.CSVWriter
+    # Probabilities hardly repeat: to look for repeated ones takes longer than to write them.
+    repeated = [field.name for field in first.schema if not pa.types.is_floating(field.type)]
+    parquet = partial(pq.ParquetWriter, use_dictionary=repeated)
+    kind = parquet if out.suffix.lower() == ".parquet" else pyarrow.csv.CSVWriter
     with files.drafted(out) as file, kind(file, first.schema) as writer:
         for table in itertools.chain([first], tables):
             writer.write_table(table.cast(first.schema))

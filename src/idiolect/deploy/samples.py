@@ -251,9 +251,8 @@ class Reader:
 
 
 def _of_another_unit(x_N: NDArray[np.float64], mean: float, std: float) -> bool:
-    far = np.median(np.abs(x_N - mean)) > _OFF * std
-    spread = x_N.std() / std
-    return bool(far or (abs(x_N.mean() - mean) > _APART * std and not 1 / _OFF < spread < _OFF))
+    far = (np.abs(x_N - mean) > _OFF * std).mean() > 0.5
+    return bool(far or (abs(x_N.mean() - mean) > _APART * std and not 1 / _OFF < x_N.std() / std < _OFF))
 
 
 def _folded(name: str) -> str:

@@ -327,12 +327,17 @@ def images_in(folder: Path, within: Within | None) -> list[Path]:
     Raises:
         InputError: there is none.
     """
-    found = list(_files(folder, within))
-    special = {path for path in found if not path.is_file() and path.exists()}
-    images = [path for path in found if path.suffix.lower() in SUFFIXES and path not in special]
-    others = (path for path in found if path.suffix.lower() not in SUFFIXES and path.name not in _BESIDE)
-    kinds = Counter(path.suffix.lower() or path.name for path in others if path not in special)
-    kinds.update({"pipe, socket or device": len(special)} if special else {})
+    images = []
+    kinds: Counter[str] = Counter()
+    for entry in _files(folder, within):
+        path = Path(entry.path)
+        kind = path.suffix.lower()
+        if not entry.is_file() and path.exists():
+            kinds["pipe, socket or device"] += 1
+        elif kind in SUFFIXES:
+            images.append(path)
+        elif path.name not in _BESIDE:
+            kinds[kind or path.name] += 1
     counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
         fix = _LAYOUTS
@@ -346,14 +351,14 @@ def images_in(folder: Path, within: Within | None) -> list[Path]:
     return images
 
 
-def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterator[Path]:
+def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterator[os.DirEntry[str]]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
         if within and entry.is_symlink():
             within.check([Path(entry.path)])
         if not entry.is_dir():
-            yield Path(entry.path)
+            yield entry
         elif depth < _DEEPEST:  # a link to a folder above would never end
             yield from _files(entry.path, within, depth + 1)
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import stat
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ _LARGEST_RESIZED = 4096  # pixels a side
 _KEPT = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
 _SMALL = 64 * 64  # pixels of an image whose decoding is too short for threads
+_IN_MEMORY = 2**20  # bytes of a file that is read at once, which is faster than in pieces
 _STRETCH = 256  # images per task of a thread
 _ORIENTATION = 0x0112
 
@@ -83,7 +85,7 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str, 
     Grey values of more than 8 bits are scaled by one factor for all images. The factor follows from the number of bits
     of the brightest pixel, so that images with 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H),
     bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache (if ``keep``), by their
-    bytes or by their files' marks (see ``cache.mark``). Nothing is decoded before all sizes are known.
+    bytes or by their files' marks (see ``cache.mark``). Nothing large is decoded before all sizes are known.
 
     Raises:
         InputError: an image cannot be read, one image or all together are too large, or, without ``resize``, images
@@ -118,7 +120,9 @@ def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
 def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
-        looks = [_look(item) for item in images]
+        looks, x_R = _looked(images, resize, where)
+    if x_R is not None:
+        return torch.from_numpy(x_R)
     size = resize or _one_size(looks, images, where)
     colour = any(look.colour for look in looks)
     if not resize and not all(look.colour == colour for look in looks):
@@ -134,21 +138,44 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
     bits = max(8, max(look.top for look in looks).bit_length())
     if bits > 8:
         log.info("%s: grey values of %d bits are scaled to 8 bits", where, bits)
-    shape = (len(images), 3 if colour else 1, size[1], size[0])
-    shared_memory.check(
-        math.prod(shape), f"{where}: {len(images)} images of {size[0]}x{size[1]}", "give a smaller resize"
-    )
-    x_R = np.empty(shape, np.uint8)
+    made_R = _room(len(images), colour, size, where)
 
     def fill(start: int) -> None:
         for i in range(start, min(start + _STRETCH, len(images))):
-            x_R[i] = _decode(images[i], colour, size, 2**bits - 1)
+            with _opened(images[i]) as image:
+                made_R[i] = _decode(image, colour, size, 2**bits - 1)
 
     area = sum(math.prod(look.size) for look in looks) / len(looks)
     with ThreadPoolExecutor(os.cpu_count() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
-    return torch.from_numpy(x_R)
+    return torch.from_numpy(made_R)
+
+
+def _looked(
+    images: Sequence[Encoded], resize: tuple[int, int] | None, where: str
+) -> tuple[list[_Look], NDArray[np.uint8] | None]:
+    """What the heads say, and the images, if all are small and plain and alike: so no file is opened twice."""
+    looks: list[_Look] = []
+    x_R = None
+    for i, item in enumerate(images):
+        with _opened(item) as image:
+            look = _look(image, item.name)
+            looks.append(look)
+            first = looks[0]
+            if i == 0 and math.prod(first.size) <= _SMALL:
+                x_R = _room(len(images), first.colour, resize or first.size, where)
+            if look != first or look.frames > 1 or image.mode not in ("L", "RGB"):
+                x_R = None
+            if x_R is not None:
+                x_R[i] = _decode(image, first.colour, resize or first.size, 255)
+    return looks, x_R
+
+
+def _room(count: int, colour: bool, size: tuple[int, int], where: str) -> NDArray[np.uint8]:
+    shape = (count, 3 if colour else 1, size[1], size[0])
+    shared_memory.check(math.prod(shape), f"{where}: {count} images of {size[0]}x{size[1]}", "give a smaller resize")
+    return np.empty(shape, np.uint8)
 
 
 def _one_size(looks: list[_Look], images: Sequence[Encoded], where: str) -> tuple[int, int]:
@@ -169,12 +196,8 @@ def _one_size(looks: list[_Look], images: Sequence[Encoded], where: str) -> tupl
 
 @contextmanager
 def _opened(item: Encoded) -> Iterator[Image.Image]:
-    if item.data is None:
-        raise InputError(f"{item.name} has no image: fill it in or remove it")
-    if isinstance(item.data, Path) and not item.data.is_file() and item.data.exists():
-        raise InputError(f"{item.name} is a folder, a pipe or a device, not a file: remove it")
     try:
-        with Image.open(item.data if isinstance(item.data, Path) else io.BytesIO(item.data)) as image:
+        with Image.open(_content(item)) as image:
             yield image
     except InputError:
         raise
@@ -189,22 +212,35 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
         ) from error
 
 
-def _look(item: Encoded) -> _Look:
+def _content(item: Encoded) -> Path | io.BytesIO:
+    if item.data is None:
+        raise InputError(f"{item.name} has no image: fill it in or remove it")
+    if isinstance(item.data, bytes):
+        return io.BytesIO(item.data)
+    about = os.stat(item.data)
+    if not stat.S_ISREG(about.st_mode):
+        raise InputError(f"{item.name} is a folder, a pipe or a device, not a file: remove it")
+    if about.st_size > _IN_MEMORY:
+        return item.data
+    with open(item.data, "rb", buffering=0) as file:
+        return io.BytesIO(file.read())
+
+
+def _look(image: Image.Image, name: str) -> _Look:
     """What the head of the file says; pixels are read only if it does not say enough."""
-    with _opened(item) as image:
-        if math.prod(image.size) > MOST_PIXELS:
-            raise _too_large(item.name, f"{image.size[0]}x{image.size[1]}")
-        if image.format == "TIFF" and image.getexif().get(_ORIENTATION, 1) != 1:
-            image.load()  # turns it
-        width, height = image.size
-        turned = _orientation(image) in (5, 6, 7, 8)
-        if image.mode in ("P", "PA"):
-            x_HWC = np.asarray(image.convert("RGB"))
-            colour = bool((x_HWC != x_HWC[..., :1]).any())
-        else:
-            colour = image.mode not in ("1", "L", "LA", "La") and not _is_deep(image)
-        top = _top(image, item.name) if _is_deep(image) else 0
-        return _Look((height, width) if turned else (width, height), colour, top, getattr(image, "n_frames", 1))
+    if math.prod(image.size) > MOST_PIXELS:
+        raise _too_large(name, f"{image.size[0]}x{image.size[1]}")
+    if image.format == "TIFF" and image.getexif().get(_ORIENTATION, 1) != 1:
+        image.load()  # turns it
+    width, height = image.size
+    turned = _orientation(image) in (5, 6, 7, 8)
+    if image.mode in ("P", "PA"):
+        x_HWC = np.asarray(image.convert("RGB"))
+        colour = bool((x_HWC != x_HWC[..., :1]).any())
+    else:
+        colour = image.mode not in ("1", "L", "LA", "La") and not _is_deep(image)
+    top = _top(image, name) if _is_deep(image) else 0
+    return _Look((height, width) if turned else (width, height), colour, top, getattr(image, "n_frames", 1))
 
 
 def _too_large(name: str, pixels: str) -> InputError:
@@ -233,15 +269,17 @@ def _orientation(image: Image.Image) -> int:
     return int(image.getexif().get(_ORIENTATION, 1))
 
 
-def _decode(item: Encoded, colour: bool, size: tuple[int, int], top: int) -> NDArray[np.uint8]:
-    with _opened(item) as image:
-        upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
-        if _is_deep(upright):
-            upright = Image.fromarray(np.rint(np.asarray(upright) * (255 / top)).astype(np.uint8))
-        elif {"A", "a"} & set(upright.getbands()) or "transparency" in upright.info:
-            over = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
-        upright = upright.convert("RGB" if colour else "L")
-        if upright.size != size:
-            upright = upright.resize(size, Image.Resampling.BILINEAR)
-        return np.asarray(upright).reshape(size[1], size[0], -1).transpose(2, 0, 1)
+def _decode(image: Image.Image, colour: bool, size: tuple[int, int], top: int) -> NDArray[np.uint8]:
+    upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+    if _is_deep(upright):
+        upright = Image.fromarray(np.rint(np.asarray(upright) * (255 / top)).astype(np.uint8))
+    elif {"A", "a"} & set(upright.getbands()) or "transparency" in upright.info:
+        over = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
+    mode = "RGB" if colour else "L"
+    if upright.mode != mode:
+        upright = upright.convert(mode)
+    if upright.size != size:
+        upright = upright.resize(size, Image.Resampling.BILINEAR)
+    x_HWC = np.frombuffer(upright.tobytes(), np.uint8).reshape(size[1], size[0], -1)
+    return x_HWC.transpose(2, 0, 1)

@@ -25,6 +25,7 @@ from idiolect.data.datasets.dataset import Encoding
 
 log = logging.getLogger(__name__)
 
+_BLOCK = 4096  # rows that are copied at a time
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
@@ -75,7 +76,11 @@ def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd
         InputError: a column of numbers has texts, or a number is infinite.
     """
     features = [feature_R for encoding in encodings for feature_R in _features(encoding, frame[encoding.name])]
-    return torch.from_numpy(np.stack(features, axis=1))
+    x_RF = np.empty((len(features[0]), len(features)), np.float32)
+    for start in range(0, len(x_RF), _BLOCK):  # what fits into the processor's cache
+        rows = slice(start, start + _BLOCK)
+        np.stack([feature_R[rows] for feature_R in features], axis=1, out=x_RF[rows])
+    return torch.from_numpy(x_RF)
 
 
 def _fit(values: pd.Series[Any], name: str) -> Encoding:
@@ -94,7 +99,7 @@ def _fit(values: pd.Series[Any], name: str) -> Encoding:
 
 
 def _fit_number(values: pd.Series[Any], name: str) -> Encoding:
-    x_R = _finite_doubles(values, name)
+    x_R = _finite(values, name).astype(np.float64, copy=False)
     gone_R = np.isnan(x_R)
     different = np.unique(x_R[~gone_R])
     shift = shift_of(x_R)
@@ -140,14 +145,18 @@ def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.flo
         text_R[~gone_R] = by_value(text_of, values[~gone_R])
         found = [text_R == text for text in encoding.texts] + [gone_R] * encoding.gaps
         return [feature_R.astype(np.float32) for feature_R in found]
-    x_R = _finite_doubles(values, encoding.name)
-    number_R = ((x_R - encoding.shift) if encoding.shift else x_R).astype(np.float32)
+    x_R = _finite(values, encoding.name)
+    number_R = (x_R.astype(np.float64) - encoding.shift if encoding.shift else x_R).astype(np.float32, copy=False)
     return [number_R] * encoding.value + [np.isnan(x_R).astype(np.float32)] * encoding.gaps
 
 
-def _finite_doubles(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
-    x_R = _doubles(values)
-    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
+def _finite(values: pd.Series[Any], name: str) -> NDArray[np.float32 | np.float64]:
+    """The numbers of a column, NaN if missing; with 32 bits if they have no more."""
+    x_R = values.to_numpy() if values.dtype == np.float32 else _doubles(values)
+    largest = np.finfo(np.float32).max
+    if x_R.min(initial=0) >= -largest and x_R.max(initial=0) <= largest:  # and none is NaN
+        return x_R
+    endless = np.flatnonzero(np.abs(x_R) > largest)
     if endless.size:
         raise InputError(
             f"column {name!r} has an infinite or too large number in {endless.size} rows (the first is row "
