@@ -62,3 +62,10 @@ def test_a_method_that_passes_an_upload_on(monkeypatch: pytest.MonkeyPatch) -> N
     changed = build(Task(NETWORK, 10, 3))
     leaking = r._replace(method=changed, server={"mean": r.server, "last": r.server})
     assert list(exposure.alone(leaking)) == ["last"]
+
+
+@pytest.mark.parametrize("name", sorted(methods.ours()))
+def test_no_weight_counts_more_samples_than_a_site_has(name: str) -> None:
+    """The server of a federation refuses an upload whose weight does."""
+    round = profile.small_round(name, {})
+    assert all(float(a.sum()) <= float(round.data.real_N.sum()) for a in tree.leaves(round.weight))

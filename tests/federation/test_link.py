@@ -26,6 +26,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -237,20 +238,33 @@ def test_what_a_lost_connection_has_asked_takes_no_message(place: Place, link: L
     link.forget([ticket])
 
 
-def test_of_a_site_that_runs_twice_the_first_ends(place: Place, link: Link) -> None:
-    stop, before = threading.Event(), link.connections("south")
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(place.connection(place.south).run, stop)
-        while link.connections("south") == before:
+@pytest.mark.parametrize("busy", [False, True], ids=["waiting", "at work"])
+def test_of_a_site_that_runs_twice_the_first_ends(busy: bool, place: Place, link: Link) -> None:
+    stop, working, before = threading.Event(), threading.Event(), link.connections("south")
+    first = place.connection(place.south)
+
+    def loses(*_: object) -> None:
+        """What it works on, which the server has left for the other one."""
+        working.set()
+        while link.connections("south") < before + 2:
             time.sleep(0.01)
-        second = pool.submit(place.connection(place.south).run, stop)
+        raise ObjectPullError("x", "the object could not be found")
+
+    with ThreadPoolExecutor(2) as pool:
+        if busy:
+            first._work = loses  # type: ignore[method-assign]
+            link.send("south", pack({"kind": "first"}))
+        ended = pool.submit(first.run, stop)
+        while link.connections("south") == before or (busy and not working.is_set()):
+            time.sleep(0.01)
+        other = pool.submit(place.connection(place.south).run, stop)
         with pytest.raises(InputError, match=r"another program has connected to \S+ as south since"):
-            first.result()
+            ended.result()
         stop.set()
         link.send("south", pack({"kind": "last"}))
         [reply] = place.replies(link)  # a site that stops still sends what it has answered
         assert reply.site == "south"
-        second.result()
+        other.result()
 
 
 def test_a_port_in_use_is_said(place: Place, link: Link) -> None:

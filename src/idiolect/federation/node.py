@@ -128,10 +128,15 @@ class Connection:
                     self._push(client, node, *self._unsent)
                     self._unsent = None
                 if stop.is_set() or over.is_set():
-                    return
+                    break
                 pulled = client.PullMessages(PullMessagesRequest(node=node))
                 if pulled.messages_list:
                     self._work(client, node, pulled.message_object_trees[0], pulled.messages_list[0].metadata.run_id)
+            if not stop.is_set():
+                self._check(client, node)
+        except _LOST:
+            self._check(client, node)
+            raise
         finally:
             over.set()
             beating.join(5)
@@ -180,6 +185,14 @@ class Connection:
             except _LOST as error:
                 if not _superseded(error):  # else the next request says so, which is not this thread's
                     over.set()
+
+    def _check(self, client: FleetHttpClient, node: Node) -> None:
+        """Raise if another program has this site's place: connecting again would take it back, and so on."""
+        try:
+            client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=_PROMISED))
+        except _LOST as error:
+            if _superseded(error):
+                raise
 
     def _leave(self, client: FleetHttpClient, node: Node) -> None:
         try:
