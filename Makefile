@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
+READY_TESTS := .venv/.ready-tests
 READY_DOCS := .venv/.ready-docs
 
 # Without --no-compile, half of the time would go into compiling modules, of which most are never imported. Those that are
@@ -39,6 +40,11 @@ $(READY_DEV): $(READY)
 	$(call INSTALL,--editable ".[dev]")
 	touch $@
 
+# Each of the processes that run tests would compile all that it imports.
+$(READY_TESTS): $(READY_DEV)
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	touch $@
+
 $(READY_DOCS): $(READY)
 	$(call INSTALL,--editable ".[docs]")
 	touch $@
@@ -49,7 +55,8 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint  ## what continuous integration runs: style, types, layers, tests
+check: setup  ## what continuous integration runs: style, types, layers, tests
+	$(MAKE) --no-print-directory --jobs 2 lint $(READY_TESTS)
 	$(BIN)/python -m pytest -n 3
 
 # The plainest instructions of torch differ from any processor's own. Ray's clusters are left out.

@@ -18,6 +18,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -128,6 +129,7 @@ def page(name: str, known: Anatomy) -> str:
     if doc.equations:
         out += ["## Equations and code", "", "<table>"]
         places = [""] + [e.place for e in doc.equations]
+        narrow = iter(_narrow([_plain(lines, *span) for e in doc.equations for span in marked[e.number]]))
         for before, equation in zip(places, doc.equations, strict=False):
             if equation.place != before:
                 out += [f'<tr><td colspan="3"><b>{html.escape(equation.place)}</b></td></tr>']
@@ -135,7 +137,7 @@ def page(name: str, known: Anatomy) -> str:
             lines_of = "<br>".join(f"<code>{html.escape(p)}</code>" for p in parts if p)
             out += ["<tr>", f"<td>[{equation.number}]</td>", f"<td>{lines_of}</td>", "<td>", ""]
             for span in marked[equation.number]:
-                out += _code(lines, path.name, *span)
+                out += _code(next(narrow), path.name, *span)
             out += ["</td>", "</tr>"]
         out += ["</table>", ""]
     out += ["## What is sent and what stays", "", "| | what | bytes |", "| :-- | :-- | --: |"]
@@ -173,12 +175,25 @@ def page(name: str, known: Anatomy) -> str:
     return "\n".join(out)
 
 
-def _code(lines: list[str], file: str, first: int, last: int) -> list[str]:
-    text = textwrap.dedent("\n".join(re.sub(r"\s*#(\s*\[\d+\])+\s*$", "", line) for line in lines[first - 1 : last]))
-    narrow = [sys.executable, "-m", "ruff", "format", "--line-length", str(COLUMNS), "--isolated", "-"]
-    done = subprocess.run(narrow, input=text, capture_output=True, text=True, check=True)
+def _plain(lines: list[str], first: int, last: int) -> str:
+    """Lines of code without their numbers of equations."""
+    return textwrap.dedent("\n".join(re.sub(r"\s*#(\s*\[\d+\])+\s*$", "", line) for line in lines[first - 1 : last]))
+
+
+def _narrow(texts: list[str]) -> list[str]:
+    """Each of them formatted for a narrow column, by one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{k}.py") for k in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+        told = ["--line-length", str(COLUMNS), "--isolated", "--no-cache", "--quiet", folder]
+        subprocess.run([sys.executable, "-m", "ruff", "format", *told], capture_output=True, check=True)
+        return [file.read_text() for file in files]
+
+
+def _code(text: str, file: str, first: int, last: int) -> list[str]:
     where = f"#L{first}" if first == last else f"#L{first}-L{last}"
-    return ["```python", *done.stdout.splitlines(), "```", "", f"[{file}:{first}]({SOURCE}/{file}{where})", ""]
+    return ["```python", *text.splitlines(), "```", "", f"[{file}:{first}]({SOURCE}/{file}{where})", ""]
 
 
 def _listed(message: Message, numbers: bool = False) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from idiolect import cli
+from idiolect.report import page
 
 sys.path.insert(0, str(Path(__file__).parent))  # commands
 
@@ -24,6 +25,7 @@ def idiolect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     """The command, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("IDIOLECT_DATA", raising=False)
+    page._bundle()  # seconds in a cache that is empty
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
     monkeypatch.setenv("COLUMNS", "80")
 

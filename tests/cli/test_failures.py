@@ -14,12 +14,23 @@ from typing import Any
 import pytest
 from commands import SMALL, Command, refused, same_records
 
+from idiolect import cli
 from idiolect.core import files
 from idiolect.studies import Study
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of six rounds that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "whole"
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*SMALL.split(), "--rounds", "6", "--out", str(folder), "--quiet"])
+    assert ended.value.code == 0
+    return folder
+
+
 @pytest.mark.parametrize("write", [0, 1, 2, 4, 8, 12, 14])
-def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int) -> None:
+def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, write: int) -> None:
     left, real = write, os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -40,8 +51,7 @@ def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.Monkey
     else:
         assert said.err.rstrip().endswith("continue with: idiolect run --resume --out r --engine sequential")
         assert idiolect("run --resume --out r --engine sequential --quiet").code == 0
-        assert idiolect(line.replace("--out r", "--out whole --quiet")).code == 0
-        assert same_records(Path("r"), Path("whole"))
+        assert same_records(Path("r"), whole)
 
 
 def test_all_diverge(idiolect: Command, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,16 @@ def _received(method: Method, server: Any, client: int) -> Down:
     return Down(down.shared, tree.rows(down.own, 0))
 
 
+@cache
+def _after_a_round(build: bytes, dtype: torch.dtype) -> State:
+    return _run(pickle.loads(build), Sequential(), 1)[0]
+
+
 def _states(build: toy.Build) -> tuple[Method, State]:
-    """A method after one round, so that nothing is at its start any more."""
-    return build(toy.task()), _run(build, Sequential(), 1)[0]
+    """A method after one round, so that nothing is at its start any more: a copy for each check."""
+    state = _after_a_round(pickle.dumps(build), torch.get_default_dtype())
+    server, clients = tree.copy((state.server, list(state.clients)))
+    return build(toy.task()), State(server, clients, state.round)
 
 
 def engines_agree(build: toy.Build, pool: Callable[[int], AbstractContextManager[Processes]] = Processes) -> None:
@@ -83,10 +90,13 @@ def _afresh(folder: Path) -> None:
 
 def resumes_exactly(build: toy.Build, folder: Path, afresh: Callable[[Path], None] = _afresh) -> None:
     """Two rounds, a checkpoint, and two more in a fresh process give the bits of four rounds."""
-    end, _ = _run(build, Sequential(), 4)
-    half, _ = _run(build, Sequential(), 2)
-    save(half, folder / "half")
 
+    def keep(state: State, *_: Any) -> None:
+        if state.round == 2:
+            save(state, folder / "half")
+
+    with Sequential() as engine:
+        end = fit(_job(build), engine, rounds=4, participation=0.7, evaluate_every=2, on_round=keep)
     (folder / "build").write_bytes(pickle.dumps(build))
     afresh(folder)
     resumed = load(folder / "end", end)
@@ -96,7 +106,7 @@ def resumes_exactly(build: toy.Build, folder: Path, afresh: Callable[[Path], Non
 def _resume(folder: Path) -> None:
     build = pickle.loads((folder / "build").read_bytes())
     half = load(folder / "half", begin(build(toy.task()), len(toy.SIZES), 3))
-    save(_run(build, Sequential(), 4, half)[0], folder / "end")
+    save(_run(build, Sequential(), 4, half, evaluate_every=2)[0], folder / "end")
 
 
 def _serve() -> None:
@@ -267,7 +277,7 @@ def uploads_combine(build: toy.Build) -> None:
 def newcomers_join(build: toy.Build) -> None:
     """A client that the server has never seen gets a message, and knows its own samples better than chance."""
     method = build(toy.task())
-    state, _ = _run(build, Sequential(), 3)
+    state, _ = _run(build, Sequential(), 3, evaluate_every=3)
     federation = toy.data()
     rows = federation.train[0]
     try:

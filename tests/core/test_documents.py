@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from idiolect.core import documents
 from idiolect.core.documents import parse_yaml, read_json, read_yaml
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import scalar
@@ -57,6 +58,15 @@ def test_yaml_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
 def test_a_repeated_part_is_no_bomb() -> None:
     text = "base: &base {alpha: 0.3}\none: *base\ntwo: {<<: *base, beta: 1}"
     assert parse_yaml(text) == yaml.safe_load(text)
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="there is one way only")
+def test_both_ways_to_take_a_text_apart_agree() -> None:
+    texts = [p.read_text(encoding="utf-8") for p in (Path(__file__).parents[2] / "examples").glob("*.yaml")]
+    assert texts
+    texts += ["", "a: |\n  x\n   y\n", "é: '☃ \\n'", "- ~\n- 0x1F\n- 2024-02-29\n- .inf", "a: &b [1]\nc: *b"]
+    for text in texts:
+        assert yaml.load(text, documents._Quick) == yaml.load(text, documents._Bounded) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("text", ["2024-02-30", "!!int abc", "[" * 2000, "*a", "{", "!!float ''"])

@@ -121,20 +121,21 @@ def test_the_command_line_lists_it(install: Install, idiolect: Command) -> None:
     assert listed["mine"]["title"] == "Mine"
 
 
-def test_the_command_line_runs_it(install: Install, tmp_path: Path) -> None:
-    """From a fresh process, on both engines, to the same numbers."""
+def test_the_command_line_runs_it(install: Install, idiolect: Command, tmp_path: Path) -> None:
+    """Here, and from a fresh process with workers, to the same numbers."""
     folder = install("elsewhere", MINE, mine="elsewhere:mine")
+    torch.set_default_dtype(torch.float32)
+    line = "run --methods mine --clients 4 --rounds 2 --local-epochs 1 --model mlp --quiet --engine"
+    code, out, errors = idiolect(f"{line} sequential --out {tmp_path / 'here'}")
+    assert (code, errors) == (0, "")
+    assert "Mine" in out
     env = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    records = []
-    for engine in ("sequential", "processes --workers 2"):
-        out = tmp_path / engine.split()[0]
-        line = f"run --methods mine --clients 4 --rounds 2 --local-epochs 1 --model mlp --engine {engine} --quiet"
-        call = [sys.executable, "-W", "error", "-m", "idiolect.cli", *line.split(), "--out", str(out)]
-        said = subprocess.run(call, env=env, capture_output=True, text=True, check=False)
-        assert said.returncode == 0, said.stderr
-        assert not said.stderr
-        assert "Mine" in said.stdout
-        records.append(pd.read_parquet(out / "records.parquet"))
+    call = [sys.executable, "-W", "error", "-m", "idiolect.cli", *line.split(), "processes", "--workers", "2"]
+    said = subprocess.run([*call, "--out", str(tmp_path / "afresh")], env=env, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert not said.stderr
+    assert "Mine" in said.stdout
+    records = [pd.read_parquet(tmp_path / name / "records.parquet") for name in ("here", "afresh")]
     assert len(records[0])
     pd.testing.assert_frame_equal(*records)
 

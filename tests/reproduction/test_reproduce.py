@@ -18,6 +18,7 @@ from scipy import stats
 import idiolect as idl
 from idiolect import data, methods, report
 from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.report import page as drawn
 from idiolect.report.figures import palette, sensitivity
 from idiolect.report.tables import duration
 from idiolect.reproduction import forecast, outcome_files, outcomes, pages, parts, recipes, reproduce, verdicts
@@ -34,6 +35,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def nothing_remembered(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast methods are is remembered where the user's cache is."""
+    drawn._bundle()  # seconds in a cache that is empty
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 

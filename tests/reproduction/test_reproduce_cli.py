@@ -13,6 +13,7 @@ import pytest
 
 from idiolect import cli
 from idiolect.core.errors import RunError
+from idiolect.report import page as drawn
 from idiolect.reproduction import recipes, reproduce
 from idiolect.reproduction.recipes import Cell, Recipe, cell
 
@@ -43,6 +44,7 @@ def idiolect(
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[[str], Said]:
     monkeypatch.chdir(tmp_path)
+    drawn._bundle()  # seconds in a cache that is empty
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("IDIOLECT_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")

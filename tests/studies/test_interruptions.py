@@ -38,8 +38,10 @@ SERVER = """
 import os, shlex, sys
 import pyarrow.dataset, sklearn.datasets
 import idiolect.report.page
+from idiolect import methods
 from idiolect.cli import main
 from idiolect.studies import run, watcher
+methods.names()  # reads the metadata of all installed packages
 for line in sys.stdin:
     if line == "wait\\n":
         print("code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

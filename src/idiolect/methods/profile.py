@@ -63,8 +63,9 @@ class Anatomy(NamedTuple):
 def of(name: str, options: dict[str, Any], network: Network, classes: int, clients: int) -> Anatomy:
     """The anatomy of a method with these options; shapes are symbolic, bytes are for this network.
 
-    The method runs for a round or two of three clients: with small networks of two sizes, which tell the dimensions
-    apart, and with the network given. Symbols: C classes, d features, K clients, N samples of the client.
+    The method runs for a round or two of three clients; then, for the shapes alone, with one client: with a small
+    network of another size, which tells the dimensions apart, and with the network given. Symbols: C classes,
+    d features, K clients, N samples of the client.
 
     Args:
         name: of the method.
@@ -80,10 +81,13 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
     build = partial(methods.build, name, methods.settle(name, options))
     with blame(f"method {name}, on synthetic samples"):
         with precision(torch.float64):
-            small = [_round(build, s.network(), s.classes, s.clients, s.rows) for s in _SIZES]
+            small = [
+                _round(build, s.network(), s.classes, s.clients, s.rows, some)
+                for s, some in zip(_SIZES, (3, 1), strict=True)
+            ]
             sums, joins = _are_sums(small[0]), _joins(small[0])
         with precision(torch.float32):
-            large = _round(build, network, classes, clients, 2 * classes, batch_size=4)
+            large = _round(build, network, classes, clients, 2 * classes, 1, batch_size=4)
 
     def message(at: str) -> Message:
         one, other = (_parts(getattr(r, at), r.start) for r in small)
@@ -120,7 +124,7 @@ _NUDGES = (0.01, 1.0, 100.0, 1e5)  # times the size of what is nudged
 
 
 class Round(NamedTuple):
-    """A method before and after one round of three clients; of what travels and stays, the first client's."""
+    """A method before and after one round of some clients; of what travels and stays, the first client's."""
 
     method: Method
     start: Model
@@ -148,9 +152,11 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _round(build: Any, network: Network, classes: int, clients: int, rows: int, batch_size: int = 50) -> Round:
+def _round(
+    build: Any, network: Network, classes: int, clients: int, rows: int, some: int = 3, batch_size: int = 50
+) -> Round:
     method: Method = build(Task(network, classes, clients, Training(epochs=1, batch_size=batch_size)))
-    ids = list(range(min(3, clients)))
+    ids = list(range(min(some, clients)))
     x_R = keys.normal(keys.key(1), (len(ids) * rows, *network.shape))
     row_KN = torch.arange(len(x_R)).view(len(ids), rows)
     y_R = torch.arange(len(x_R)) % classes
