@@ -18,7 +18,7 @@ import safetensors.torch
 from idiolect import data, report
 from idiolect.core import tree
 from idiolect.core.errors import IdiolectError, InputError
-from idiolect.runs import environment, store
+from idiolect.runs import environment
 from idiolect.runs.store import Store, sittings
 from idiolect.simulation import State, begin
 from idiolect.simulation.client_store import OnDisk
@@ -100,7 +100,7 @@ def test_where_folders_cannot_be_locked_a_file_is(
     folder: Path, manifest: dict[str, Any], there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Windows. The lock of an ended process is no obstacle, and its file is not taken for a run."""
-    monkeypatch.setattr(store, "_FOLDERS_LOCK", False)
+    monkeypatch.setattr("idiolect.runs.folder._FOLDERS_LOCK", False)
     if there == "empty":
         folder = folder.parent / "new"
     first = Store(folder, STUDY, manifest, resume=there == "begun")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import filelock
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -22,6 +19,7 @@ from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.option_spec import Spec
 from idiolect.runs import environment
 from idiolect.runs.checkpoint import CHECKPOINT, load, save
+from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.runs.reader import DIVERGED, Divergence, cell_folder, divergences, edited, settings
 from idiolect.runs.schema import RECORDS, TIMINGS, Written, renamed
 from idiolect.simulation import Record, State
@@ -30,7 +28,6 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Written)
 
-_FOLDERS_LOCK = os.name == "posix"
 _SITTINGS = "engine.json"
 
 
@@ -120,17 +117,17 @@ class Store(Generic[S]):
     """
 
     def __init__(self, folder: Path | None, study: S, manifest: dict[str, Any], *, resume: bool) -> None:
-        self.folder, self.study = folder or _new(study.name), study
+        self.folder, self.study = folder or new_folder(study.name), study
         self.diverged: list[Divergence] = []
-        self._held = _hold(self.folder)  # before reading and writing, so that two processes do not start at once
+        self._held = hold(self.folder)  # before reading and writing, so that two processes do not start at once
         try:
             if resume and (self.folder / "study.yaml").exists():
                 self._resume(manifest)
-            elif _holds_something(self.folder):
+            elif holds_something(self.folder):
                 if resume:
-                    raise InputError(f"{self.folder} has no run: {_elsewhere()}")
+                    raise InputError(f"{self.folder} has no run: {elsewhere()}")
                 raise InputError(
-                    f"{self.folder} exists: {_elsewhere()}, or continue the run in it with {option('resume', True)}"
+                    f"{self.folder} exists: {elsewhere()}, or continue the run in it with {option('resume', True)}"
                 )
             else:
                 self._begin(manifest)
@@ -184,13 +181,13 @@ class Store(Generic[S]):
                 f"{path} is missing or broken{said}: restore it, or run the study into another folder"
             ) from None
         if edit:
-            raise InputError(f"{text} has changed since the run began ({edit}): undo this change, or {_elsewhere()}")
+            raise InputError(f"{text} has changed since the run began ({edit}): undo this change, or {elsewhere()}")
         if differs := difference(computed(there), computed(self.study)):
             raise InputError(
-                f"{self.folder} has another study ({differs}): {_elsewhere()}, or resume with the same settings"
+                f"{self.folder} has another study ({differs}): {elsewhere()}, or resume with the same settings"
             )
         if not same:
-            raise InputError(f"the data have changed since the run in {self.folder} began: {_elsewhere()}")
+            raise InputError(f"the data have changed since the run in {self.folder} began: {elsewhere()}")
         self._other_versions(began)
         return there.name
 
@@ -290,83 +287,6 @@ def seconds_of_rounds(folder: Path) -> list[float]:
     if not found:
         raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")
     return found
-
-
-def _elsewhere() -> str:
-    return f"choose another folder with {option('out')}"
-
-
-def _new(name: str) -> Path:
-    """``runs/name``, or the first free one of ``runs/name-2``, ...; it is made at once."""
-    number, folder = 1, Path("runs", name)
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = Path("runs", f"{name}-{number}")
-        except OSError as error:
-            raise RunError(
-                f"cannot make the folder {folder} ({error.strerror}): choose one with {option('out')}"
-            ) from error
-
-
-def _hold(folder: Path) -> Callable[[], object]:
-    """Keep other processes out until what this returns is called, or the process ends.
-
-    The folder is made if it does not exist. The folder itself is locked, which leaves no file; on Windows a file in it.
-    """
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise InputError(f"cannot use {folder} as a folder (it is a file): {_elsewhere()}") from None
-        except OSError as error:
-            raise RunError(f"cannot make the folder {folder} ({error.strerror}): {_elsewhere()}") from None
-        if not _FOLDERS_LOCK:
-            return _hold_file(folder)
-        import fcntl
-
-        try:
-            held = os.open(folder, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(held)
-            raise _used_by_another(folder) from None
-        except OSError:  # a file system without locks
-            os.close(held)
-            return lambda: None
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(held), os.stat(folder)):
-                return partial(os.close, held)
-        os.close(held)  # the process that had it has removed it
-
-
-def _hold_file(folder: Path) -> Callable[[], object]:
-    lock = filelock.FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise _used_by_another(folder) from None
-    except (OSError, NotImplementedError):  # a file system without locks
-        return lambda: None
-    return lock.release
-
-
-def _used_by_another(folder: Path) -> InputError:
-    return InputError(f"another process uses {folder}: wait for it, or {_elsewhere()}")
-
-
-def _holds_something(folder: Path) -> bool:
-    """Whether there is more than a run leaves that was killed at its very start."""
-    try:
-        return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
-    except OSError as error:
-        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {_elsewhere()}") from None
 
 
 def computed(study: Written) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""The folder of a run before anything is in it: a new one, and kept for one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import filelock
+
+from idiolect.core.errors import InputError, RunError, option
+
+_FOLDERS_LOCK = os.name == "posix"
+
+
+def elsewhere() -> str:
+    """How a message ends whose folder cannot be used."""
+    return f"choose another folder with {option('out')}"
+
+
+def new_folder(name: str) -> Path:
+    """``runs/name``, or the first free one of ``runs/name-2``, ...; it is made at once."""
+    number, folder = 1, Path("runs", name)
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = Path("runs", f"{name}-{number}")
+        except OSError as error:
+            raise RunError(
+                f"cannot make the folder {folder} ({error.strerror}): choose one with {option('out')}"
+            ) from error
+
+
+def hold(folder: Path) -> Callable[[], object]:
+    """Keep other processes out until what this returns is called, or the process ends.
+
+    The folder is made if it does not exist. The folder itself is locked, which leaves no file; on Windows a file in it.
+    """
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise InputError(f"cannot use {folder} as a folder (it is a file): {elsewhere()}") from None
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder} ({error.strerror}): {elsewhere()}") from None
+        if not _FOLDERS_LOCK:
+            return _hold_file(folder)
+        import fcntl
+
+        try:
+            held = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {elsewhere()}") from None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise _used_by_another(folder) from None
+        except OSError:  # a file system without locks
+            os.close(held)
+            return lambda: None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(held), os.stat(folder)):
+                return partial(os.close, held)
+        os.close(held)  # the process that had it has removed it
+
+
+def _hold_file(folder: Path) -> Callable[[], object]:
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise _used_by_another(folder) from None
+    except (OSError, NotImplementedError):  # a file system without locks
+        return lambda: None
+    return lock.release
+
+
+def _used_by_another(folder: Path) -> InputError:
+    return InputError(f"another process uses {folder}: wait for it, or {elsewhere()}")
+
+
+def holds_something(folder: Path) -> bool:
+    """Whether there is more than a run leaves that was killed at its very start."""
+    try:
+        return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {elsewhere()}") from None
