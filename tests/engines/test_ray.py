@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,8 @@ from idiolect.engines.ray.nodes import Lost
 from idiolect.simulation import Job, Record, State, fit
 from idiolect.simulation.client_runner import groups
 
-pytest.importorskip("ray", reason="Ray is not installed")
+if find_spec("ray") is None:  # imported by those alone that use it: it takes a second
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 DATA = toy.data()
 BALLAST = 2000  # numbers beside the count: a state that is worth keeping
@@ -60,6 +62,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("IDIOLECT_TEST", folder)
         size = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+        size |= {"no_monitor": True, "include_log_monitor": False}  # helpers of Ray that nothing here asks
         made = Cluster()
         try:
             for _ in range(2):

@@ -237,7 +237,6 @@ def _child(case: Case, entry: Callable[[Sequence[str]], object], here: Path, pri
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.dont_write_bytecode = True
         _guard(here.parent)
-        sys.path[:] = [p for p in sys.path if p != os.path.dirname(__file__)]
         try:
             entry(case.arguments)
             code = 0

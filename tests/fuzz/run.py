@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
 import random
 import shlex
@@ -22,6 +23,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -32,6 +35,7 @@ import specimens  # noqa: E402
 from harness import Case, Seen  # noqa: E402
 
 FAMILIES = ("settings", "settings", "files", "files", "run folders")
+_FUZZER: list[Fuzzer] = []  # the processes that try cases are forked, and find it here
 
 
 class Fuzzer:
@@ -48,9 +52,10 @@ class Fuzzer:
         import typer.main
 
         import idiolect.cli
+        import idiolect.methods
         import idiolect.report.page
 
-        self._place, self.entry = place, idiolect.cli.main
+        self.place, self.entry = place, idiolect.cli.main
         commands = typer.main.get_command(idiolect.cli.app).commands  # type: ignore[attr-defined]
         known = {
             name: [o for p in command.params for o in p.opts if o[:2] == "--"] for name, command in commands.items()
@@ -66,6 +71,8 @@ class Fuzzer:
         }
         typer.main.get_command = functools.cache(typer.main.get_command)  # it takes a tenth of a second
         typer.main.get_command(idiolect.cli.app)
+        sys.path[:] = [p for p in sys.path if p != os.path.dirname(__file__)]
+        idiolect.methods.names()  # kept for this path: it reads the metadata of all installed packages
         gc.collect()
         gc.freeze()  # so that children share the pages
 
@@ -97,12 +104,21 @@ def _clear(root: Path) -> None:
     shutil.rmtree(os.fsencode(root), ignore_errors=True)
 
 
-def _show(seed: int, number: int, case: Case, seen: Seen) -> None:
+def _told(seed: int, number: int, case: Case, seen: Seen) -> str:
     command = shlex.join(("idiolect", *case.arguments)) if case.entry is None else "(from Python)"
     told = [f"case {number} of seed {seed}, {case.family}: {case.what}", f"  {command[:400]}"]
     told += [f"  code {seen.code}, {seen.seconds:.1f} s", *(f"  ! {one}" for one in seen.complaints)]
     told += [f"  | {line[:300]}" for line in seen.err.splitlines()[-6:]]
-    print("\n".join(told).encode("ascii", "backslashreplace").decode(), flush=True)
+    return "\n".join(told).encode("ascii", "backslashreplace").decode()
+
+
+def _tried(seed: int, number: int) -> tuple[int, str, str, float, str]:
+    """A case in a folder that is removed: its number, family, outcome and seconds, and what failed, in words."""
+    root = _FUZZER[0].place / f"case-{number}"
+    case, seen = _FUZZER[0].one(seed, number, root)
+    _clear(root)
+    told = _told(seed, number, case, seen) if seen.complaints else ""
+    return number, case.family, seen.outcome, seen.seconds, told
 
 
 def _specimens(place: Path) -> int:
@@ -125,8 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--begin", type=int, default=0, help="number of the first case")
-    parser.add_argument("--step", type=int, default=1, help="take every STEP-th case")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--only", type=int, help="one case; its folder is kept")
     parser.add_argument("--specimens", action="store_true")
     asked = parser.parse_args()
@@ -135,27 +150,24 @@ def main() -> int:
     try:
         if asked.specimens:
             return _specimens(place)
-        fuzzer = Fuzzer(place)
+        _FUZZER.append(fuzzer := Fuzzer(place))
         if asked.only is not None:
             root = Path(tempfile.mkdtemp(prefix=f"case-{asked.seed}-{asked.only}-"))
             case, seen = fuzzer.one(asked.seed, asked.only, root)
-            _show(asked.seed, asked.only, case, seen)
+            print(_told(asked.seed, asked.only, case, seen))
             print(
                 f"{seen.out[-2000:]!a}\n{seen.err[-4000:].encode('ascii', 'backslashreplace').decode()}\nkept: {root}"
             )
             return len(seen.complaints)
         counts: dict[str, Counter[str]] = {family: Counter() for family in dict.fromkeys(FAMILIES)}
         failed, spent = [], 0.0
-        for number in range(asked.begin, asked.cases, asked.step):
-            root = place / f"case-{number}"
-            case, seen = fuzzer.one(asked.seed, number, root)
-            spent += seen.seconds
-            counts[case.family][seen.outcome] += 1
-            counts[case.family]["cases"] += 1
-            if seen.complaints:
-                failed.append(number)
-                _show(asked.seed, number, case, seen)
-            _clear(root)
+        with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("fork")) as pool:
+            for number, family, outcome, seconds, told in pool.map(_tried, repeat(asked.seed), range(asked.cases)):
+                spent += seconds
+                counts[family].update((outcome, "cases"))
+                if told:
+                    failed.append(number)
+                    print(told, flush=True)
         for family, found in counts.items():
             rest = ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if name != "cases")
             print(f"{family}: {found['cases']} cases, {rest}")
