@@ -10,7 +10,8 @@ import torch
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import folders, from_frame, open_data
-from idiolect.data.custom.tables import read_csv
+from idiolect.data.custom.tables import as_they_are, encoded, read_csv
+from idiolect.data.datasets.dataset import Encoding
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis
 63,m,True,north,sick
@@ -429,3 +430,20 @@ def test_a_table_of_numbers_as_pandas_reads_it(tmp_path):
     np.testing.assert_array_equal(source.x_R.numpy(), read[list("abcde")].to_numpy(np.float32))
     assert source.y_R.tolist() == read.y.tolist()
     pd.testing.assert_frame_equal(read_csv(tmp_path / "t.csv"), read, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_that_stay_as_they_are(kind):
+    encodings = [Encoding(name) for name in "ab"]
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(5000, 2)), columns=list("ab")).astype(kind)
+    wanted = frame.to_numpy().astype(np.float32)
+    for found in (as_they_are(encodings, frame), encoded(encodings, frame)):
+        assert found is not None
+        assert (found.dtype, found.is_contiguous()) == (torch.float32, True)
+        np.testing.assert_array_equal(found.numpy(), wanted)
+    for odd in (np.nan, np.inf, -np.inf):
+        assert as_they_are(encodings, frame.assign(b=odd)) is None
+    assert as_they_are(encodings, frame.assign(b=1)) is None
+    assert as_they_are(encodings, frame.astype({"a": np.float64}).assign(a=1e39)) is None
+    for other in (Encoding("b", shift=1.0), Encoding("b", gaps=True), Encoding("b", "text", ("1",))):
+        assert as_they_are([encodings[0], other], frame) is None

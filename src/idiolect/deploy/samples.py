@@ -169,9 +169,12 @@ class Reader:
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
         values = self._matched(frame)
-        for encoding in self.inputs.columns:
-            self._look(encoding, values[encoding.name])
-        x_RF = tables.encoded(self.inputs.columns, values)
+        found = [str(column.name) for column in values.values()]
+        x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == found else frame[found])
+        if x_RF is None:
+            for encoding in self.inputs.columns:
+                self._look(encoding, values[encoding.name])
+            x_RF = tables.encoded(self.inputs.columns, values)
         self._scales(x_RF)
         return x_RF
 

@@ -64,7 +64,7 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
 def missing(values: pd.Series[Any]) -> NDArray[np.bool_]:
     """For each row whether its value is missing: none, an empty text, or "nan", which NumPy makes of a missing text."""
     if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f":
-        return np.isnan(values.to_numpy())
+        return np.asarray(np.isnan(values.to_numpy()))
     gone_R = values.isna().to_numpy(dtype=np.bool_)
     if pd.api.types.is_numeric_dtype(values):
         return gone_R

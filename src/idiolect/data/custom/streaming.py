@@ -147,7 +147,7 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
         with pyarrow.csv.open_csv(path, reading, parsing, how) as file:
             for batch in file:
                 begun = True
-                yield Part(batch.to_pandas())
+                yield Part(batch.to_pandas(split_blocks=True))  # columns are used one by one: no copy
     except (pa.ArrowException, OSError) as error:
         if begun:
             what = "a line has too many cells, or a text where the others have numbers"
