@@ -210,3 +210,29 @@ def test_a_network_of_ones_own_is_imported_only_with_permission(tmp_path, monkey
     (tmp_path / "strange_net.py").write_text(NET.replace("12", "13"))
     with pytest.raises(idl.InputError, match=r"another version of strange_net\.net"):
         Bundle.read("b", allow_import=True)
+
+
+def test_a_method_of_another_package_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A site without the package hears which one it needs; one with another version is warned."""
+    info = tmp_path / "strange-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[idiolect.methods]\nmine = strange_method:mine\n")
+    source = (Path(idl.methods.__file__).parent / "_skeleton.py").read_text()
+    source = source.replace("def skeleton(task: Task)", "def mine(task: Task)")
+    (tmp_path / "strange_method.py").write_text(source)
+    study = {"dataset": "digits", "clients": 3, "rounds": 1, "local_epochs": 1, "model": "mlp"}
+    with monkeypatch.context() as installed:
+        installed.syspath_prepend(tmp_path)
+        run = idl.run(idl.Study(methods=["mine"], **study), tmp_path / "run", engine="sequential")
+        run.bundle("mine", tmp_path / "b", client=1)
+        assert not caplog.messages
+        (tmp_path / "strange_method.py").write_text(source + "# another\n")
+        Bundle.read(tmp_path / "b")
+        assert "was made with the method mine of strange 1.0, code" in caplog.text
+        idl.run(study=idl.Study(methods=["mine"], **study), out=tmp_path / "run", engine="sequential", resume=True)
+        assert "the code of mine has changed since" in caplog.text
+    with pytest.raises(idl.InputError, match=r"needs the method mine of strange 1\.0, which is not installed here"):
+        Bundle.read(tmp_path / "b")

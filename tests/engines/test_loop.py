@@ -214,7 +214,14 @@ def _fedavg(**functions: Any) -> Job:
         ({"aggregate": lambda server, up, ids: (server, up)}, "round 1, aggregate: does not return a pair"),
         ({"aggregate": lambda server, up, ids: (server, {"n": up.weight})}, "reports n, and the server of a method"),
         ({"local": lambda down, client, data, key: (client, Up())}, "local: local does not return .client, Up"),
-        ({"local": lambda down, client, data, key: (Up(), client, {})}, "local: local does not return .client, Up"),
+        (
+            {"local": lambda down, client, data, key: (Up(), client, {})},
+            r"local: local does not return .client, Up, info.: the second value is a (tuple|dict|Model)",
+        ),
+        (
+            {"local": lambda down, client, data, key: (client, Up(), {"train_loss": 0.5})},
+            r"local: local does not return .*: info\['train_loss'\] is a float, not a tensor",
+        ),
     ],
 )  # fmt: skip
 def test_a_method_that_returns_something_else(functions: dict[str, Any], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -89,6 +90,18 @@ def test_ours_outdo_another_of_the_same_name(install: Install) -> None:
     assert methods.get("fedavg").title == "FedAvg"
 
 
+def test_one_that_ours_outdo_is_said(install: Install) -> None:
+    install("elsewhere", MINE, fedavg="elsewhere:mine")
+    assert methods.working()[1] == ["method fedavg of a package is not used: idiolect has one of this name"]
+
+
+def test_its_code_is_its_package_and_its_file(install: Install) -> None:
+    folder = install("elsewhere", MINE, mine="elsewhere:mine")
+    digest = hashlib.sha256((folder / "elsewhere.py").read_bytes()).hexdigest()
+    assert methods.code("mine") == f"elsewhere 1.0, code {digest[:12]}"
+    assert methods.code("fedavg").startswith("code ")
+
+
 def test_names_are_gone_with_their_package(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         folder = install("elsewhere", MINE, mine="elsewhere:mine")
@@ -151,6 +164,10 @@ BROKEN = [
     ("bad:PRESETS", "PRESETS = {}\n", "is not a function"),
     ("bad:mine", LATER + "def mine(task, *, ridge: Ridge = 1): ...\n", "name 'Ridge' is not defined"),
     ("bad:mine", "def mine(:\n", "invalid syntax"),
+    ("bad:mine", "def mine(task, ridge: float = 1): ...\n", "ridge is no option, because it is not keyword-only"),
+    ("bad:mine", "def mine(task, *, ridge=1): ...\n", "option ridge has no annotation: write ridge: float"),
+    ("bad:mine", "def mine(task, *, ridge: float): ...\n", "option ridge has no default: give it one"),
+    ("bad:mine", MINE + "PRESETS = {'small': {'ridge': 1}}\n", "its preset small has no option 'ridge'"),
     ("bad:mine", "raise RuntimeError('two\\nlines')\n", "two lines"),
     ("bad:mine", MINE + "REPORTS = {'loss': 'yes'}\n", "REPORTS['loss'] is 'yes': write a ClientValue or a PairValue"),
     ("bad:mine", MINE + TOLD.replace("'losses'", "3"), "REPORTS['loss']: name: input should be a valid string"),

@@ -9,7 +9,6 @@ others: ``ends/PATH`` (n,) says where each model's numbers end, ``shapes/PATH`` 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import secrets
 import shutil
@@ -30,10 +29,9 @@ from idiolect import methods, models
 from idiolect.core import files, keys, tree
 from idiolect.core.documents import sealed_json
 from idiolect.core.errors import InputError, RunError, blame, nearest, option
-from idiolect.core.import_path import by_path
 from idiolect.core.method import Data, Down, Method, Task
-from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
+from idiolect.deploy import code
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import Name
@@ -86,8 +84,7 @@ class Bundle:
             raise InputError(f"{folder} has no {NUMBERS}: {_FIX}")
         if numbers.stat().st_size <= _CHECKED:
             bundle._compare(NUMBERS)
-        if (path := Spec.parse(about.network.model).name) and "." in path:
-            _check_code(folder, path, about.network.code, allow_import)
+        code.check(folder, about, allow_import)
         return bundle
 
     def ready(self) -> None:
@@ -315,28 +312,6 @@ def vacant(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists: give {option('out')} as a new folder, or remove it first")
-
-
-def code_digest(model: str) -> str | None:
-    """SHA-256 of the file that defines a network of one's own; None for a network of this library."""
-    path = Spec.parse(model).name
-    if "." not in path:
-        return None
-    module = inspect.getmodule(by_path(path, "model")) or __import__(path.rpartition(".")[0], fromlist=["_"])
-    file = inspect.getsourcefile(module)
-    return _sha256(Path(file)) if file else None
-
-
-def _check_code(folder: Path, path: str, digest: str | None, allowed: bool) -> None:
-    if not allowed:
-        raise InputError(
-            f"{folder} has a network of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: check "
-            f"that module first, then give {option('allow_import', True)}"
-        )
-    if digest != code_digest(path):
-        raise InputError(
-            f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
-        )
 
 
 def _about(folder: Path) -> tuple[About, str]:

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from idiolect import data, models
+from idiolect import data, methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError, RunError, nearest
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
-from idiolect.deploy import bundle, card
+from idiolect.deploy import bundle, card, code
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -80,8 +80,8 @@ def make(
     revealed = _revealed(network, method, federation)
     about = About(
         kind="join" if whom is None else "models",
-        method=MethodPart.model_validate(method),
-        network=NetworkPart(model=network, code=bundle.code_digest(network)),
+        method=MethodPart.model_validate(dict(method) | {"code": methods.code(method["name"])}),
+        network=NetworkPart(model=network, code=code.digest_of(network)),
         classes=federation.class_names,
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),

@@ -21,11 +21,12 @@ class _Part(BaseModel):
 
 
 class MethodPart(_Part):
-    """The method with all its options."""
+    """The method with all its options. ``code`` says which package it is of, if not of idiolect, and which version."""
 
     name: _Name
     title: str
     options: dict[str, Any]
+    code: str = ""
 
 
 class NetworkPart(_Part):

@@ -9,6 +9,7 @@ method, copy ``_skeleton.py``; a package of your own names its functions under t
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import inspect
@@ -19,6 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.core import option_spec, reports
@@ -74,6 +76,10 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPo
     return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
 
 
+def _hidden() -> list[str]:
+    return sorted(ours() & set(_installed()))
+
+
 def names() -> list[str]:
     """The methods of this folder and of installed packages; of two with the same name, ours is used."""
     return sorted(ours() | set(_installed()))
@@ -81,7 +87,8 @@ def names() -> list[str]:
 
 def working() -> tuple[dict[str, Entry], list[str]]:
     """All methods that can be loaded, by name, and one sentence for each installed one that cannot."""
-    entries, broken = {}, []
+    entries = {}
+    broken = [f"method {name} of a package is not used: idiolect has one of this name" for name in _hidden()]
     for name in names():
         try:
             entries[name] = get(name)
@@ -99,7 +106,9 @@ def get(name: str) -> Entry:
         InputError: there is none of this name (the message has the nearest), or its package is broken.
     """
     if name not in names():
-        raise InputError(f"unknown method {name!r}; {_hint(name)}")
+        raise InputError(
+            f"unknown method {name!r}; {_hint(name)}. One of another package is found once that package is installed"
+        )
     if name in ours():
         build = getattr(importlib.import_module(f"{__package__}.{name}"), name, None)
         if build is None:
@@ -123,17 +132,41 @@ def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
         build = point.load()
         if not inspect.isfunction(build):
             raise TypeError("it is not a function (task, *, options) -> Method")
+        _declared(build)
         entry = _entry(name, build)
         option_spec.check(build, entry.options, "a default")
         json.dumps(entry.options)
-        for table in (entry.presets, entry.variants):
+        for what, table in (("preset", entry.presets), ("variant", entry.variants)):
             for title, options in dict(table).items():
-                option_spec.check(build, options, str(title))
+                option_spec.check(build, options, f"its {what} {title}")
         reports.check(dict(entry.reports))
     except (Exception, SystemExit) as error:
         what = " ".join(f"{point.value}: {error}".split())
         raise InputError(f"method {name} of {package} cannot be used ({what}): fix or uninstall {package}") from error
     return entry
+
+
+def _declared(build: Callable[..., Method]) -> None:
+    """Check that a method's options can be checked: keyword-only, with an annotation and a default."""
+    for option, about in list(inspect.signature(build).parameters.items())[1:]:
+        if about.kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise TypeError(f"{option} is no option, because it is not keyword-only: write *, before it")
+        if about.annotation is about.empty:
+            raise TypeError(f"option {option} has no annotation: write {option}: float, or another type")
+        if about.default is about.empty:
+            raise TypeError(f"option {option} has no default: give it one")
+
+
+def code(name: str) -> str:
+    """Which code a method is: its package with the version, if it is installed, and a digest of its file.
+
+    Raises:
+        InputError: unknown method.
+    """
+    source = inspect.getsourcefile(get(name).build)
+    digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else "unknown"
+    package = None if name in ours() else _installed()[name].dist
+    return f"{package.name} {package.version}, code {digest}" if package else f"code {digest}"
 
 
 def _hint(name: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from idiolect.core import files
 from idiolect.core.documents import parse_yaml, read_json, read_yaml, sealed_json
-from idiolect.core.errors import InputError, RunError, option
+from idiolect.core.errors import InputError, RunError, listed, option
 from idiolect.core.option_spec import Spec
 from idiolect.runs import environment
 from idiolect.runs.checkpoint import CHECKPOINT, load, save
@@ -189,6 +189,7 @@ class Store(Generic[S]):
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {elsewhere()}")
         self._other_versions(began)
+        self._other_code(began, manifest)
         return there.name
 
     def _other_versions(self, began: dict[str, Any]) -> None:
@@ -205,6 +206,16 @@ class Store(Generic[S]):
             log.warning(
                 "%s was started with %s: its other rounds may differ in rounding from a run without a break; see %s",
                 self.folder, "; ".join(other), _SITTINGS,
+            )  # fmt: skip
+
+    def _other_code(self, began: dict[str, Any], manifest: dict[str, Any]) -> None:
+        """Warn if a method's file has changed since the run began."""
+        now = {label: about.get("code") for label, about in manifest.get("methods", {}).items()}
+        before = {label: about.get("code") for label, about in began.get("methods", {}).items()}
+        if changed := [label for label, code in now.items() if before.get(label) not in (None, code)]:
+            log.warning(
+                "the code of %s has changed since %s began, whose rounds would be of two versions: if it now computes "
+                "something else, start a new run", listed(changed, 5), self.folder,
             )  # fmt: skip
 
     def cell(self, label: str, seed: int) -> Cell:

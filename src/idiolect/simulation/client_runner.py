@@ -180,9 +180,8 @@ class Site:
         with blame(where):
             rows = self._data(self.job.data.train[id])
             returned = self.method.local(down, client, rows, self._key(round, id, "local"))
-            if not (type(returned) is tuple and len(returned) == 3 and isinstance(returned[1], Up)):
-                what = "local does not return (client, Up, info)"
-                raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
+            if wrong := _not_of_local(returned):
+                raise RunError(f"{where}: local does not return (client, Up, info): {wrong}")
             client, up, info = returned
             trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
         return self.leaving(round, id, trained)
@@ -310,6 +309,20 @@ class Site:
             return found
         validated = float(right_N[tested:].mean()), float(nll_loss(logp_NC[tested:], y_N[tested:]))
         return found._replace(validation_accuracy=validated[0], validation_loss=validated[1])
+
+
+def _not_of_local(returned: object) -> str:
+    """What is wrong with what ``local`` returned; empty if nothing is."""
+    if type(returned) is not tuple or len(returned) != 3:
+        found = f"a tuple of {len(returned)}" if type(returned) is tuple else f"a {type(returned).__name__}"
+        return f"it returns {found}; info is a dictionary of tensors by metric, {{}} where there is none"
+    _, up, info = returned
+    if not isinstance(up, Up):
+        return f"the second value is a {type(up).__name__}"
+    if not isinstance(info, dict):
+        return f"info is a {type(info).__name__}, not a dictionary of tensors by metric"
+    other = next((name for name, value in info.items() if not isinstance(value, Tensor)), None)
+    return "" if other is None else f"info[{other!r}] is a {type(info[other]).__name__}, not a tensor"
 
 
 def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:

@@ -199,5 +199,6 @@ def _about(use: Use) -> dict[str, Any]:
     """The manifest's entry for a method."""
     entry = methods.get(use.name)
     return {
-        "name": use.name, "title": title_of(use), "summary": entry.summary, "reports": reports.to_json(entry.reports)
+        "name": use.name, "title": title_of(use), "summary": entry.summary, "reports": reports.to_json(entry.reports),
+        "code": methods.code(use.name),
     }  # fmt: skip

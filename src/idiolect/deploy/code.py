@@ -1,0 +1,56 @@
+"""The code that a bundle needs and does not hold: a network of one's own, and a method of another package."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from pathlib import Path
+
+from idiolect import methods
+from idiolect.core.errors import InputError, option
+from idiolect.core.import_path import by_path
+from idiolect.core.option_spec import Spec
+from idiolect.deploy.schema import About
+
+log = logging.getLogger(__name__)
+
+
+def digest_of(model: str) -> str | None:
+    """SHA-256 of the file that defines a network of one's own; None for a network of this library."""
+    path = Spec.parse(model).name
+    if "." not in path:
+        return None
+    module = inspect.getmodule(by_path(path, "model")) or __import__(path.rpartition(".")[0], fromlist=["_"])
+    file = inspect.getsourcefile(module)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
+
+def check(folder: Path, about: About, allow_import: bool) -> None:
+    """Check that the code that a bundle needs is here; warn if that of another package's method is another version.
+
+    Raises:
+        InputError: it is not here, may not be imported, or is another version of a network.
+    """
+    name, made_with = about.method.name, about.method.code
+    if name not in methods.names():
+        package = made_with.partition(", code ")[0]
+        raise InputError(
+            f"{folder} needs the method {name} of {package or 'another package'}, which is not installed here: install "
+            "that package, then try again"
+        )
+    if name not in methods.ours() and made_with and (here := methods.code(name)) != made_with:
+        log.warning("%s was made with the method %s of %s, here it is %s: predictions may differ", folder, name,
+                    made_with, here)  # fmt: skip
+    path = Spec.parse(about.network.model).name
+    if "." not in path:
+        return
+    if not allow_import:
+        raise InputError(
+            f"{folder} has a network of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: check "
+            f"that module first, then give {option('allow_import', True)}"
+        )
+    if about.network.code != digest_of(path):
+        raise InputError(
+            f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
+        )
