@@ -147,7 +147,7 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _frame(self, X: Any) -> pd.DataFrame:
         names = [column.name for column in self._open().about.inputs.columns]
         if hasattr(X, "columns"):
-            return pd.DataFrame(X).rename(columns=str).reset_index(drop=True)
+            return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
         array = check_array(X, dtype=None, ensure_all_finite="allow-nan", estimator=self)
         if array.shape[1] != len(names):
             raise ValueError(

@@ -231,11 +231,11 @@ class Reader:
 
     def _scales(self, x_RF: Tensor) -> None:
         """Refuse numbers that look like those of another unit."""
+        x_KF = x_RF[:: max(1, len(x_RF) // _LOOKED_AT)].double().numpy()
         at = 0
         for encoding in self.inputs.columns:
             if encoding.kind == "number" and encoding.scaled and encoding.value and encoding.name not in self._as_is:
-                x_R = x_RF[:: max(1, len(x_RF) // _LOOKED_AT), at].double().numpy()
-                known = x_R[~np.isnan(x_R)]
+                known = x_KF[~np.isnan(x_KF[:, at]), at]
                 mean, std = self.inputs.mean[at], self.inputs.std[at]
                 if len(known) >= _FEW and _of_another_unit(known, mean, std):
                     shift = encoding.shift

@@ -87,10 +87,11 @@ def as_they_are(encodings: Sequence[Encoding], frame: pd.DataFrame) -> Tensor | 
     """As ``encoded``, and faster, of known, finite floating-point numbers that do not change; None of all others."""
     if any(one.kind != "number" or not one.value or one.gaps or one.shift for one in encodings):
         return None
-    if not all(dtype in (np.float32, np.float64) for dtype in frame.dtypes):
+    if frame.empty or not all(dtype in (np.float32, np.float64) for dtype in frame.dtypes):
         return None
-    x_RF = frame.to_numpy()
-    return torch.from_numpy(x_RF.astype(np.float32, order="C")) if _bounded(x_RF) else None
+    with np.errstate(over="ignore"):
+        x_RF = torch.from_numpy(frame.to_numpy().astype(np.float32, order="C"))
+    return x_RF if torch.stack(x_RF.aminmax()).isfinite().all() else None
 
 
 def _fit(values: pd.Series[Any], name: str) -> Encoding:
@@ -163,21 +164,16 @@ def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.flo
 def _finite(values: pd.Series[Any], name: str) -> NDArray[np.float32 | np.float64]:
     """The numbers of a column, NaN if missing; with 32 bits if they have no more."""
     x_R = values.to_numpy() if values.dtype == np.float32 else _doubles(values)
-    if _bounded(x_R):
+    largest = np.finfo(np.float32).max
+    if x_R.min(initial=0) >= -largest and x_R.max(initial=0) <= largest:  # and none is NaN
         return x_R
-    endless = np.flatnonzero(np.abs(x_R) > np.finfo(np.float32).max)
+    endless = np.flatnonzero(np.abs(x_R) > largest)
     if endless.size:
         raise InputError(
             f"column {name!r} has an infinite or too large number in {endless.size} rows (the first is row "
             f"{endless[0]}, counting from 0): correct it, leave it empty, or drop the column"
         )
     return x_R
-
-
-def _bounded(x: NDArray[Any]) -> bool:
-    """Whether all are numbers, not NaN, that 32 bits can hold."""
-    largest = np.finfo(np.float32).max
-    return bool(x.min(initial=0) >= -largest and x.max(initial=0) <= largest)
 
 
 def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
