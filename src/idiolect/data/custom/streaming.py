@@ -7,9 +7,10 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -23,6 +24,8 @@ from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.tables import EXCEL, check_frame, looks_like_data, no_header, read_csv, separator_of
+
+T = TypeVar("T")
 
 _HEAD = 2**18  # bytes of a text file by which its form is known
 _BLOCK = 2**22  # bytes of a text file that are read at a time
@@ -145,7 +148,7 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
     begun = False
     try:
         with pyarrow.csv.open_csv(path, reading, parsing, how) as file:
-            for batch in file:
+            for batch in _ahead(iter(file)):
                 begun = True
                 yield Part(batch.to_pandas(split_blocks=True))  # columns are used one by one: no copy
     except (pa.ArrowException, OSError) as error:
@@ -154,3 +157,12 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
             raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
     if not begun:
         yield Part(read_csv(path))
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items; while one is used, the next is read."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item
