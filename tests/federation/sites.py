@@ -96,11 +96,11 @@ class Loop:
 
 
 class Away(Loop):
-    """Coast is away until a round, and has heard of nothing before."""
+    """Coast is away until a round, and has heard of nothing before unless it ``agrees`` first."""
 
-    def __init__(self, workers: dict[str, Worker], back: int) -> None:
+    def __init__(self, workers: dict[str, Worker], back: int, *, agrees: bool = False) -> None:
         super().__init__(workers)
-        self.back, self.there = back, back == 0
+        self.back, self.there = back, agrees or back == 0
 
     def send(self, site: str, content: bytes) -> str:
         asked = unpack(content)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sites import NAMES, Loop, Tamper, study, worker, workers
+from sites import NAMES, Away, Loop, Tamper, study, worker, workers
 
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events
-from idiolect.federation.messages import Message, unpack
+from idiolect.federation.messages import Message
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import Terms, conduct, rehearsed, study_for
@@ -158,27 +158,10 @@ def _mean_of_uploads(link: Loop, round: int, clients: int) -> None:
         np.testing.assert_allclose(second.arrays[path].numpy() - before.numpy(), mean, atol=1e-6)
 
 
-class Late(Loop):
-    """Coast agrees, and then its machine is away until round 3; what it was told before the first round is gone."""
-
-    there = True
-
-    def send(self, site: str, content: bytes) -> str:
-        asked = unpack(content)
-        if site == "coast" and "round" in asked.about:
-            self.there = asked.about["round"] > 2
-        if site == "coast" and not self.there:
-            self.sent.append((site, asked))
-            return "no reply"
-        return super().send(site, content)
-
-    def quiet_for(self, site: str) -> float:
-        return 0.0 if site != "coast" or self.there else float("inf")
-
-
 def test_a_site_that_starts_late_joins_from_the_next_round(files: Files, tmp_path: Path) -> None:
+    """Its machine goes away after the agreement, until round 3; what it was told before the first round is gone."""
     study(tmp_path, rounds=4)
-    link = Late(workers(tmp_path / "states", files))
+    link = Away(workers(tmp_path / "states", files), back=3, agrees=True)
 
     def gone(asked: Message, reply: Message) -> Message:
         if asked.about["kind"] == "begin":
