@@ -357,7 +357,7 @@ def main() -> None:
     except (ValueError, IdiolectError) as error:
         sys.exit(f"docs/build.py: {error}")
     stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
-    stale += sorted(set(PAGES.glob("*.md")) - set(made))
+    stale += sorted({p for p in PAGES.glob("*.md") if not p.stem.endswith("-protocol")} - set(made))
     if check and stale:
         sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/build.py")
     if not check:

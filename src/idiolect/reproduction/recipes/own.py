@@ -1,0 +1,108 @@
+"""idiolect's own method, FedPool, beside the papers' methods: the protocol is docs/methods/fedpool-protocol.md.
+
+There are no numbers of a paper to compare with. Tables 1 and 3 share their runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from idiolect.reproduction.recipes import Cell, Recipe, cell
+
+_DATASETS = ("fashion_mnist", "cifar10")
+_PARTITIONS = {
+    "dominant": "dominant:share=20",
+    "dirichlet_0.1": "dirichlet:alpha=0.1",
+    "dirichlet_0.5": "dirichlet:alpha=0.5",
+    "classes_5": "classes:per_client=5",
+}
+_SHIFTS: dict[str, list[str]] = {
+    "clean": [],
+    "half_corrupted": ["corrupt:clients=half"],
+    "rotated_groups": ["rotate:groups=4"],
+}
+_SAMPLES = (300, 75, 50)
+_METHODS = {
+    "fedpool": "fedpool",
+    "fedlda": "fedlda",
+    "fedpac": "fedpac",
+    "pfedfda": "pfedfda",
+    "pfedfda_0.1": "pfedfda:ridge=0.1",
+    "fedcr": "fedcr",
+    "fedavg_ft": "fedavg_ft",
+    "ditto": "ditto",
+    "fedrep": "fedrep",
+    "local": "local",
+    "fedavg": "fedavg_ft",  # before it tunes: one run measures both
+}
+_WITHOUT = {
+    "fedpool": "fedpool",
+    "features as they are": "fedpool:normalise=false",
+    "trained with everyone's head": "fedpool:train_with=everyone",
+    "trained with the client's own means": "fedpool:train_with=own",
+    "one head, pooled": "fedpool:personal=part",
+    "one head, everyone's": "fedpool:personal=everyone",
+    "one head, the client's own": "fedpool:personal=own",
+    "ridge 0.3": "fedpool:ridge=0.3",
+    "ridge 3": "fedpool:ridge=3",
+}
+_NEW = "noise:std=0.3"
+_ASSUMED = ("Three seeds are --seeds 0,1,2.", "The protocol is docs/methods/fedpool-protocol.md.")
+
+
+def _conditions() -> Iterator[dict[str, Any]]:
+    """24 cells: the number of samples goes on by one with the partition, the shift and the data set."""
+    for (d, dataset), (p, partition), (s, shift) in product(*map(enumerate, (_DATASETS, _PARTITIONS, _SHIFTS))):
+        yield {"dataset": dataset, "partition": partition, "shift": shift, "samples": _SAMPLES[(d + p + s) % 3]}
+
+
+def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "dataset": where["dataset"],
+        "partition": _PARTITIONS[where["partition"]],
+        "shifts": _SHIFTS[where["shift"]],
+        "keep": where["samples"],
+        "clients": 15,
+        "new_clients": 3,
+        "new_shifts": [_NEW],
+        "rounds": 60,
+        "local_epochs": 2,
+        "batch_size": 20,
+        "lr": 0.01,
+        "momentum": 0.5,
+        "weight_decay": 5e-4,
+        "evaluate_every": 60,
+    }
+
+
+def _made(where: Mapping[str, Any], method: str, condition: str | None = None) -> Cell:
+    stage = "received" if method == "fedavg" else None
+    ours = {**_METHODS, **_WITHOUT}[method]
+    return cell({**where, "method": method}, _settings(where), ours, stage=stage, condition=condition)
+
+
+def table1() -> Recipe:
+    """FedPool beside the four papers' methods and five others: two data sets, four partitions, three shifts."""
+    cells = tuple(_made(where, method) for where in _conditions() for method in _METHODS)
+    return Recipe("own/table1", "", "results", cells, assumed=_ASSUMED)
+
+
+def table2() -> Recipe:
+    """What each part of FedPool is worth: each left out or changed alone, on six of the cells of own/table1."""
+    diagonal = {("dominant", "clean"), ("dirichlet_0.1", "half_corrupted"), ("classes_5", "rotated_groups")}
+    some = [where for where in _conditions() if (where["partition"], where["shift"]) in diagonal]
+    cells = tuple(_made(where, method) for where in some for method in _WITHOUT)
+    return Recipe("own/table2", "", "results", cells, assumed=_ASSUMED)
+
+
+def table3() -> Recipe:
+    """Three clients that join after training, as they are and in noise, in the runs of own/table1."""
+    found = [
+        _made({**where, "new_clients": name}, method, condition=condition)
+        for where in _conditions()
+        for name, condition in (("clean", ""), ("noise", _NEW))
+        for method in _METHODS
+    ]
+    return Recipe("own/table3", "", "results", tuple(found), assumed=_ASSUMED)

@@ -1,0 +1,77 @@
+"""The recipes of FedPool's report: the design that its protocol describes."""
+
+from collections import Counter
+from pathlib import Path
+
+from idiolect.reproduction import recipes
+from idiolect.reproduction.parts import digest
+from idiolect.studies.method_use import use
+
+PROTOCOL = Path(__file__).parents[2] / "docs" / "methods" / "fedpool-protocol.md"
+METHODS = {
+    "fedpool", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "fedavg_ft", "ditto", "fedrep", "local", "fedavg",
+}  # fmt: skip
+
+
+def test_every_number_of_samples_meets_every_partition_and_every_shift() -> None:
+    cells = [c.where for c in recipes.get("own/table1").cells if c.where["method"] == "fedpool"]
+    assert len(cells) == 24
+    assert len({tuple(w[k] for k in ("dataset", "partition", "shift")) for w in cells}) == 24
+    for other in ("partition", "shift"):
+        met = Counter((w["dataset"], w[other], w["samples"]) for w in cells)
+        assert set(met.values()) == {1} if other == "partition" else set(met.values()) <= {1, 2}
+        assert len(met) == 2 * 3 * len({w[other] for w in cells})
+
+
+def test_all_methods_train_alike() -> None:
+    cells = recipes.get("own/table1").cells
+    for condition in {(c.where["dataset"], c.where["partition"], c.where["shift"]) for c in cells}:
+        here = [c for c in cells if (c.where["dataset"], c.where["partition"], c.where["shift"]) == condition]
+        assert {c.where["method"] for c in here} == METHODS
+        without = {"methods", "name", "protocol"}
+        assert len({str(c.study.model_dump(exclude=without)) for c in here if c.study}) == 1
+        runs = {c.where["method"]: digest(c.study) for c in here if c.study}
+        assert runs["fedavg"] == runs["fedavg_ft"]
+        assert len(set(runs.values())) == 10
+        assert next(c.stage for c in here if c.where["method"] == "fedavg") == "received"
+    study = cells[0].study
+    assert study is not None
+    assert (study.rounds, study.local_epochs, study.batch_size) == (60, 2, 20)
+    assert (study.lr, study.momentum, study.weight_decay) == (0.01, 0.5, 5e-4)
+    assert (study.clients, study.new_clients) == (15, 3)
+    assert all(c.study.methods[0] == use("fedpool") for c in cells if c.study and c.where["method"] == "fedpool")
+
+
+def test_the_protocol_says_what_is_run() -> None:
+    text = PROTOCOL.read_text(encoding="utf-8")
+    at = {
+        tuple(c.where[k] for k in ("dataset", "partition", "shift")): c.where["samples"]
+        for c in recipes.get("own/table1").cells
+    }
+    rows = {"dominant": "`dominant", "dirichlet_0.1": "`dirichlet:alpha=0.1", "dirichlet_0.5": "`dirichlet:alpha=0.5",
+            "classes_5": "`classes:per_client=5"}  # fmt: skip
+    for partition, begins in rows.items():
+        line = next(row for row in text.splitlines() if row.startswith(f"| {begins}"))
+        said = [cell.strip() for cell in line.strip("|").split("|")[1:]]
+        shifts = ("clean", "half_corrupted", "rotated_groups")
+        assert said == [f"{at['fashion_mnist', partition, s]} / {at['cifar10', partition, s]}" for s in shifts]
+
+
+def test_parts_are_left_out_one_at_a_time() -> None:
+    cells = recipes.get("own/table2").cells
+    assert len(cells) == 6 * 9
+    for c in cells:
+        assert c.study is not None
+        assert c.study.methods[0].name == "fedpool"
+    of = {c.where["method"]: c.study.methods[0].options for c in cells if c.study}
+    default = of.pop("fedpool")
+    assert all(sum(options[k] != default[k] for k in default) == 1 for options in of.values())
+    table1 = {digest(c.study) for c in recipes.get("own/table1").cells if c.study}
+    assert sum(digest(c.study) in table1 for c in cells if c.study) == 6
+
+
+def test_clients_that_join_are_measured_in_the_same_runs() -> None:
+    first, third = recipes.get("own/table1").cells, recipes.get("own/table3").cells
+    assert {digest(c.study) for c in first if c.study} == {digest(c.study) for c in third if c.study}
+    met = Counter((c.where["new_clients"], c.condition) for c in third)
+    assert met == {("clean", ""): 264, ("noise", "noise:std=0.3"): 264}
