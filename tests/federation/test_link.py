@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,9 +52,12 @@ class Place:
         self.asked: list[bytes] = []
         self.running = self.connection(self.north)
 
-    def connection(self, kit: kits.SiteKit) -> Connection:
+    def connection(self, kit: kits.SiteKit, during: Callable[[], object] = lambda: None) -> Connection:
+        """Of a site that answers, and does something else while it does."""
+
         def answer(content: bytes) -> bytes:
             self.asked.append(content)
+            during()
             message = unpack(content)
             return pack(message.about | {"from": kit.site}, message.arrays)
 
@@ -257,12 +260,11 @@ def test_of_a_site_that_runs_twice_the_first_ends(busy: bool, place: Place, link
         ended = pool.submit(first.run, stop)
         while link.connections("south") == before or (busy and not working.is_set()):
             time.sleep(0.01)
-        other = pool.submit(place.connection(place.south).run, stop)
+        other = pool.submit(place.connection(place.south, stop.set).run, stop)
         with pytest.raises(InputError, match=r"another program has connected to \S+ as south since"):
             ended.result()
-        stop.set()
         link.send("south", pack({"kind": "last"}))
-        [reply] = place.replies(link)  # a site that stops still sends what it has answered
+        [reply] = place.replies(link)  # a site that is stopped while it works still sends its answer
         assert reply.site == "south"
         other.result()
 
