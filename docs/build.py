@@ -347,6 +347,11 @@ def pages() -> dict[Path, str]:
     return out | {PAGES / "index.md": overview(known, variants), RUNS: settings(), THREATS: threats(known, variants)}
 
 
+def present() -> set[Path]:
+    """The pages that are there, without those that are written by hand."""
+    return {path for path in PAGES.glob("*.md") if not path.stem.endswith("-protocol")}
+
+
 def main() -> None:
     """Write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -357,7 +362,7 @@ def main() -> None:
     except (ValueError, IdiolectError) as error:
         sys.exit(f"docs/build.py: {error}")
     stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
-    stale += sorted({p for p in PAGES.glob("*.md") if not p.stem.endswith("-protocol")} - set(made))
+    stale += sorted(present() - set(made))
     if check and stale:
         sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/build.py")
     if not check:

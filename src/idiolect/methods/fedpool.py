@@ -13,7 +13,7 @@ from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weig
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.interpolation import stratified_folds
-from idiolect.statistics.moments import Moments, moments
+from idiolect.statistics.moments import Moments, moments, weights_by_class
 from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
 
 Pooling = Literal["part", "everyone", "own"]
@@ -51,13 +51,16 @@ class Counts(NamedTuple):
     n_C: Tensor
 
 
-class Pooled(NamedTuple):
-    """A client's estimates: its own, its own and everyone's in one, and how they came to be one."""
+class Estimates(NamedTuple):
+    """What a client knows of its classes before it pools: everyone's estimate, its own, and how far they are apart."""
 
+    everyone: Gaussian
     own: Gaussian
-    both: Gaussian
+    n_C: Tensor
+    found: Tensor
+    """Its own spread, q / n."""
     spread: Tensor
-    trust_C: Tensor
+    """Its own and everyone's, t_i."""
 
 
 class Personal(NamedTuple):
@@ -146,26 +149,33 @@ def fedpool(
         scaled_Cd = torch.cholesky_solve(apart_Cd.mT, factor_dd).mT
         return torch.where(failed == 0, (apart_Cd * scaled_Cd).sum(1) / width, torch.nan)
 
-    def pool(sums: Moments, shared: Shared, how: Pooling) -> Pooled:
+    def estimates(sums: Moments, shared: Shared) -> Estimates:
         g, n_C, n = everyone(shared), sums.n_C, sums.n_C.sum()
         own = estimate(sums, g.mean_Cd)  # [2]
-        a, b = spread_samples, covariance_samples
         q = (n_C * distance(own, g) - (n_C > 0).double()).sum()  # [3]
+        a = spread_samples
         spread = (q.clamp(min=0) + a * shared.spread.double().clamp(min=0)) / (n + a).clamp(min=1e-9)  # [4]
-        trust_C = {"part": n_C * spread / (n_C * spread + 1), "everyone": 0 * n_C, "own": (n_C > 0).double()}[how]
-        mean_Cd = g.mean_Cd + trust_C[:, None] * (own.mean_Cd - g.mean_Cd)  # [5]
-        cov_dd = ((n - 1).clamp(min=1) * own.cov_dd + b * g.cov_dd) / (n + b).clamp(min=1e-9)  # [6]
-        return Pooled(own, Gaussian(mean_Cd, cov_dd), q / n.clamp(min=1), trust_C)
+        return Estimates(g, own, n_C, q / n.clamp(min=1), spread)
+
+    def trust(e: Estimates, how: Pooling) -> Tensor:
+        if how == "part":
+            return e.n_C * e.spread / (e.n_C * e.spread + 1)  # [5]
+        return 0 * e.n_C if how == "everyone" else (e.n_C > 0).double()
+
+    def pool(e: Estimates, how: Pooling) -> Gaussian:
+        n, b = e.n_C.sum(), covariance_samples
+        mean_Cd = e.everyone.mean_Cd + trust(e, how)[:, None] * (e.own.mean_Cd - e.everyone.mean_Cd)  # [5]
+        cov_dd = ((n - 1).clamp(min=1) * e.own.cov_dd + b * e.everyone.cov_dd) / (n + b).clamp(min=1e-9)  # [6]
+        return Gaussian(mean_Cd, cov_dd)
 
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        shared, g = down.shared, everyone(down.shared)
+        shared = down.shared
         z_Nd, y_N = features(task, shared.body, data)
-        sums = moments(unit(z_Nd), y_N, data.real_N, classes)  # [2]
-        pooled = pool(sums, shared, train_with)
-        head = head_for(pooled.both, sums.n_C)  # [7]
+        e = estimates(moments(unit(z_Nd), y_N, data.real_N, classes), shared)  # [2]
+        head = head_for(pool(e, train_with), e.n_C)  # [7]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
@@ -176,13 +186,13 @@ def fedpool(
         new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [8]
         up = Shared(
             tree.sub(new, shared.body),
-            (pooled.own.mean_Cd - g.mean_Cd).to(shared.mean_Cd.dtype),
-            covariance.pack(pooled.own.cov_dd - g.cov_dd).to(shared.cov.dtype),
-            pooled.spread.to(shared.spread.dtype) - shared.spread,
+            (e.own.mean_Cd - e.everyone.mean_Cd).to(shared.mean_Cd.dtype),
+            covariance.pack(e.own.cov_dd - e.everyone.cov_dd).to(shared.cov.dtype),
+            e.found.to(shared.spread.dtype) - shared.spread,
         )
-        trust = (sums.n_C * pooled.trust_C).sum() / sums.n_C.sum()
-        counts = Counts(data.real_N.sum(), sums.n_C.to(data.real_N.dtype))
-        return client, Up(up, counts), {"train_loss": trained_loss(seen), "trust": trust}
+        trusted = (e.n_C * trust(e, train_with)).sum() / e.n_C.sum()
+        counts = Counts(data.real_N.sum(), e.n_C.to(data.real_N.dtype))
+        return client, Up(up, counts), {"train_loss": trained_loss(seen), "trust": trusted}
 
     def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         return tree.add(server, combine(up).value), {}
@@ -194,10 +204,9 @@ def fedpool(
         return Up(value, tree.map(lambda n: n.sum(0), up.weight))
 
     def heads_from(z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, shared: Shared, n_C: Tensor) -> LinearHead:
-        sums = moments(z_Nd, y_N, weight_N, classes)
-        both = {how: pool(sums, shared, how).both for how in ("part", "everyone", "own")}
+        e = estimates(moments(z_Nd, y_N, weight_N, classes), shared)
         wanted = _HEADS if personal == "mixture" else ((personal, 1.0),)
-        return tree.stack([head_for(both[how], n_C, times * ridge) for how, times in wanted])  # [11]
+        return tree.stack([head_for(pool(e, how), n_C, times * ridge) for how, times in wanted])  # [11]
 
     def log_probabilities(heads: LinearHead, z_Bd: Tensor) -> Tensor:
         """(B, K, C)."""
@@ -206,7 +215,7 @@ def fedpool(
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         z_Nd, y_N = features(task, down.shared.body, data)
         z_Nd, real_N = unit(z_Nd), data.real_N
-        n_C = moments(z_Nd, y_N, real_N, classes).n_C
+        n_C = weights_by_class(y_N, real_N, classes).sum(0)
         heads = heads_from(z_Nd, y_N, real_N, down.shared, n_C)
         even_K = torch.full(heads.bias_C.shape[:1], 1 / len(heads.bias_C), dtype=torch.float64)
         if len(even_K) == 1:
