@@ -77,6 +77,23 @@ def test_a_fault_far_down_leaves_no_file(site: Bundle, rest: pd.DataFrame, tmp_p
     assert (tmp_path / "p.csv").read_text() == "before"
 
 
+@pytest.mark.parametrize(
+    "what", ["a line longer than a block", "line ends of old Macs", "empty lines", "no last line end"]
+)
+def test_texts_that_are_cut_into_blocks(
+    site: Bundle, rest: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(streaming, "_BLOCK", 500)
+    long = "x" * 5000 if what == "a line longer than a block" else "x"
+    text = rest.assign(note=["y", long] * (len(rest) // 2) + ["z"] * (len(rest) % 2)).to_csv(index=False)
+    change = {"line ends of old Macs": ("\n", "\r"), "empty lines": ("\n", "\n" * 300)}
+    text = text.replace(*change.get(what, ("", "")))
+    (tmp_path / "a.csv").write_bytes(text.rstrip("\n").encode() if what == "no last line end" else text.encode())
+    assert predict(site, tmp_path / "a.csv", tmp_path / "p.parquet").samples == len(rest)
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    np.testing.assert_allclose(found[["p_benign", "p_malignant"]], wanted(site, rest, tmp_path), atol=1e-6)
+
+
 def test_no_rows(site: Bundle, rest: pd.DataFrame, tmp_path: Path) -> None:
     rest[:0].to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(idl.InputError):

@@ -369,6 +369,6 @@ def _sha256(path: Path) -> str:
 
 def log_probabilities(model: Personal, method: Method, x_R: Tensor) -> Tensor:
     """Log-probabilities (R, C) of samples as stored."""
-    size = _CHUNK if x_R.ndim > 2 else 16 * _CHUNK
+    size = _CHUNK if x_R.ndim > 2 else 32 * _CHUNK
     with torch.no_grad():
         return torch.cat([method.predict(model.down, model.client, x_B) for x_B in torch.split(x_R, size)])

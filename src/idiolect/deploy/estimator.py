@@ -88,7 +88,7 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, C), in the order of ``classes_``."""
         model, method = self._ready()
-        p_NC = log_probabilities(model, method, self._samples(X)).double().exp_()
+        p_NC = log_probabilities(model, method, self._samples(X)).exp().double()
         total_N = p_NC @ torch.ones(p_NC.shape[1], dtype=p_NC.dtype)  # faster than a sum over few classes
         return cast(NDArray[np.float64], p_NC.div_(total_N[:, None]).numpy())
 

@@ -40,6 +40,7 @@ _MANY = 2000  # images that are worth a cache
 _SMALL = 64 * 64  # pixels of an image whose decoding is too short for threads
 _IN_MEMORY = 2**20  # bytes of a file that is read at once, which is faster than in pieces
 _STRETCH = 256  # images per task of a thread
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe must not make it wait
 _ORIENTATION = 0x0112
 
 
@@ -217,13 +218,14 @@ def _content(item: Encoded) -> Path | io.BytesIO:
         raise InputError(f"{item.name} has no image: fill it in or remove it")
     if isinstance(item.data, bytes):
         return io.BytesIO(item.data)
-    about = os.stat(item.data)
-    if not stat.S_ISREG(about.st_mode):
-        raise InputError(f"{item.name} is a folder, a pipe or a device, not a file: remove it")
-    if about.st_size > _IN_MEMORY:
-        return item.data
-    with open(item.data, "rb", buffering=0) as file:
-        return io.BytesIO(file.read())
+    file = os.open(item.data, _READ)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise InputError(f"{item.name} is a folder, a pipe or a device, not a file: remove it")
+        return item.data if about.st_size > _IN_MEMORY else io.BytesIO(os.read(file, about.st_size))
+    finally:
+        os.close(file)
 
 
 def _look(image: Image.Image, name: str) -> _Look:
@@ -273,7 +275,7 @@ def _decode(image: Image.Image, colour: bool, size: tuple[int, int], top: int) -
     upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
     if _is_deep(upright):
         upright = Image.fromarray(np.rint(np.asarray(upright) * (255 / top)).astype(np.uint8))
-    elif {"A", "a"} & set(upright.getbands()) or "transparency" in upright.info:
+    elif "transparency" in upright.info or (upright.mode not in ("L", "RGB") and {"A", "a"} & set(upright.getbands())):
         over = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
     mode = "RGB" if colour else "L"

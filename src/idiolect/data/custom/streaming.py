@@ -6,16 +6,18 @@ import codecs
 import io
 import json
 import os
+from collections import deque
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import folders
@@ -25,10 +27,9 @@ from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.tables import EXCEL, check_frame, looks_like_data, no_header, read_csv, separator_of
 
-T = TypeVar("T")
-
 _HEAD = 2**18  # bytes of a text file by which its form is known
 _BLOCK = 2**22  # bytes of a text file that are read at a time
+_CORES = 8  # that parse such blocks at most
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "n/a", "#N/A", "-nan", "<NA>", "NaN "]
 
 
@@ -137,20 +138,19 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
     if looks_like_data(names):
         raise no_header(path, names)
     check_frame(pd.DataFrame(columns=names, index=[0]), str(path))
-    how = pyarrow.csv.ConvertOptions(
+    how = ConvertOptions(
         column_types={name: pa.float64() if name in numbers else pa.string() for name in names},
         null_values=_MISSING,
         strings_can_be_null=True,
         decimal_point="," if separator == ";" and "," in text else ".",
     )
-    reading = pyarrow.csv.ReadOptions(block_size=_BLOCK, column_names=names, skip_rows=1)
-    parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values='"' in text)
+    parsing = ParseOptions(delimiter=separator, newlines_in_values='"' in text)
+    parsed = _in_parallel if "\n" in text and not parsing.newlines_in_values else _in_order
     begun = False
     try:
-        with pyarrow.csv.open_csv(path, reading, parsing, how) as file:
-            for batch in _ahead(iter(file)):
-                begun = True
-                yield Part(batch.to_pandas(split_blocks=True))  # columns are used one by one: no copy
+        for table in parsed(path, names, parsing, how):
+            begun = True
+            yield Part(table.to_pandas(split_blocks=True))  # columns are used one by one: no copy
     except (pa.ArrowException, OSError) as error:
         if begun:
             what = "a line has too many cells, or a text where the others have numbers"
@@ -159,10 +159,45 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
         yield Part(read_csv(path))
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items; while one is used, the next is read."""
-    with ThreadPoolExecutor(1) as reader:
+def _in_order(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.RecordBatch]:
+    """Any text file, as one whose cells hold several lines; while one block is used, the next is parsed."""
+    reading = ReadOptions(block_size=_BLOCK, column_names=names, skip_rows=1)
+    with pyarrow.csv.open_csv(path, reading, parsing, how) as file, ThreadPoolExecutor(1) as reader:
+        items = iter(file)
         coming = reader.submit(next, items, None)
-        while (item := coming.result()) is not None:
+        while (batch := coming.result()) is not None:
             coming = reader.submit(next, items, None)
-            yield item
+            yield batch
+
+
+def _in_parallel(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.Table]:
+    """A text file whose lines are rows: every core parses a block of them, a few blocks ahead of what is used."""
+    reading = ReadOptions(use_threads=False, block_size=2 * _BLOCK, column_names=names)
+
+    def parse(lines: bytes) -> pa.Table:
+        return pyarrow.csv.read_csv(pa.BufferReader(lines), reading, parsing, how)
+
+    cores = min(_CORES, os.cpu_count() or 1)
+    with path.open("rb") as file, ThreadPoolExecutor(cores) as pool:
+        file.readline()  # the names
+        coming: deque[Future[pa.Table]] = deque()
+        for lines in _lines_of(file):
+            coming.append(pool.submit(parse, lines))
+            if len(coming) > cores:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def _lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The rest of a file as blocks of whole lines."""
+    begun = b""
+    while block := file.read(_BLOCK):
+        lines, _, rest = (begun + block).rpartition(b"\n")
+        if len(rest) > _BLOCK:
+            raise pa.ArrowInvalid("a line is longer than a block")
+        if lines.strip():
+            yield lines
+        begun = rest
+    if begun.strip():
+        yield begun
