@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,7 +326,7 @@ def test_an_interval_counts_from_three_seeds_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], paper: float, status: str
 ) -> None:
     mine, given = made("local", paper), iter(values)
-    monkeypatch.setattr(outcomes, "measured", lambda cell, folder: (next(given), {}, 1.0))
+    monkeypatch.setattr(outcomes, "measured", lambda cell, folder: outcomes.Measured(next(given)))
     monkeypatch.setattr(parts.Part, "finished", True)
     found = outcomes.outcome(mine, parts.parts(mine, tmp_path, seeds=range(len(values))))
     assert (found.value, found.status) == (89.0, status)
@@ -509,20 +510,80 @@ def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
         outcomes.outcome(found.cell, [part])
 
 
-def test_a_number_of_more_seeds_is_not_replaced_by_one_of_fewer(tmp_path: Path) -> None:
+def test_seeds_add_up_in_a_file(tmp_path: Path) -> None:
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
-    (several,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0, 1])
-    (fewer,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
-    (another,) = run(list(recipe.cells), tmp_path / "cells", seeds=[2])
-    (others,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1, 2])
-    path = outcome_files.keep(recipe, several, tmp_path / "results")
+    (cell,), cells, results = recipe.cells, tmp_path / "cells", tmp_path / "results"
+    (whole,) = run([cell], cells, seeds=[0, 1, 2])
+    for seeds in ([1], [0], [1, 2]):
+        (found,) = run([cell], cells, seeds=seeds)
+        path = outcome_files.keep(recipe, found, results)
     assert path is not None
+    content = json.loads(path.read_text())
+    assert list(content["seeds"]) == ["0", "1", "2"]
+    assert (whole.value, whole.interval) == (
+        pytest.approx(content["measured"], abs=1e-3), pytest.approx(content["interval"], abs=1e-3)
+    )  # fmt: skip
+    assert content["facts"] == pytest.approx(whole.facts, abs=1e-3)
+    assert content["seconds"] == pytest.approx(whole.seconds, abs=0.1)
+    accuracy = {k: v["clients"] for k, v in content["each"].items()}
+    assert [np.mean(list(v.values())) for v in accuracy.values()] == pytest.approx(list(whole.seeds.values()), abs=1e-3)  # type: ignore[union-attr]
     before = path.read_text()
-    assert outcome_files.keep(recipe, fewer, tmp_path / "results") is None
-    assert outcome_files.keep(recipe, another, tmp_path / "results") is None
+    outcome_files.keep(recipe, found, results)
     assert path.read_text() == before
-    assert outcome_files.keep(recipe, others, tmp_path / "results") == path
+    path.write_text(json.dumps(content | {"hash": "another study's"}))
+    outcome_files.keep(recipe, found, results)
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
+
+
+def test_a_file_of_one_seed_from_before_counts(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
+    (zero,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
+    (one,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1])
+    path = outcome_files.keep(recipe, zero, tmp_path / "results")
+    assert path is not None
+    content = json.loads(path.read_text())
+    del content["each"]
+    path.write_text(json.dumps(content))
+    outcome_files.keep(recipe, one, tmp_path / "results")
+    after = json.loads(path.read_text())
+    assert list(after["seeds"]) == ["0", "1"]
+    assert after["seeds"]["0"] == content["seeds"]["0"]
+    assert after["facts"]["worst_decile"] == pytest.approx(
+        (content["facts"]["worst_decile"] + (one.facts or {})["worst_decile"]) / 2, abs=1e-3
+    )
+
+
+def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:
+    both = (made("local", 99.0), made("fedavg", 99.0, lr=1e6))
+    recipe = Recipe("fedpac/table1", "a table", "results", both)
+    results = tmp_path / "results"
+    first = run(list(both), tmp_path / "cells")
+    assert [one.status for one in first] == ["differs", "diverged"]
+    for one in first:
+        outcome_files.keep(recipe, one, results)
+    shutil.rmtree(tmp_path / "cells")
+
+    def known(cell: Cell) -> dict[int, outcomes.Measured]:
+        return outcome_files.known(recipe, cell, results)
+
+    assert not [p for p in forecast.forecast(both, tmp_path / "cells", known=known) if p.seconds != 0.0]
+    said: list[str] = []
+    again = run(list(both), tmp_path / "cells", told=said.append, known=known)
+    assert not said
+    assert not (tmp_path / "cells").exists()
+    for one, two in zip(first, again, strict=True):
+        assert (one.status, one.said, one.rounds) == (two.status, two.said, two.rounds)
+        assert two.value == pytest.approx(one.value, abs=1e-3)
+    more = run(list(both), tmp_path / "cells", seeds=[0, 1], told=said.append, known=known)
+    assert [list(one.each) for one in more] == [[0, 1], [0, 1]]
+    assert not list((tmp_path / "cells").glob("*/cells/*seed0"))
+    other = made("local", 99.0, rounds=5)
+    assert not outcome_files.known(recipe, other, results), "another study"
+    path = results / "fedpac" / "table1" / f"{both[0].slug}.json"
+    for wrong in ([], {"x": {}}, {"0": []}, {"0": {"value": 1, "what": 2}}, {"0": {"value": 1, "clients": {"a": 1}}}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"each": wrong}))
+        with pytest.raises(InputError, match=r"digits-local.json cannot be read .*: fix it, or delete it"):
+            known(both[0])
 
 
 def test_cells_are_chosen_by_their_conditions() -> None:

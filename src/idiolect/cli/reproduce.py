@@ -43,7 +43,8 @@ def reproduce_command(
     workers: Workers = None,
     out: Annotated[Path, option("Folder that gets the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
     results: Annotated[
-        Path | None, option("Write a file for each measured cell into this folder.", panel=OUTPUT)
+        Path | None,
+        option("Keep the numbers in this folder, a file for each cell; those it has are not run again.", panel=OUTPUT),
     ] = None,
     compare: Annotated[
         str | None, option("Compare two methods client by client, in each setting.", metavar="A,B", panel=OUTPUT)
@@ -72,28 +73,32 @@ def reproduce_command(
     for one in track or ():
         trackers.tracker(one)
     pair = _two(compare, pages.labels(cells)) if compare else None
+    kept = results if rounds is None else None
+    known = {c.slug: outcome_files.known(made, c, kept) if kept else {} for c in cells}
     if dry_run:
-        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers)
+        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=lambda c: known[c.slug])
         if as_json:
             print_json([r._asdict() for r in rows])
         else:
             out_console.print(forecast.render(made, rows))
         return
-    if said := forecast.sentence(forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, patience=3)):
+    planned = forecast.forecast(
+        cells, out, rounds=rounds, seeds=some, workers=workers, patience=3, known=lambda c: known[c.slug]
+    )
+    if said := forecast.sentence(planned):
         say(err_console, said)
     found = list(
         reproduce.reproduce(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
-            told=lambda text: say(err_console, text),
+            told=lambda text: say(err_console, text), known=lambda c: known[c.slug],
         )
     )  # fmt: skip
     if results is not None and rounds is not None:
         say(err_console, f"nothing is written to {results}, because --rounds makes this a trial")
     elif results is not None:
-        stay = [one for one in found if outcome_files.keep(made, one, results) is None and one.value is not None]
-        if stay:
-            say(err_console, f"{len(stay)} of the numbers in {results} come from more seeds than these, and are kept")
+        for each in found:
+            outcome_files.keep(made, each, results)
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
     runs = pages.together(drawn, out, rounds=rounds, seeds=some)
     page = pages.page(made, runs, out, head)

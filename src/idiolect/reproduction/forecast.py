@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ def forecast(
     seeds: Sequence[int] = (0,),
     workers: int | None = None,
     patience: float = float("inf"),
+    known: Callable[[Cell], Collection[int]] = lambda c: (),
 ) -> list[Planned]:
     """The runs of some cells, each once.
 
@@ -88,6 +89,7 @@ def forecast(
         out, rounds, seeds: as for ``reproduce``.
         workers: how many share a round; None for one per core.
         patience: seconds after which no more speeds are measured; runs with unknown speed have no time then.
+        known: seeds for which a cell needs no run.
     """
     several = workers or cores()
     speeds = _Speeds(patience)
@@ -95,7 +97,8 @@ def forecast(
     for c in cells:
         if c.study is None:
             found[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
-        for part in parts(c, out, rounds=rounds, seeds=seeds):
+        needed = [seed for seed in seeds if seed not in known(c)]
+        for part in parts(c, out, rounds=rounds, seeds=needed):
             if part.folder not in found:
                 try:
                     found[part.folder] = _planned(part, several, speeds)

@@ -1,8 +1,9 @@
-"""Outcomes as small files, which the documentation shows."""
+"""Outcomes as small files, which the documentation shows, and which later runs need not measure again."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,17 @@ from typing import Any
 from idiolect.core import files
 from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError
-from idiolect.reproduction.outcomes import Outcome
+from idiolect.reproduction.outcomes import Measured, Outcome, together
 from idiolect.reproduction.parts import digest
-from idiolect.reproduction.recipes import Recipe
+from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.studies.config import Study
 
 
 def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
-    """Write a measured cell as ``folder/RECIPE/CELL.json``; the file's reason is kept if the study is the same.
+    """Write a measured cell as ``folder/RECIPE/CELL.json``; what the file has of other seeds stays, and its reason.
 
     Returns:
-        The path, or None if nothing is written: there is no number, or the file has one from more seeds.
+        The path, or None if there is no number.
 
     Raises:
         InputError: the file that is there is broken.
@@ -29,17 +30,12 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     if found.status not in ("matches", "differs", "measured", "diverged"):
         return None
     path = folder / recipe.name / f"{found.cell.slug}.json"
-    try:
-        before = read_json(path) if path.exists() else {}
-        if not isinstance(before, dict):
-            raise ValueError("it is not a mapping")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): fix it, or delete it") from None
-    seeds = {str(k): v for k, v in (found.seeds or {}).items()}
+    before = _before(path)
     hashed = None if found.cell.study is None else digest(found.cell.study)
     same = before.get("hash") == hashed
-    if same and len(before.get("seeds", {})) > len(seeds):
-        return None
+    others = {k: one for k, one in _each(before, path).items() if k not in found.each} if same else {}
+    if others:
+        found = together(found.cell, dict(sorted((others | dict(found.each)).items())))
     content = {
         "recipe": recipe.name,
         "where": dict(found.cell.where),
@@ -47,7 +43,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "published_std": found.cell.std,
         "measured": found.value,
         "interval": found.interval,
-        "seeds": seeds,
+        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
         "difference": found.difference,
         "facts": dict(found.facts or {}),
         "protocol": found.protocol,
@@ -60,9 +56,62 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "verdict": found.status,
         "because": before.get("because", "") if same else "",
         "said": found.said,
+        "each": {str(seed): one._asdict() for seed, one in found.each.items()},
     }
-    files.write(path, json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n")
+    files.write(path, _text(content))
     return path
+
+
+def known(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, Measured]:
+    """What the file of a cell has of each seed; empty if there is none, or if the cell has another study now.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    path = folder / recipe.name / f"{cell.slug}.json"
+    before = _before(path)
+    return _each(before, path) if cell.study is not None and before.get("hash") == digest(cell.study) else {}
+
+
+def _before(path: Path) -> dict[str, Any]:
+    try:
+        before = read_json(path) if path.exists() else {}
+        if not isinstance(before, dict):
+            raise ValueError("it is not a mapping")
+        return before
+    except (OSError, ValueError) as error:
+        raise _broken(path, error) from None
+
+
+def _each(before: Mapping[str, Any], path: Path) -> dict[int, Measured]:
+    try:
+        if "each" in before:
+            each = {int(seed): Measured(**one) for seed, one in before["each"].items()}
+        else:  # written before there was more than the means over seeds, which of one seed are its own
+            alone = {
+                name: before[name] for name in ("rounds", "facts", "seconds", "machine", "versions") if name in before
+            }
+            seeds = before.get("seeds", {})
+            each = {int(seed): Measured(value, **alone) for seed, value in seeds.items() if len(seeds) == 1}
+        return {k: one._replace(clients={int(i): float(v) for i, v in one.clients.items()}) for k, one in each.items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _broken(path, error) from None
+
+
+def _broken(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} cannot be read ({error}): fix it, or delete it")
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """JSON, in which a mapping of numbers is one line."""
+    text = json.dumps(_rounded(content), indent=1, ensure_ascii=False)
+    return re.sub(r"\{\n[^{}\[\]]*?\}", _line, text) + "\n"
+
+
+def _line(found: re.Match[str]) -> str:
+    inside = found[0]
+    plain = all(re.fullmatch(r'"\w+": [-\w.+]+', piece.strip()) for piece in inside[1:-1].split(","))
+    return "{" + re.sub(r"\n\s*", " ", inside[1:-1]).strip() + "}" if plain else inside
 
 
 def _settings(study: Study) -> dict[str, Any]:

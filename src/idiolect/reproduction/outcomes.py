@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,22 @@ SEEDS = (
     3  # from so many seeds on, the interval counts: for two seeds it is some ten points wide and would match anything
 )
 Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "failed", "no data"]
+
+
+class Measured(NamedTuple):
+    """The result of a cell with one seed."""
+
+    value: float | None
+    """As ``Outcome.value``; None if training diverged."""
+    rounds: int = 0
+    facts: Mapping[str, float] = {}
+    clients: Mapping[int, float] = {}
+    """The accuracy of each client, in per cent."""
+    seconds: float = 0.0
+    machine: str = ""
+    versions: Mapping[str, str] = {}
+    said: str = ""
+    """How training diverged."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ class Outcome:
             it again.
         machine: the machine of its runs; several are separated by semicolons.
         versions: versions of libraries, in the same form.
+        each: the results with the seeds that have run to the end or diverged.
     """
 
     cell: Cell
@@ -59,6 +76,7 @@ class Outcome:
     to_retry: bool = False
     machine: str = ""
     versions: Mapping[str, str] | None = None
+    each: Mapping[int, Measured] = field(default_factory=dict)
 
     @property
     def difference(self) -> float | None:
@@ -74,8 +92,19 @@ def _spread(values: list[float]) -> float | None:
     return float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else None
 
 
-def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, str]] | None = None) -> Outcome:
+def outcome(
+    cell: Cell,
+    runs: Sequence[Part],
+    said: Mapping[Path, tuple[Status, str]] | None = None,
+    known: Mapping[int, Measured] | None = None,
+) -> Outcome:
     """The result of a cell from its runs on disk.
+
+    Args:
+        cell: of a recipe.
+        runs: one for each seed.
+        said: for folders of runs that stopped or could not start, why.
+        known: results that count where no run on disk has one.
 
     Raises:
         InputError: a folder is broken or has another study.
@@ -84,51 +113,72 @@ def outcome(cell: Cell, runs: Sequence[Part], said: Mapping[Path, tuple[Status, 
         return _judged(Outcome(cell, "measured", cell.value()))
     if cell.study is None:
         return Outcome(cell, "no data", said=cell.absent)
-    seeds: dict[int, float] = {}
-    facts: list[dict[str, float]] = []
-    seconds, done = 0.0, [part.done for part in runs]
-    protocol = "" if cell.reads == "minutes" else str(protocol_of(cell))
-    for part in runs:
-        if part.finished:
-            value, more, spent = measured(cell, part.folder)
-            seeds[part.study.seeds[0]] = value
-            facts.append(more)
-            seconds += spent
+    each: dict[int, Measured] = {}
     told: dict[int, tuple[Status, str]] = {}
     for part in runs:
-        if (seed := part.study.seeds[0]) in seeds:
-            continue
-        if about := (said or {}).get(part.folder):
+        seed = part.study.seeds[0]
+        if part.finished:
+            each[seed] = measured(cell, part.folder)
+        elif known and seed in known:
+            each[seed] = known[seed]
+        elif about := (said or {}).get(part.folder):
             told[seed] = about
-        elif where := diverged(part.folder):
-            told[seed] = "diverged", where
-    to_retry = any(kind != "diverged" for kind, _ in told.values())
-    ran = [sitting for part in runs if not seeds or part.study.seeds[0] in seeds for sitting in sittings(part.folder)]
-    machine = _each(sitting.get("machine", "") for sitting in ran)
-    names = dict.fromkeys(name for sitting in ran for name in sitting.get("versions", ()))
-    versions = {name: _each(sitting.get("versions", {}).get(name, "") for sitting in ran) for name in names}
-    if not seeds:
-        for kind, text in told.values():
-            return Outcome(
-                cell, kind, said=text, rounds=min(done), protocol=protocol, to_retry=to_retry, machine=machine,
-                versions=versions,
-            )  # fmt: skip
-        state: Status = "under way" if any(done) else "not run"
-        return Outcome(cell, state, rounds=max(done, default=0), protocol=protocol)
-    values = list(seeds.values())
-    spread = _spread(values)
-    means = {k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)}
-    missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in told.items()]
-    rounds, whole = runs[0].study.rounds, cell.study.rounds
+        elif how := diverged(part.folder):
+            each[seed] = Measured(None, part.done, said=how, **_circumstances(part.folder))
+    found = together(cell, each, told, trial=any(part.study.rounds != cell.study.rounds for part in runs))
+    if found.value is not None or found.status == "diverged":
+        return found
+    done = [part.done for part in runs]
+    if told:
+        where = [_circumstances(part.folder) for part in runs]
+        return replace(found, rounds=min(done), **_all(where))
+    return replace(found, status="under way" if any(done) else "not run", rounds=max(done, default=0))
+
+
+def together(
+    cell: Cell, each: Mapping[int, Measured], told: Mapping[int, tuple[Status, str]] | None = None, trial: bool = False
+) -> Outcome:
+    """The result of a cell from those with each seed; ``told`` says of others why there is none."""
+    ran = {seed: one for seed, one in each.items() if one.value is not None}
+    told = dict(told or {}) | {seed: ("diverged", one.said) for seed, one in each.items() if seed not in ran}
     found = Outcome(
-        cell, "measured" if rounds == whole else "trial", float(np.mean(values)), spread, seeds, rounds, means, seconds,
-        " ".join(missing), protocol, to_retry, machine, versions,
+        cell, "not run", protocol="" if cell.reads == "minutes" else str(protocol_of(cell)), each=each,
+        to_retry=any(kind != "diverged" for kind, _ in told.values()),
+        **_all([{"machine": one.machine, "versions": one.versions} for one in (ran or each).values()]),
     )  # fmt: skip
-    return _judged(found) if rounds == whole else found
+    if not ran:
+        for seed, (kind, text) in told.items():
+            return replace(found, status=kind, said=text, rounds=each[seed].rounds if seed in each else 0)
+        return found
+    seeds = {seed: one.value for seed, one in ran.items() if one.value is not None}
+    facts, values = [one.facts for one in ran.values()], list(seeds.values())
+    missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in told.items()]
+    found = replace(
+        found, status="trial" if trial else "measured", value=float(np.mean(values)), interval=_spread(values),
+        seeds=seeds, rounds=min(one.rounds for one in ran.values()), said=" ".join(missing),
+        facts={k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)},
+        seconds=sum(one.seconds for one in ran.values()),
+    )  # fmt: skip
+    return found if trial else _judged(found)
+
+
+def _circumstances(folder: Path) -> dict[str, Any]:
+    """On what a run's sittings ran."""
+    ran = sittings(folder)
+    return _all([{"machine": one.get("machine", ""), "versions": one.get("versions", {})} for one in ran])
+
+
+def _all(circumstances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each machine and each version once."""
+    names = dict.fromkeys(name for one in circumstances for name in one["versions"])
+    return {
+        "machine": _each(one["machine"] for one in circumstances),
+        "versions": {name: _each(one["versions"].get(name, "") for one in circumstances) for name in names},
+    }
 
 
 def _each(told: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(text for text in told if text))
+    return "; ".join(dict.fromkeys(piece for text in told if text for piece in text.split("; ")))
 
 
 def _judged(found: Outcome) -> Outcome:
@@ -154,14 +204,15 @@ def protocol_of(cell: Cell) -> Any:
     return protocol if cell.stage is None else protocol.model_copy(update={"stage": cell.stage})
 
 
-def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
-    """A cell's value from a finished run, further numbers of the same models, and the run's seconds."""
+def measured(cell: Cell, folder: Path) -> Measured:
+    """A cell's result from a finished run."""
     whole = report.read(folder)
     protocol = protocol_of(cell)
     found = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})
     seconds = float(whole.timings["seconds"].sum())
+    rounds, ran = int(whole.study["rounds"]), _circumstances(folder)
     if cell.reads == "minutes":
-        return seconds / 60, {}, seconds
+        return Measured(seconds / 60, rounds, seconds=seconds, **ran)
 
     def frame(metric: str) -> Any:
         if cell.condition is None:
@@ -183,4 +234,5 @@ def measured(cell: Cell, folder: Path) -> tuple[float, dict[str, float], float]:
     for metric in ("calibration_error", "brier"):
         if not (mine := frame(metric)).empty:
             facts[metric] = float(mine["value"].mean())
-    return 100 * value, facts, seconds
+    clients = {int(k): 100 * float(v) for k, v in zip(accuracy["client"], accuracy["value"], strict=True)}
+    return Measured(100 * value, rounds, facts, clients, seconds, **ran)

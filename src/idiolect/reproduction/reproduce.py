@@ -7,13 +7,13 @@ share a run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from idiolect import engines
 from idiolect.core.errors import InputError, Interrupted, RunError
-from idiolect.reproduction.outcomes import Outcome, Status, outcome
+from idiolect.reproduction.outcomes import Measured, Outcome, Status, outcome
 from idiolect.reproduction.parts import diverged, parts
 from idiolect.reproduction.recipes import Cell
 from idiolect.studies.progress import Watcher
@@ -33,6 +33,7 @@ def reproduce(
     watcher: Callable[[], Watcher] | None = None,
     track: Sequence[str | Make] = (),
     told: Callable[[str], None] = lambda text: None,
+    known: Callable[[Cell], Mapping[int, Measured]] = lambda c: {},
 ) -> Iterator[Outcome]:
     """Run what cells still need, seed by seed so that every cell has one number early; yield each cell's outcome.
 
@@ -46,6 +47,7 @@ def reproduce(
         watcher: shows each run.
         track: experiment trackers for each run, as for ``run``.
         told: gets a line before each run, and a sentence for each run that is not possible.
+        known: results by seed for which a cell needs no run.
 
     Raises:
         InputError: there is no such engine or tracker.
@@ -55,7 +57,14 @@ def reproduce(
     Tracking(track)
     ends = None if budget is None else time.monotonic() + budget
     said: dict[Path, tuple[Status, str]] = {}
-    todo = {part.folder: part for seed in seeds for c in cells for part in parts(c, out, rounds=rounds, seeds=[seed])}
+    results = [known(c) for c in cells]
+    todo = {
+        part.folder: part
+        for seed in seeds
+        for c, mine in zip(cells, results, strict=True)
+        if seed not in mine
+        for part in parts(c, out, rounds=rounds, seeds=[seed])
+    }
     for number, part in enumerate(todo.values(), 1):
         try:
             if part.finished or diverged(part.folder):
@@ -87,9 +96,9 @@ def reproduce(
             if ends is None or time.monotonic() < ends:
                 where = str(error).partition(";")[0]
                 raise Interrupted(f"{where}; the same command continues from here", error.signal) from None
-    for c in cells:
+    for c, mine in zip(cells, results, strict=True):
         try:
-            yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said)
+            yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said, mine)
         except InputError as error:  # a broken folder, or one with another study
             yield Outcome(c, "no data", said=str(error), to_retry=True)
 
