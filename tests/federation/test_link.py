@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -31,13 +32,16 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from machines import port
+from sites import Heard, Loop
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import flower, kits
+from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
 from idiolect.federation.link import Link, Reply
 from idiolect.federation.messages import pack, unpack
 from idiolect.federation.node import Connection
+from idiolect.federation.site import Worker
 
 
 class Place:
@@ -239,6 +243,54 @@ def test_what_a_lost_connection_has_asked_takes_no_message(place: Place, link: L
         with pytest.raises(httpx.HTTPStatusError, match="410"):
             lost.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=20))
     link.forget([ticket])
+
+
+def test_a_message_that_is_withdrawn_while_it_is_fetched_costs_no_connection(
+    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while not link.connections("north"):
+        time.sleep(0.01)
+    before, honest, gone = link.connections("north"), place.running._work, threading.Event()
+
+    def late(*arguments: Any) -> None:
+        if not gone.is_set():
+            link.forget([first])
+            gone.set()
+        honest(*arguments)
+
+    monkeypatch.setattr(place.running, "_work", late)
+    place.asked.clear()
+    first = link.send("north", pack({"kind": "withdrawn"}))
+    assert gone.wait(60)
+    second = link.send("north", pack({"kind": "second"}))
+    [reply] = place.replies(link)
+    assert reply.ticket == second
+    assert [unpack(content).about["kind"] for content in place.asked] == ["second"]
+    assert link.connections("north") == before
+
+
+@pytest.mark.parametrize(("later", "sent"), [([0, 1, 1], 1), ([0, 2, 2], 2), ([1, 2, 2], 2)])
+def test_a_question_is_sent_again_where_a_connection_may_have_taken_it(later: list[int], sent: int) -> None:
+    class Slow(Loop):
+        """A site that connects later, and answers after the server has looked twice."""
+
+        def connections(self, site: str) -> int:
+            return later[0]
+
+        def replies(self) -> list[Heard]:
+            found = super().replies() if len(later) == 1 else []
+            del later[: len(later) > 1]
+            return found
+
+    class Echo:
+        def answer(self, content: bytes) -> bytes:
+            return content
+
+    link = Slow({"north": cast(Worker, Echo())})
+    asking = Conversation(link, ["north"], Events(quiet=True))
+    found = asking.ask({0: Question({"kind": "x"}, {})}, lambda i, message: message.about["kind"], Patience(lost=60))
+    assert found == {0: "x"}
+    assert len(link.sent) == sent
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["waiting", "at work"])

@@ -137,10 +137,13 @@ class Conversation:
                             self._say(f"{one.site} does not count: {error}", site=one.site, refused=str(error))
                         if not one.queue or i in why:
                             del waiting[i]
-                    elif self._link.connections(one.site) != one.connections:
+                    elif (now := self._link.connections(one.site)) != one.connections:
                         if one.connections:
                             self._say(f"{one.site} is back and is asked again", site=one.site, back=True)
-                        self._send(one)
+                        if one.connections or now > 1:
+                            self._send(one)
+                        else:  # its first connection, which fetches the question that waits for it
+                            one.connections = now
                 if len(found) + len(waiting) < patience.least:
                     what = f"only {len(found)} sites could answer, and {patience.least} are needed"
                     raise RunError(f"{what}: {_said(self.sites, why)}")

@@ -58,6 +58,10 @@ class _Unsent(NamedTuple):
     run: int
 
 
+class _Withdrawn(Exception):
+    """A message that the server has deleted while its parts were fetched: it no longer waits, or has asked anew."""
+
+
 class _Named:
     """Says with each request to which connection it belongs: the server answers the site's last one alone."""
 
@@ -144,12 +148,23 @@ class Connection:
                 self._leave(client, node)
 
     def _work(self, client: FleetHttpClient, node: Node, tree: ObjectTree, run: int) -> None:
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(client.PullObject, node, run),
-            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
-            return_type=Message,
-        )
+        found = make_pull_object_fn_protobuf(client.PullObject, node, run)
+
+        def part(name: str) -> bytes:
+            try:
+                return found(name)
+            except ObjectPullError as error:  # the server has it no more
+                raise _Withdrawn from error
+
+        try:
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                part,
+                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+                return_type=Message,
+            )
+        except _Withdrawn:
+            return
         message.metadata.__dict__["_message_id"] = tree.object_id
         try:
             content = flower.body_of(message)
