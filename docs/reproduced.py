@@ -6,7 +6,6 @@ python docs/reproduced.py [--check]      # --check writes nothing, and fails whe
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -68,15 +67,7 @@ def pages() -> dict[Path, str]:
 
 def kept(recipe: Recipe, cell: Cell) -> dict[str, Any] | None:
     """What was measured of a cell, if it was of the study that the recipe has now, with the defaults of now."""
-    path = RESULTS / recipe.name / f"{cell.slug}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if cell.study is None:
-        return found
-    uses = zip(found["study"]["methods"], cell.study.methods, strict=True)
-    same = all(use.options.get(name, value) == value for was, use in uses for name, value in was["options"].items())
-    return found if same and found["hash"] == digest(cell.study) else None
+    return outcome_files.current(recipe, cell, RESULTS)
 
 
 def _all(paper: str) -> list[Recipe]:

@@ -18,7 +18,9 @@ from idiolect.studies.config import Study
 
 
 def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
-    """Write a measured cell as ``folder/RECIPE/CELL.json``; what the file has of other seeds stays, and its reason.
+    """Write a measured cell as ``folder/RECIPE/CELL.json``.
+
+    What the file has of other seeds stays, and its reason, if it is of the same study.
 
     Returns:
         The path, or None if there is no number.
@@ -30,10 +32,8 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     if found.status not in ("matches", "differs", "measured", "diverged"):
         return None
     path = folder / recipe.name / f"{found.cell.slug}.json"
-    before = _before(path)
-    hashed = None if found.cell.study is None else digest(found.cell.study)
-    same = before.get("hash") == hashed
-    others = {k: one for k, one in _each(before, path).items() if k not in found.each} if same else {}
+    before = current(recipe, found.cell, folder) or {}
+    others = {k: one for k, one in _each(before, path).items() if k not in found.each}
     if others:
         found = together(found.cell, dict(sorted((others | dict(found.each)).items())))
     content = {
@@ -52,9 +52,9 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         "machine": found.machine,
         "versions": dict(found.versions or {}),
         "study": None if found.cell.study is None else _settings(found.cell.study),
-        "hash": hashed,
+        "hash": None if found.cell.study is None else digest(found.cell.study),
         "verdict": found.status,
-        "because": before.get("because", "") if same else "",
+        "because": before.get("because", ""),
         "said": found.said,
         "each": {str(seed): one._asdict() for seed, one in found.each.items()},
     }
@@ -68,17 +68,34 @@ def known(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, Measured]:
     Raises:
         InputError: the file is broken.
     """
+    found = current(recipe, cell, folder)
+    return {} if found is None else _each(found, folder / recipe.name / f"{cell.slug}.json")
+
+
+def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """The file of a cell, if there is one, and of the study that the cell has now, with the defaults of now.
+
+    Raises:
+        InputError: the file is broken.
+    """
     path = folder / recipe.name / f"{cell.slug}.json"
-    before = _before(path)
-    return _each(before, path) if cell.study is not None and before.get("hash") == digest(cell.study) else {}
-
-
-def _before(path: Path) -> dict[str, Any]:
+    if not (found := _read(path)) or cell.study is None:
+        return found or None
     try:
-        before = read_json(path) if path.exists() else {}
-        if not isinstance(before, dict):
+        # A digest leaves out what is at its default, so that it does not see a default that has moved.
+        uses = zip(found["study"]["methods"], cell.study.methods, strict=True)
+        same = all(use.options.get(name, value) == value for was, use in uses for name, value in was["options"].items())
+        return found if same and found["hash"] == digest(cell.study) else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _broken(path, error) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path) if path.exists() else {}
+        if not isinstance(found, dict):
             raise ValueError("it is not a mapping")
-        return before
+        return found
     except (OSError, ValueError) as error:
         raise _broken(path, error) from None
 
