@@ -1,6 +1,6 @@
 """What a defence is worth: accuracy of the honest clients under attack, by method, attack and defence.
 
-Each cell is a study of its own, all with the same data, seeds and settings (the README's digits: twenty clients, twelve
+Each cell is a study of its own, all with the same data, seeds and settings (digits in noise: twenty clients, twelve
 noisy images each, of three classes). Accuracy is the mean over the honest clients after the last
 round, in per cent. The last table is differential privacy without attackers.
 
@@ -39,7 +39,7 @@ DEFENCES = {
     "norm bound": "norm_bound:multiple=2",
 }
 NOISE = (0.0, 0.3, 1.0, 3.0)  # multipliers; 0: clipping alone
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.yaml"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits_noise.yaml"
 
 
 def measured(method: str, rounds: int, seeds: list[int], **settings: Any) -> dict[str, Any]:

@@ -1,22 +1,24 @@
 import inspect
+import itertools
 import math
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, check
 from idiolect.data import shifts
-from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate, transforms
+from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate, transforms, translate
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8)
 WIDE = RNG.integers(0, 256, (4, 1, 8, 11)).astype(np.uint8)
 LABELS = np.array([3, 0, 9, 3])
-EVERY = [rotate, permute_labels, invert, noise, corrupt]
+EVERY = [rotate, permute_labels, invert, noise, corrupt, translate]
 ORDER = [
     *("motion_blur", "defocus_blur", "gaussian_noise", "shot_noise", "impulse_noise"),
     *("frost", "fog", "jpeg", "brightness", "contrast"),
@@ -86,6 +88,7 @@ def test_every_option_has_a_default(shift):
         *((permute_labels, o) for o in ({}, {"groups": 2}, {"to": "9+8+7+6+5+4+3+2+1+0"})),
         (invert, {}),
         *((noise, o) for o in ({}, {"std": 1e-5}, {"std": 1})),
+        *((translate, o) for o in ({}, {"pixels": 3})),
         *((corrupt, o) for o in ({}, {"kind": "impulse_noise"}, {"severity": 5}, {"official_assignment": True})),
     ],
 )
@@ -145,6 +148,27 @@ def test_rotate_by_groups_of_a_given_angle():
     for client in range(5):
         want = bilinear(COLOUR, 20.0 * (client % 3))
         assert np.abs(images(rotate, client=client, groups=3, degrees=20.0) - want).max() <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("x_N", [COLOUR, WIDE], ids=["colour", "wide"])
+@pytest.mark.parametrize("pixels", [1, 3])
+def test_translate_moves_each_image_as_a_whole(x_N, pixels):
+    height, width = x_N.shape[2:]
+    many_N = np.repeat(x_N, 100, axis=0)
+    out_N = translate(many_N, np.zeros(len(many_N), np.int64), who(), rng(), pixels=pixels).x_N
+    found = Counter()
+    for before, after in zip(many_N, out_N, strict=True):
+        fits = []
+        for down, right in itertools.product(range(-pixels, pixels + 1), repeat=2):
+            want = np.zeros_like(before)
+            for r, c in itertools.product(range(height), range(width)):
+                if 0 <= r - down < height and 0 <= c - right < width:
+                    want[:, r, c] = before[:, r - down, c - right]
+            fits += [(down, right)] if (want == after).all() else []
+        [place] = fits
+        found[place] += 1
+    assert len(found) == (2 * pixels + 1) ** 2
+    assert stats.chisquare(list(found.values())).pvalue > 1e-3
 
 
 def permutation(client, classes=10, seed=0, **options):

@@ -2,7 +2,17 @@
 
 from idiolect.data.shifts.corruptions import Images
 from idiolect.data.shifts.selection import SHIFTS, members, shift_of
-from idiolect.data.shifts.transforms import KINDS, Shifted, Who, corrupt, invert, noise, permute_labels, rotate
+from idiolect.data.shifts.transforms import (
+    KINDS,
+    Shifted,
+    Who,
+    corrupt,
+    invert,
+    noise,
+    permute_labels,
+    rotate,
+    translate,
+)
 
 __all__ = [
     "KINDS",
@@ -17,4 +27,5 @@ __all__ = [
     "permute_labels",
     "rotate",
     "shift_of",
+    "translate",
 ]

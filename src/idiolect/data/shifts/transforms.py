@@ -28,6 +28,7 @@ Labels = NDArray[np.int64]
 Degrees = Annotated[float, Field(allow_inf_nan=False)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Groups = Annotated[int, Field(ge=2)]
+Pixels = Annotated[int, Field(ge=1)]
 Severity = Annotated[int, Field(ge=1, le=5)]
 Kind = Literal[
     "assigned",
@@ -115,6 +116,20 @@ def _rotated(x_N: Images, angle: float) -> Images:
     from scipy import ndimage  # slow to import, and workers do not need it
 
     return np.asarray(ndimage.rotate(x_N, angle, axes=(2, 3), reshape=False, order=1, mode="constant", cval=0))
+
+
+def translate(x_N: Images, y_N: Labels, who: Who, rng: np.random.Generator, *, pixels: Pixels = 1) -> Shifted:
+    """Move each image by a random whole number of pixels in height and in width, with black outside.
+
+    Args:
+        pixels: the farthest in each direction; every number from -pixels to pixels is as likely.
+    """
+    count, _, height, width = x_N.shape
+    from_N2 = rng.integers(2 * pixels + 1, size=(count, 2))
+    wide_N = np.pad(x_N, ((0, 0), (0, 0), (pixels, pixels), (pixels, pixels)))
+    places_N = np.lib.stride_tricks.sliding_window_view(wide_N, (height, width), axis=(2, 3))
+    moved_N = places_N[np.arange(count), :, from_N2[:, 0], from_N2[:, 1]]
+    return Shifted(np.ascontiguousarray(moved_N), y_N, _says("translate", pixels=pixels))
 
 
 def permute_labels(
