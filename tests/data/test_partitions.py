@@ -22,6 +22,7 @@ from idiolect.data.partitions.by_column import domains, natural
 from idiolect.data.partitions.dominant import dominant
 from idiolect.data.partitions.iid import iid
 from idiolect.data.partitions.label_skew import classes, dirichlet, dirichlet_fixed
+from idiolect.data.partitions.official import dirichlet_official
 from idiolect.data.partitions.pathological import pathological
 
 quick = settings(deadline=None, max_examples=25)
@@ -71,6 +72,7 @@ SMALL = {
     "iid": {},
     "dirichlet": {},
     "dirichlet_fixed": {"rows": 30, "alpha": 10},
+    "dirichlet_official": {"alpha": 5},
     "classes": {"per_client": 2, "draw": "random", "rows": 30},
     "dominant": {"sizes_K": 20, "test_size": 10},
     "pathological": {"sizes_K": 20, "test_size": 10, "classes_per_group": "2+1"},
@@ -132,7 +134,7 @@ def test_repeatable_by_seed_and_different_by_seed(name):
         return [rows.tolist() for rows in (*split.train, *split.test)]
 
     assert run(1) == run(1)
-    assert run(1) != run(2)
+    assert (run(1) != run(2)) == (name != "dirichlet_official")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -190,7 +192,8 @@ def test_label_counts_do_not_depend_on_the_order_of_rows(name):
     order = rng(9).permutation(900)
     moved = {n: Column(c.code_R[order], c.names) for n, c in source.columns.items()}
     other = source_of(source.y_R.numpy()[order], 900, 10, columns=moved)
-    stratified = {} if name in ("dominant", "pathological") else {"stratified": True}
+    same = ("dominant", "pathological", "dirichlet_official")
+    stratified = {} if name in same else {"stratified": True}
     for more in ({}, stratified):
         one, two = (divide(name, s, 6, rng(4), **more) for s in (source, other))
         assert [r.tolist() for r in one.train] != [r.tolist() for r in two.train]
@@ -228,6 +231,7 @@ def test_stratified_rows_stand_in_any_order():
         ("iid", {"stratified": True}),
         ("dirichlet", {"alpha": 1, "min_rows": 10}),
         ("dirichlet_fixed", {"rows": None, "alpha": 0.01}),
+        ("dirichlet_official", {"alpha": 5}),
         ("classes", {"per_client": 5}),
         ("dominant", {"sizes_K": 25}),
         ("pathological", {"sizes_K": 25, "classes_per_group": "3+3+5+5+8"}),
@@ -263,6 +267,51 @@ def test_iid_takes_80_20_of_both_official_splits():
     split = iid(toy(500, 100), 6, rng())
     assert sizes(split).tolist() == [[80, 20]] * 6
     assert max(rows.max() for rows in split.train) >= 500 > min(rows.min() for rows in split.test)
+
+
+# --- dirichlet_official
+
+
+def test_dirichlet_official_is_the_authors_draw():
+    """On CIFAR-10's classes: what their file of clients has, over samples: 4.80 effective classes, 41.9 % of one."""
+    y_R = rng(3).permutation(np.repeat(np.arange(10), 6000))
+    source = source_of(y_R, 50000, 10)
+    split = dirichlet_official(source, 100, rng())
+    count_KC = counts(source, split.train) + counts(source, split.test)
+    assert count_KC.sum() == 60000
+    assert disjoint(source, split)
+    share_KC = count_KC / count_KC.sum(1, keepdims=True)
+    effective_K = np.exp(stats.entropy(share_KC, axis=1))
+    assert np.average(effective_K, weights=count_KC.sum(1)) == pytest.approx(4.80, abs=0.005)
+    assert np.average(share_KC.max(1), weights=count_KC.sum(1)) == pytest.approx(0.419, abs=0.0005)
+    assert (sizes(split)[:, 1] == np.ceil(sizes(split).sum(1) * 0.2 - 1e-9)).all()
+
+
+def test_dirichlet_official_follows_the_published_lines():
+    """The procedure in lists, from the equations: cap, renormalise, cumulative cut, and again until all have enough."""
+    source, clients, alpha = toy(3000), 12, 0.5
+    y_R, old = source.y_R.numpy(), np.random.RandomState(42)
+    while True:
+        whose = [[] for _ in range(clients)]
+        for c in range(10):
+            mine = np.where(y_R == c)[0]
+            old.shuffle(mine)
+            p = old.dirichlet(np.repeat(alpha, clients))
+            p = np.array([q * (len(rows) < 3000 / clients) for q, rows in zip(p, whose, strict=True)])
+            ends = (np.cumsum(p / p.sum()) * len(mine)).astype(int)[:-1]
+            whose = [rows + part.tolist() for rows, part in zip(whose, np.split(mine, ends), strict=True)]
+        if min(map(len, whose)) >= 62.5:
+            break
+    split = dirichlet_official(source, clients, rng())
+    found = [sorted([*train, *test]) for train, test in zip(split.train, split.test, strict=True)]
+    assert found == [sorted(rows) for rows in whose]
+
+
+def test_dirichlet_official_gives_up():
+    with pytest.raises(
+        InputError, match=r"in 1,000 draws with alpha=0\.001, one of 9 clients .*: take fewer|larger alpha"
+    ):
+        dirichlet_official(toy(300, classes=3), 9, rng(), alpha=0.001)
 
 
 # --- dirichlet
