@@ -168,7 +168,8 @@ def test_hash_is_repeatable_and_sees_every_part():
 
 def test_listings_hold_the_public_functions_of_their_modules():
     assert set(data.PARTITIONS) == {
-        "iid", "dirichlet", "dirichlet_official", "dirichlet_fixed", "classes", "dominant", "pathological", "natural", "domains",
+        "iid", "dirichlet", "dirichlet_official", "dirichlet_fixed", "classes", "dominant", "pathological",
+        "natural", "domains",
     }  # fmt: skip
     assert set(data.SHIFTS) == {"rotate", "permute_labels", "corrupt", "invert", "noise", "translate"}
     module = types.ModuleType("mine")
