@@ -45,6 +45,8 @@ idiolect reproduce own/table1 --seeds 0,1,2 --results results
 idiolect reproduce own/table2 --seeds 0,1,2 --results results
 idiolect reproduce own/table3 --seeds 0,1,2 --results results
 ```
+
+The cells with corrupted clients need the extra `corruptions`.
 """
 
 
