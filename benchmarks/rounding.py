@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SMALL: dict[str, Any] = {
     "partition": "dominant:share=20", "sizes": [200], "keep": 0.25, "clients": 5, "local_epochs": 5, "batch_size": 10,
     "lr": 0.02, "rounds": 8, "evaluate_every": 4,
 }  # fmt: skip
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits_shifts.yaml"
 ROUNDS = {"digits": (10, 15, 30), "fashion_mnist": (4, 8), "cifar10": (4, 8)}
 
 
@@ -35,7 +37,7 @@ def study(dataset: str, ridge: float, seed: int, data_dir: str) -> idl.Study:
     """One run of FedLDA."""
     own = {"methods": [{"name": "fedlda", "options": {"ridge": ridge}}], "seeds": [seed]}
     if dataset == "digits":
-        whole = idl.Study.read("examples/digits_shifts.yaml").model_dump()
+        whole = idl.Study.read(EXAMPLE).model_dump()
         return idl.Study(**whole | own)
     return idl.Study(dataset=dataset, data_dir=data_dir, **SMALL, **own)
 
@@ -81,12 +83,10 @@ def main() -> None:
         torch.set_num_threads(1)
         place = args.out / f"{args.kind}.json"
         found = json.loads(place.read_text()) if place.exists() else {}
-        for dataset in ROUNDS:
-            for ridge in RIDGES:
-                for seed in seeds:
-                    if (name := f"{dataset} {ridge:g} {seed}") not in found:
-                        found[name] = measured(dataset, ridge, seed, args.data_dir)
-                        place.write_text(json.dumps(found, indent=1))
+        for dataset, ridge, seed in product(ROUNDS, RIDGES, seeds):
+            if (name := f"{dataset} {ridge:g} {seed}") not in found:
+                found[name] = measured(dataset, ridge, seed, args.data_dir)
+                place.write_text(json.dumps(found, indent=1))
         return
     for kind in KINDS:
         # oneDNN chooses by itself, and plainer than AVX2 it hardly is.

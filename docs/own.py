@@ -19,7 +19,7 @@ from idiolect.report.compare import combined, interval, p_text, signed_rank
 from idiolect.reproduction import outcome_files, recipes
 from idiolect.reproduction.outcomes import Measured
 from idiolect.reproduction.parts import digest
-from idiolect.reproduction.recipes import Recipe
+from idiolect.reproduction.recipes import Cell, Recipe
 
 # S seeds, K clients, N cells
 
@@ -54,9 +54,13 @@ def found(recipe: Recipe) -> Found:
     """What the files of a recipe have."""
     made: Found = {}
     for cell in recipe.cells:
-        where = tuple(str(v) for k, v in cell.where.items() if k != "method")
-        made.setdefault(where, {})[str(cell.where["method"])] = outcome_files.known(recipe, cell, RESULTS)
+        made.setdefault(conditions(cell), {})[str(cell.where["method"])] = outcome_files.known(recipe, cell, RESULTS)
     return made
+
+
+def conditions(cell: Cell) -> Where:
+    """What a cell has in common with those of the other methods."""
+    return tuple(str(v) for k, v in cell.where.items() if k != "method")
 
 
 def page(tables: Sequence[Found], runs: int, done: int, said: Mapping[str, Sequence[str]]) -> str:
@@ -95,9 +99,7 @@ def page(tables: Sequence[Found], runs: int, done: int, said: Mapping[str, Seque
 
 def mean(each: Mapping[int, Measured]) -> float:
     """The mean over the seeds that did not diverge; NaN if all did."""
-    return (
-        float(np.mean(values)) if (values := [one.value for one in each.values() if one.value is not None]) else np.nan
-    )
+    return float(np.mean([one.value for one in each.values() if one.value is not None] or [np.nan]))
 
 
 def apart(ours: Mapping[int, Measured], theirs: Mapping[int, Measured]) -> pd.DataFrame:
@@ -226,11 +228,11 @@ def newcomers(new: Found) -> str:
 def made() -> str:
     """The page of now."""
     names = ("own/table1", "own/table2", "own/table3")
-    all_of = [recipes.get(name) for name in names]
+    tables = {name: found(recipes.get(name)) for name in names}
     has: dict[tuple[str, int], bool] = {}  # a run serves several cells
-    for recipe in all_of:
-        for cell in recipe.cells:
-            known = outcome_files.known(recipe, cell, RESULTS)
+    for name, table in tables.items():
+        for cell in recipes.get(name).cells:
+            known = table[conditions(cell)][str(cell.where["method"])]
             for seed in SEEDS if cell.study else ():
                 run = digest(cell.study), seed
                 has[run] = has.get(run, True) and seed in known
@@ -238,7 +240,7 @@ def made() -> str:
         name: path.read_text(encoding="utf-8").splitlines() if (path := RESULTS / name / "found.txt").exists() else []
         for name in names
     }
-    return page([found(recipe) for recipe in all_of], len(has), sum(has.values()), said)
+    return page(list(tables.values()), len(has), sum(has.values()), said)
 
 
 def main() -> None:

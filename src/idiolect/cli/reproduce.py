@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +62,7 @@ def reproduce_command(
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
     from idiolect import engines, report
-    from idiolect.reproduction import forecast, outcome_files, pages, recipes, reproduce, verdicts
+    from idiolect.reproduction import forecast, outcome_files, outcomes, pages, recipes, reproduce, verdicts
     from idiolect.studies import Study, trackers, watcher
 
     made = recipes.get(recipe)
@@ -74,24 +74,26 @@ def reproduce_command(
         trackers.tracker(one)
     pair = _two(compare, pages.labels(cells)) if compare else None
     kept = results if rounds is None else None
-    known = {c.slug: outcome_files.known(made, c, kept) if kept else {} for c in cells}
+    there = {c.slug: outcome_files.known(made, c, kept) if kept else {} for c in cells}
+
+    def known(cell: recipes.Cell) -> Mapping[int, outcomes.Measured]:
+        return there[cell.slug]
+
     if dry_run:
-        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=lambda c: known[c.slug])
+        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=known)
         if as_json:
             print_json([r._asdict() for r in rows])
         else:
             out_console.print(forecast.render(made, rows))
         return
-    planned = forecast.forecast(
-        cells, out, rounds=rounds, seeds=some, workers=workers, patience=3, known=lambda c: known[c.slug]
-    )
+    planned = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, patience=3, known=known)
     if said := forecast.sentence(planned):
         say(err_console, said)
     found = list(
         reproduce.reproduce(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
-            told=lambda text: say(err_console, text), known=lambda c: known[c.slug],
+            told=lambda text: say(err_console, text), known=known,
         )
     )  # fmt: skip
     if results is not None and rounds is not None:

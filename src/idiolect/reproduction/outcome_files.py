@@ -122,13 +122,8 @@ def _broken(path: Path, error: Exception) -> InputError:
 def _text(content: Mapping[str, Any]) -> str:
     """JSON, in which a mapping of numbers is one line."""
     text = json.dumps(_rounded(content), indent=1, ensure_ascii=False)
-    return re.sub(r"\{\n[^{}\[\]]*?\}", _line, text) + "\n"
-
-
-def _line(found: re.Match[str]) -> str:
-    inside = found[0]
-    plain = all(re.fullmatch(r'"\w+": [-\w.+]+', piece.strip()) for piece in inside[1:-1].split(","))
-    return "{" + re.sub(r"\n\s*", " ", inside[1:-1]).strip() + "}" if plain else inside
+    numbers = r'\{(?:\n *"\w+": [-\w.+]+,?)+\n *\}'
+    return re.sub(numbers, lambda found: "{" + " ".join(found[0][1:-1].split()) + "}", text) + "\n"
 
 
 def _settings(study: Study) -> dict[str, Any]:
