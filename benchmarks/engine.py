@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 
 from common import CLASSES, SHAPES, federation, task
 from idiolect import methods, models
+from idiolect.core.processor import cores
 from idiolect.engines import Processes
-from idiolect.engines.processes import cores
 from idiolect.simulation import Job, State, begin, fit
 
 CLIENTS, ROWS, BATCH, EPOCHS = 20, 600, 50, 5

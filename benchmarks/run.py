@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+from idiolect.core.processor import cores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
@@ -56,7 +57,7 @@ def machine() -> str:
     cpu = next((line.partition(": ")[2] for line in about.splitlines() if line.startswith("model name")), "")
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{cpu or platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; {versions}"
+    return f"{cpu or platform.machine()}, {cores()} cores{gpu}; {versions}"
 
 
 def run(name: str, arguments: str) -> str:

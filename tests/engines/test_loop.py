@@ -29,8 +29,9 @@ import workers
 from idiolect import methods, models
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import SGD, Method, Task, Training, Up
+from idiolect.core.processor import cores
 from idiolect.engines import Processes, Sequential, engine
-from idiolect.engines.processes import cores, pool
+from idiolect.engines.processes import pool
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.simulation.client_runner import Site
 from idiolect.simulation.client_store import InMemory

@@ -21,7 +21,7 @@ from idiolect.core.version import __version__
 from idiolect.federation import kits
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
-_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, scaffold"
+_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, scaffold"
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
 
 
@@ -42,17 +42,17 @@ def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:
     assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
 
 
-def test_six_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
+def test_seven_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
     study(machines.folder, _METHODS, rounds=3)
-    machines.serve("six", "--page", port())
+    machines.serve("seven", "--page", port())
     machines.until("north", "fedavg, seed 0: round 2 trained")
-    _page_of(machines, machines.folder / "six")
+    _page_of(machines, machines.folder / "seven")
     assert machines.ended("server") == 0, machines.said("server")
-    found = machines.records("six")
+    found = machines.records("seven")
     accuracies = found[(found["metric"] == "accuracy")]
-    assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 18
-    _equal(found, machines.simulated("six simulated"))
-    assert (machines.folder / "six" / "report.html").exists()
+    assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 21
+    _equal(found, machines.simulated("seven simulated"))
+    assert (machines.folder / "seven" / "report.html").exists()
 
 
 def _page_of(machines: Machines, out: Path) -> None:

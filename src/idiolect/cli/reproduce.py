@@ -57,7 +57,7 @@ def reproduce_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a table or figure of a paper, or part of it, and show the numbers beside the paper's.
+    """Run a table or figure, or part of it, and show its numbers beside the published ones.
 
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """

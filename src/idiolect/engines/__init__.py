@@ -9,7 +9,8 @@ import torch
 
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import Spec, check
-from idiolect.engines.processes import Processes, cores
+from idiolect.core.processor import cores
+from idiolect.engines.processes import Processes
 from idiolect.engines.ray import Ray
 from idiolect.engines.sequential import Sequential
 from idiolect.engines.vectorised import Vectorised

@@ -23,10 +23,10 @@ from idiolect import data, methods
 from idiolect.core import files
 from idiolect.core.errors import IdiolectError, InputError, RunError
 from idiolect.core.method import Down
+from idiolect.core.processor import cores
 from idiolect.core.terminal import Text
 from idiolect.data import FederatedData
 from idiolect.data.datasets import cache
-from idiolect.engines.processes import cores
 from idiolect.engines.threads import OneThread
 from idiolect.report.tables import duration
 from idiolect.reproduction.parts import Part, diverged, parts

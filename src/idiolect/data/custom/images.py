@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from idiolect.core.errors import InputError
+from idiolect.core.processor import cores
 from idiolect.data import shared_memory
 from idiolect.data.datasets import cache
 
@@ -147,7 +148,7 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
                 made_R[i] = _decode(image, colour, size, 2**bits - 1)
 
     area = sum(math.prod(look.size) for look in looks) / len(looks)
-    with ThreadPoolExecutor(os.cpu_count() if area > _SMALL else 1) as pool:
+    with ThreadPoolExecutor(cores() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
     return torch.from_numpy(made_R)

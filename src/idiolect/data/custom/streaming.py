@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
 from idiolect.core.errors import InputError
+from idiolect.core.processor import cores
 from idiolect.data.custom import folders
 from idiolect.data.custom.hub import said
 from idiolect.data.custom.images import SUFFIXES, Encoded
@@ -177,13 +178,13 @@ def _in_parallel(path: Path, names: list[str], parsing: ParseOptions, how: Conve
     def parse(lines: bytes) -> pa.Table:
         return pyarrow.csv.read_csv(pa.BufferReader(lines), reading, parsing, how)
 
-    cores = min(_CORES, os.cpu_count() or 1)
-    with path.open("rb") as file, ThreadPoolExecutor(cores) as pool:
+    several = min(_CORES, cores())
+    with path.open("rb") as file, ThreadPoolExecutor(several) as pool:
         file.readline()  # the names
         coming: deque[Future[pa.Table]] = deque()
         for lines in _lines_of(file):
             coming.append(pool.submit(parse, lines))
-            if len(coming) > cores:
+            if len(coming) > several:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()

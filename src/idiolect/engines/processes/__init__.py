@@ -1,5 +1,5 @@
 """Persistent worker processes, one thread each, with samples in one shared file."""
 
-from idiolect.engines.processes.pool import Processes, cores
+from idiolect.engines.processes.pool import Processes
 
-__all__ = ["Processes", "cores"]
+__all__ = ["Processes"]

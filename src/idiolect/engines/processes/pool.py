@@ -21,6 +21,7 @@ import torch
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
+from idiolect.core.processor import cores
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
@@ -36,11 +37,6 @@ _NUMBERS = itertools.count()  # of batches: a worker that kept the last one woul
 # Every step needs the same buffers as the step before. glibc would return some to the system in between, which would
 # clear and map them again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
-
-
-def cores() -> int:
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Processes:

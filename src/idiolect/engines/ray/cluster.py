@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from idiolect.core.errors import InputError
-from idiolect.engines.processes import cores
+from idiolect.core.processor import cores
 from idiolect.engines.ray.messages import one_line
 
 _REACHED = 15.0  # seconds after which a cluster that does not answer counts as missing
