@@ -110,6 +110,18 @@ def test_the_papers_pages_are_what_results_hold(reproduced: Any) -> None:
     assert {p.name for p in reproduced.PAGES.glob("*.md")} == {p.name for p in made}
 
 
+def test_the_index_counts_what_is_explained(reproduced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [("matches", ""), ("differs", "the draw"), ("differs", "the cause is not found"), ("differs", ""),
+            ("diverged", "the ridge is too small")]  # fmt: skip
+    recipe = reproduced.recipes.get("fedlda/table1")
+    cells = [c for c in recipe.cells if c.where["method"] == "fedlda"]
+    files = {c.slug: {"verdict": v, "because": b} for c, (v, b) in zip(cells, said, strict=False)}
+    monkeypatch.setattr(reproduced, "kept", lambda of, cell: files.get(cell.slug) if of.name == recipe.name else None)
+    counts = {line.split(" | ")[0]: line.split(" | ")[2:] for line in reproduced._own()}
+    assert counts["| FedLDA"] == ["5", "1", "2", "2 |"]
+    assert counts["| FedPAC"] == ["0", "0", "0", "0 |"]
+
+
 def test_every_result_is_of_the_study_that_its_recipe_has_now(reproduced: Any) -> None:
     """A result of other settings would silently count as not run."""
     files = {p.relative_to(reproduced.RESULTS) for p in reproduced.RESULTS.rglob("*.json")}
