@@ -14,7 +14,9 @@ from idiolect.data import FederatedData, shared_memory
 from idiolect.training import Preprocessing
 
 CLASSES = 10
-SHAPES = {"fmnist_cnn": (1, 28, 28)} | dict.fromkeys(("cifar_cnn", "resnet18_cifar", "wrn16_2"), (3, 32, 32))
+SHAPES = {"fmnist_cnn": (1, 28, 28)} | dict.fromkeys(
+    ("cifar_cnn", "fedcr_cifar_cnn", "resnet18_cifar", "wrn16_2"), (3, 32, 32)
+)
 
 
 def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int = 1) -> FederatedData:

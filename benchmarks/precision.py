@@ -5,13 +5,15 @@
 
 ``steps``: a client's local training with FedAvg, batch 50, on one thread, with the two precisions in turns, so that a
 noisy machine hits both. ``pairs``: the setting of FedPAC's Table 1 with 20 clients, each method and seed with both
-precisions, on one thread. It continues where it stopped; FOLDER/table.md is written anew after each run.
+precisions, on one thread. It continues where it stopped. Accuracies are kept in precision.json beside this file, and
+what that has is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from idiolect.reproduction import recipes
 from idiolect.simulation import Job
 from idiolect.simulation.client_runner import Site
 
+KEPT = Path(__file__).with_suffix(".json")
 PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
 BATCHES = {"wrn16_2": 2, "resnet18_cifar": 1}  # of 50 samples; networks that are not here have 12
 
@@ -83,35 +86,41 @@ def studies(asked: argparse.Namespace) -> Iterator[tuple[tuple[str, str, int], s
 
 
 def pairs(asked: argparse.Namespace) -> None:
-    """Run what is left, one run after another, and keep the table."""
-    found: dict[tuple[str, str, int], dict[str, float]] = {}
+    """Run what is left, one run after another, and keep the accuracies."""
     ends = time.monotonic() + 3600 * asked.hours
     for key, precision, study in studies(asked):
-        folder = asked.out / "-".join(map(str, (*key, precision)))
+        name = "-".join(map(str, (*key, f"{asked.rounds} rounds", precision)))
+        if name in kept():
+            continue
         left = ends - time.monotonic()
         if left <= 0:
             break
         try:
-            result = idl.run(study, folder, engine="sequential", resume=True, budget=left)
+            result = idl.run(study, asked.out / name, engine="sequential", resume=True, budget=left)
         except Interrupted as stopped:
             print(stopped)
             break
-        found.setdefault(key, {})[precision] = float(result.accuracy().iloc[0])
-        text = table(found, asked.rounds)
-        (asked.out / "table.md").write_text(text)
-        print(*key, precision, f"{100 * found[key][precision]:.2f} %", flush=True)
-    if found:
-        print(table(found, asked.rounds))
+        accuracy = float(result.accuracy().iloc[0])
+        KEPT.write_text(json.dumps(dict(sorted((kept() | {name: accuracy}).items())), indent=1) + "\n")
+        print(name, f"{100 * accuracy:.2f} %", flush=True)
+    print(table(asked.rounds))
 
 
-def table(found: dict[tuple[str, str, int], dict[str, float]], rounds: int) -> str:
+def kept() -> dict[str, float]:
+    """Accuracies by data set, method, seed, rounds and precision."""
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def table(rounds: int) -> str:
     """Per data set and method the mean accuracy over the seeds that both precisions have, and the differences."""
     lines = [
         f"Accuracy in per cent after {rounds} rounds; difference: bf16 minus float32, points, seed by seed.\n",
         "| data set | method | float32 | bf16 | mean difference | differences |",
         "|---|---|---|---|---|---|",
     ]
-    both = {key: (100 * v["float32"], 100 * v["bf16"]) for key, v in found.items() if len(v) == 2}
+    found = {tuple(name.split("-")): 100 * accuracy for name, accuracy in kept().items()}
+    mine = {key[:4]: None for key in found if key[3] == f"{rounds} rounds"}
+    both = {key: [found[*key, p] for p in PRECISIONS] for key in mine if all((*key, p) in found for p in PRECISIONS)}
     for dataset, method in dict.fromkeys(key[:2] for key in both):
         values = [v for key, v in both.items() if key[:2] == (dataset, method)]
         plain, half = (statistics.mean(column) for column in zip(*values, strict=True))
@@ -124,7 +133,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["steps", "pairs"], default="steps")
-    parser.add_argument("--models", default="fmnist_cnn,cifar_cnn,wrn16_2,resnet18_cifar")
+    parser.add_argument("--models", default="fmnist_cnn,cifar_cnn,fedcr_cifar_cnn,wrn16_2,resnet18_cifar")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--out", type=Path, help="folder of the paired runs")
     parser.add_argument("--data-dir", help="holds DATASET/{train,test}.parquet; else $IDIOLECT_DATA, else the hub")
