@@ -16,7 +16,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.option_spec import check
 from idiolect.data import PARTITIONS, partitions
 from idiolect.data.datasets.dataset import Column, Source
-from idiolect.data.partitions import label_skew
+from idiolect.data.partitions import label_skew, official
 from idiolect.data.partitions.allocation import allocate, fill, suffices
 from idiolect.data.partitions.by_column import domains, natural
 from idiolect.data.partitions.dominant import dominant
@@ -307,7 +307,8 @@ def test_dirichlet_official_follows_the_published_lines():
     assert found == [sorted(rows) for rows in whose]
 
 
-def test_dirichlet_official_gives_up():
+def test_dirichlet_official_gives_up(monkeypatch):
+    monkeypatch.setattr(official, "_TRIES", 1000)
     with pytest.raises(
         InputError, match=r"in 1,000 draws with alpha=0\.001, one of 9 clients .*: take fewer|larger alpha"
     ):

@@ -15,7 +15,7 @@ from idiolect.data.partitions.sizes import rows_each
 
 _SEED = 42
 _LEAST = 62.5  # samples of the smallest client: a batch of 50 to train on, and a fifth to test on
-_TRIES = 1000
+_TRIES = 20_000  # for CIFAR-10 with alpha=0.1 it takes 5,266
 
 
 def dirichlet_official(
@@ -43,9 +43,14 @@ def dirichlet_official(
     each = rows_each(source, clients)
     least = max(2, min(_LEAST, each // 2))
     y_R = source.y_R.numpy()
+    rows_C = [np.flatnonzero(y_R == label) for label in range(source.classes)]
     drawn = np.random.RandomState(_SEED)
     for _ in range(_TRIES):
-        if (rows_K := _dealt(y_R, source.classes, clients, alpha, drawn)) and min(map(len, rows_K)) >= least:
+        before = drawn.get_state()
+        sizes_CK = _sizes(rows_C, clients, alpha, drawn)
+        if sizes_CK is not None and sizes_CK.sum(0).min() >= least:
+            drawn.set_state(before)
+            rows_K = _dealt(rows_C, sizes_CK, alpha, drawn)
             halves = [train_test_split(rows, train_size=1 - test_fraction, random_state=_SEED) for rows in rows_K]
             return Split([train for train, _ in halves], [test for _, test in halves])
     raise InputError(
@@ -54,20 +59,28 @@ def dirichlet_official(
     )
 
 
-def _dealt(
-    y_R: np.ndarray, classes: int, clients: int, alpha: float, drawn: np.random.RandomState
-) -> list[np.ndarray] | None:
-    """One draw; None if a class has only full clients to go to."""
-    parts_K: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    has_K = np.zeros(clients, np.int64)
-    for label in range(classes):
-        rows = np.flatnonzero(y_R == label)
-        drawn.shuffle(rows)
-        p_K = drawn.dirichlet(np.full(clients, alpha)) * (has_K < len(y_R) / clients)
+def _sizes(rows_C: list[np.ndarray], clients: int, alpha: float, drawn: np.random.RandomState) -> np.ndarray | None:
+    """How many samples of each class a draw gives each client; None if a class has only full clients to go to."""
+    full = sum(map(len, rows_C)) / clients
+    sizes_CK = np.zeros((len(rows_C), clients), np.int64)
+    for label, rows in enumerate(rows_C):
+        drawn.shuffle(np.empty_like(rows))  # takes as many random numbers as the samples
+        p_K = drawn.dirichlet(np.full(clients, alpha)) * (sizes_CK.sum(0) < full)
         if not p_K.sum() > 0:
             return None
         ends_K = (np.cumsum(p_K / p_K.sum()) * len(rows)).astype(np.int64)[:-1]
-        for k, part in enumerate(np.split(rows, ends_K)):
-            parts_K[k].append(part)
-            has_K[k] += len(part)
-    return [np.concatenate(parts) for parts in parts_K]
+        sizes_CK[label] = np.diff(ends_K, prepend=0, append=len(rows))
+    return sizes_CK
+
+
+def _dealt(
+    rows_C: list[np.ndarray], sizes_CK: np.ndarray, alpha: float, drawn: np.random.RandomState
+) -> list[np.ndarray]:
+    """The samples of each client, in the draw that gave these sizes."""
+    parts_CK = []
+    for rows, sizes_K in zip(rows_C, sizes_CK, strict=True):
+        shuffled = rows.copy()
+        drawn.shuffle(shuffled)
+        drawn.dirichlet(np.full(len(sizes_K), alpha))
+        parts_CK.append(np.split(shuffled, np.cumsum(sizes_K)[:-1]))
+    return [np.concatenate(parts) for parts in zip(*parts_CK, strict=True)]
