@@ -171,7 +171,7 @@ def test_listings_hold_the_public_functions_of_their_modules():
         "iid", "dirichlet", "dirichlet_official", "dirichlet_fixed", "classes", "dominant", "pathological",
         "natural", "domains",
     }  # fmt: skip
-    assert set(data.SHIFTS) == {"rotate", "permute_labels", "corrupt", "invert", "noise", "translate"}
+    assert set(data.SHIFTS) == {"rotate", "permute_labels", "shuffle_labels", "corrupt", "invert", "noise", "translate"}
     module = types.ModuleType("mine")
     exec("from json import dumps\ndef mine(): ...\ndef _helper(): ...\nclass No: ...", module.__dict__)
     assert list(public_functions(module)) == ["mine"]

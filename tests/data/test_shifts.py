@@ -7,18 +7,29 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.stats import chi2_contingency
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, check
 from idiolect.data import shifts
-from idiolect.data.shifts import Who, corrupt, invert, noise, permute_labels, rotate, transforms, translate
+from idiolect.data.shifts import (
+    Who,
+    corrupt,
+    invert,
+    noise,
+    permute_labels,
+    rotate,
+    shuffle_labels,
+    transforms,
+    translate,
+)
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8)
 WIDE = RNG.integers(0, 256, (4, 1, 8, 11)).astype(np.uint8)
 LABELS = np.array([3, 0, 9, 3])
-EVERY = [rotate, permute_labels, invert, noise, corrupt, translate]
+EVERY = [rotate, permute_labels, shuffle_labels, invert, noise, corrupt, translate]
 ORDER = [
     *("motion_blur", "defocus_blur", "gaussian_noise", "shot_noise", "impulse_noise"),
     *("frost", "fog", "jpeg", "brightness", "contrast"),
@@ -87,6 +98,7 @@ def test_every_option_has_a_default(shift):
         *((rotate, o) for o in ({}, {"degrees": -37.5}, {"groups": 7}, {"groups": 3, "degrees": 1e-3})),
         *((permute_labels, o) for o in ({}, {"groups": 2}, {"to": "9+8+7+6+5+4+3+2+1+0"})),
         (invert, {}),
+        (shuffle_labels, {}),
         *((noise, o) for o in ({}, {"std": 1e-5}, {"std": 1})),
         *((translate, o) for o in ({}, {"pixels": 3})),
         *((corrupt, o) for o in ({}, {"kind": "impulse_noise"}, {"severity": 5}, {"official_assignment": True})),
@@ -230,6 +242,17 @@ def test_permute_labels_as_given():
     assert out.says == "permute_labels:to=3+1+0+2"
     assert out.x_N is COLOUR
     assert permute_labels(COLOUR, LABELS, who(classes=4), rng(), to="0+1+2+3").says == ""
+
+
+def test_shuffled_labels_are_as_many_of_each_class_and_say_nothing_of_the_samples():
+    y_N = RNG.choice(4, 20_000, p=[0.1, 0.2, 0.3, 0.4])
+    x_N = np.zeros((len(y_N), 2))
+    out = shuffle_labels(x_N, y_N, who(), rng())
+    assert np.bincount(out.y_N).tolist() == np.bincount(y_N).tolist()
+    assert out.x_N is x_N
+    joint_CC = np.histogram2d(y_N, out.y_N, bins=4)[0]
+    assert chi2_contingency(joint_CC).pvalue > 0.001
+    assert (shuffle_labels(x_N, y_N, who(1), rng(1)).y_N != out.y_N).any()
 
 
 @pytest.mark.parametrize("to", ["", "3+1+0", "3+1+0+3", "3+1+0+4", "3+1+0+2+4", "a+1+0+2", "3 1 0 2", "-1+1+0+2"])

@@ -11,6 +11,7 @@ from idiolect.data.shifts.transforms import (
     noise,
     permute_labels,
     rotate,
+    shuffle_labels,
     translate,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "permute_labels",
     "rotate",
     "shift_of",
+    "shuffle_labels",
     "translate",
 ]

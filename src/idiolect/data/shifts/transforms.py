@@ -155,6 +155,15 @@ def permute_labels(
     return Shifted(x_N, np.array(to_C, np.int64)[y_N], _says("permute_labels", to="+".join(map(str, to_C))))
 
 
+def shuffle_labels(x_N: NDArray[Any], y_N: Labels, who: Who, rng: np.random.Generator) -> Shifted:
+    """Deal a client's labels out anew among its samples, at random.
+
+    How many samples of each class the client has stays the same, and nothing else can be learned of it: a client whose
+    labels are worthless.
+    """
+    return Shifted(x_N, rng.permutation(y_N), _says("shuffle_labels"))
+
+
 def _permutation(who: Who, group: int) -> tuple[int, ...]:
     """The group's permutation, drawn again if an earlier group has the same and others are left."""
     drawn, different = _drawn(int(who.common("labels").integers(2**63)), who.classes)
