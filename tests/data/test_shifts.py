@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.stats import chi2_contingency
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError
@@ -251,7 +250,7 @@ def test_shuffled_labels_are_as_many_of_each_class_and_say_nothing_of_the_sample
     assert np.bincount(out.y_N).tolist() == np.bincount(y_N).tolist()
     assert out.x_N is x_N
     joint_CC = np.histogram2d(y_N, out.y_N, bins=4)[0]
-    assert chi2_contingency(joint_CC).pvalue > 0.001
+    assert stats.chi2_contingency(joint_CC).pvalue > 0.001
     assert (shuffle_labels(x_N, y_N, who(1), rng(1)).y_N != out.y_N).any()
 
 
