@@ -73,7 +73,7 @@ def page(tables: Sequence[Found], runs: int, done: int, said: Mapping[str, Seque
         HEAD,
         "## Did it reach its goal?\n",
         goals(main),
-        *(f"- {line}" for line in said["own/table1"]),
+        listed(said["own/table1"]),
         "\n## Accuracy\n",
         "The mean over clients and seeds, in per cent. Bold is the best. The last column is FedPool less the best of\n"
         "the four papers' methods in that cell: the mean of the differences by client and seed, its 95 % interval\n"
@@ -87,14 +87,19 @@ def page(tables: Sequence[Found], runs: int, done: int, said: Mapping[str, Seque
         "Six of the cells. FedPool without a part, or with another choice for it: the change in points, paired by\n"
         "client and seed, with its 95 % interval.\n",
         ablations(parts),
-        *(f"- {line}" for line in said["own/table2"]),
+        listed(said["own/table2"]),
         "\n## Clients that come later\n",
         "Three clients that joined after the last round, as they are and with noise in their images: means over the\n"
         "24 cells and three seeds; FedPool less each method over cells, with its 95 % interval.\n",
         newcomers(new),
-        *(f"- {line}" for line in said["own/table3"]),
+        listed(said["own/table3"]),
     ]  # fmt: skip
     return "\n".join(block for block in blocks if block) + "\n"
+
+
+def listed(lines: Sequence[str]) -> str:
+    """A list, apart from the table before it."""
+    return "".join(f"\n- {line}" for line in lines)
 
 
 def mean(each: Mapping[int, Measured]) -> float:

@@ -121,6 +121,9 @@ def fedpool(
         train_with: "everyone" takes mu and r = 0 in [7] for training, "own" r = 1 (ablations).
         personal: one head in place of [11] to [13]: that of [7], or with r = 0 or r = 1 (ablations).
 
+    Known faults: [3] takes 1 for what noise gives to a term, which with a ridge is tr((S + ridge I)^-1 S) / d, and so
+    less. t then comes out as 0, and a client uses everyone's means. docs/results/fedpool.md says where it loses.
+
     Source: docs/methods/fedpool-protocol.md says how it was developed and is judged. The head is that of FedLDA and
     pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code; [5] is the
     empirical Bayes estimator of Efron & Morris (JASA, 1973), [12] the EM algorithm for the shares of a mixture.
