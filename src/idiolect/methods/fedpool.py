@@ -105,7 +105,7 @@ def fedpool(
     client: nothing until ``personalise``, which needs forward passes only; a new client joins in the same way.
 
     [3] is an estimate by moments: where a client's true means lie about everyone's with covariance t S, the expectation
-    of a term of [3] is n_c t. [5] is then the mean of the posterior of its means, given its samples: a class with many
+    of a term of [3] is n_c t, if ridge is 0. [5] is then the mean of the posterior of its means: a class with many
     samples keeps its own mean, one with few takes most from everyone. [1] keeps the scale of the features, which the
     loss of a head like [7] does not see, from drifting in training. In [12] the heads that predict a sample are
     estimated from the other folds; the prior is that of ``share_samples`` samples, divided evenly.
