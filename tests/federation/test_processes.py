@@ -21,7 +21,7 @@ from idiolect.core.version import __version__
 from idiolect.federation import kits
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
-_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, scaffold"
+_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, fedshrink, scaffold"
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
 
 

@@ -14,9 +14,8 @@ from scipy.special import log_softmax
 
 from idiolect import methods
 from idiolect.core import tree
-from idiolect.methods import fedpool
 from idiolect.methods.fedpool import Shared
-from idiolect.statistics import covariance
+from idiolect.statistics import covariance, mixture
 
 ROWS = o.federation()
 BODY = o.weights(2)
@@ -47,7 +46,7 @@ def _folds(monkeypatch: pytest.MonkeyPatch) -> None:
     def folds(y_N: Any, weight_N: Any, key: Any, *, folds: int) -> Any:
         return torch.tensor(fold_of(y_N.numpy(), folds))
 
-    monkeypatch.setattr(fedpool, "stratified_folds", folds)
+    monkeypatch.setattr(mixture, "stratified_folds", folds)
 
 
 def unit(f: np.ndarray, options: dict[str, Any]) -> np.ndarray:

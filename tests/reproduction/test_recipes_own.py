@@ -1,7 +1,9 @@
-"""The recipes of FedPool's report: the design that its protocol describes."""
+"""The recipes of the reports of FedPool and FedShrink: the design that their protocols describe."""
 
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from idiolect.reproduction import recipes
 from idiolect.reproduction.parts import digest
@@ -9,7 +11,8 @@ from idiolect.studies.method_use import use
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "methods" / "fedpool-protocol.md"
 METHODS = {
-    "fedpool", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "fedavg_ft", "ditto", "fedrep", "local", "fedavg",
+    "fedshrink", "fedpool", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "fedavg_ft", "ditto", "fedrep",
+    "local", "fedavg",
 }  # fmt: skip
 
 
@@ -32,14 +35,15 @@ def test_all_methods_train_alike() -> None:
         assert len({str(c.study.model_dump(exclude=without)) for c in here if c.study}) == 1
         runs = {c.where["method"]: digest(c.study) for c in here if c.study}
         assert runs["fedavg"] == runs["fedavg_ft"]
-        assert len(set(runs.values())) == 10
+        assert len(set(runs.values())) == 11
         assert next(c.stage for c in here if c.where["method"] == "fedavg") == "received"
     study = cells[0].study
     assert study is not None
     assert (study.rounds, study.local_epochs, study.batch_size) == (60, 2, 20)
     assert (study.lr, study.momentum, study.weight_decay) == (0.01, 0.5, 5e-4)
     assert (study.clients, study.new_clients) == (15, 3)
-    assert all(c.study.methods[0] == use("fedpool") for c in cells if c.study and c.where["method"] == "fedpool")
+    for name in ("fedpool", "fedshrink"):
+        assert all(c.study.methods[0] == use(name) for c in cells if c.study and c.where["method"] == name)
 
 
 def test_the_protocol_says_what_is_run() -> None:
@@ -57,21 +61,32 @@ def test_the_protocol_says_what_is_run() -> None:
         assert said == [f"{at['fashion_mnist', partition, s]} / {at['cifar10', partition, s]}" for s in shifts]
 
 
-def test_parts_are_left_out_one_at_a_time() -> None:
-    cells = recipes.get("own/table2").cells
-    assert len(cells) == 6 * 9
+@pytest.mark.parametrize(("recipe", "name", "variants"), [("own/table2", "fedpool", 9), ("own/table4", "fedshrink", 7)])
+def test_parts_are_left_out_one_at_a_time(recipe: str, name: str, variants: int) -> None:
+    cells = recipes.get(recipe).cells
+    assert len(cells) == 6 * variants
     for c in cells:
         assert c.study is not None
-        assert c.study.methods[0].name == "fedpool"
+        assert c.study.methods[0].name == name
     of = {c.where["method"]: c.study.methods[0].options for c in cells if c.study}
-    default = of.pop("fedpool")
+    default = of.pop(name)
     assert all(sum(options[k] != default[k] for k in default) == 1 for options in of.values())
     table1 = {digest(c.study) for c in recipes.get("own/table1").cells if c.study}
     assert sum(digest(c.study) in table1 for c in cells if c.study) == 6
+
+
+def test_other_clients_are_the_only_difference() -> None:
+    first = {(*c.where.values(),): c.study for c in recipes.get("own/table1").cells}
+    other = recipes.get("own/table5").cells
+    assert len(other) == 24 * 7
+    for c in other:
+        study = first[(*c.where.values(),)]
+        assert study is not None
+        assert c.study == study.model_copy(update={"data_seed": 2})
 
 
 def test_clients_that_join_are_measured_in_the_same_runs() -> None:
     first, third = recipes.get("own/table1").cells, recipes.get("own/table3").cells
     assert {digest(c.study) for c in first if c.study} == {digest(c.study) for c in third if c.study}
     met = Counter((c.where["new_clients"], c.condition) for c in third)
-    assert met == {("clean", ""): 264, ("noise", "noise:std=0.3"): 264}
+    assert met == {("clean", ""): 288, ("noise", "noise:std=0.3"): 288}

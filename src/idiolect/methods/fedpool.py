@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, tree
-from idiolect.statistics import covariance
+from idiolect.statistics import covariance, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
-from idiolect.statistics.interpolation import stratified_folds
+from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
 from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
 
@@ -30,7 +30,6 @@ REPORTS = {
 _HEADS: tuple[tuple[Pooling, float], ...] = (
     ("part", 0.1), ("part", 0.3), ("part", 1.0), ("part", 3.0), ("everyone", 1.0), ("own", 1.0),
 )  # fmt: skip
-_STEPS = 50  # of EM, whose shares then move by less than a hundredth
 
 
 class Shared(NamedTuple):
@@ -61,13 +60,6 @@ class Estimates(NamedTuple):
     """Its own spread, q / n."""
     spread: Tensor
     """Its own and everyone's, t_i."""
-
-
-class Personal(NamedTuple):
-    """A client's own heads, (K, C, d) and (K, C), and the share of each."""
-
-    heads: LinearHead
-    share_K: Tensor
 
 
 def fedpool(
@@ -206,41 +198,24 @@ def fedpool(
         value = tree.mean(up.value, up.weight.n)._replace(mean_Cd=mean_Cd)  # [10]
         return Up(value, tree.map(lambda n: n.sum(0), up.weight))
 
-    def heads_from(z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, shared: Shared, n_C: Tensor) -> LinearHead:
-        e = estimates(moments(z_Nd, y_N, weight_N, classes), shared)
-        wanted = _HEADS if personal == "mixture" else ((personal, 1.0),)
-        return tree.stack([head_for(pool(e, how), n_C, times * ridge) for how, times in wanted])  # [11]
-
-    def log_probabilities(heads: LinearHead, z_Bd: Tensor) -> Tensor:
-        """(B, K, C)."""
-        return log_softmax(torch.einsum("bd,kcd->bkc", z_Bd, heads.weight_Cd) + heads.bias_C, -1)
-
-    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N = features(task, down.shared.body, data)
         z_Nd, real_N = unit(z_Nd), data.real_N
         n_C = weights_by_class(y_N, real_N, classes).sum(0)
-        heads = heads_from(z_Nd, y_N, real_N, down.shared, n_C)
-        even_K = torch.full(heads.bias_C.shape[:1], 1 / len(heads.bias_C), dtype=torch.float64)
-        if len(even_K) == 1:
-            return Personal(heads, even_K.to(real_N.dtype))
-        fold_N = stratified_folds(y_N, real_N, keys.fold(key, "folds"), folds=folds)
-        held_NK = torch.zeros(len(y_N), len(even_K), dtype=torch.float64)
-        for fold in range(folds):
-            others = heads_from(z_Nd, y_N, real_N * (fold_N != fold), down.shared, n_C)
-            logp_NKC = log_probabilities(others, z_Nd).double()
-            at_NK1 = y_N[:, None, None].expand(-1, len(even_K), 1)
-            held_NK = torch.where((fold_N == fold)[:, None], logp_NKC.gather(2, at_NK1)[..., 0], held_NK)
-        share_K = even_K
-        for _ in range(_STEPS):
-            of_head_NK = (held_NK + share_K.log()).softmax(1) * real_N[:, None]
-            share_K = (of_head_NK.sum(0) + share_samples * even_K) / (real_N.sum() + share_samples)  # [12]
-        return Personal(heads, share_K.to(real_N.dtype))
+        wanted = _HEADS if personal == "mixture" else ((personal, 1.0),)
+
+        def heads_from(weight_N: Tensor) -> LinearHead:
+            e = estimates(moments(z_Nd, y_N, weight_N, classes), down.shared)
+            return tree.stack([head_for(pool(e, how), n_C, times * ridge) for how, times in wanted])  # [11]
+
+        return mixture.fit(
+            heads_from, z_Nd, y_N, real_N, keys.fold(key, "folds"), folds=folds, prior=share_samples
+        )  # [12]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = unit(network.features(down.shared.body, task.inputs(x_B)))
         if not client:
             return log_softmax(linear(z_Bd, *head_for(everyone(down.shared), torch.ones(classes))), -1)
-        own: Personal = client
-        return (log_probabilities(own.heads, z_Bd) + own.share_K.log()[:, None]).logsumexp(1)  # [13]
+        return mixture.log_probabilities(client, z_Bd)  # [13]
 
     return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict, combine)

@@ -1,4 +1,4 @@
-"""idiolect's own method, FedPool, beside the papers' methods: the protocol is docs/methods/fedpool-protocol.md.
+"""idiolect's own methods beside the papers': docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.
 
 There are no numbers of a paper to compare with. Tables 1 and 3 share their runs.
 """
@@ -25,6 +25,7 @@ _SHIFTS: dict[str, list[str]] = {
 }
 _SAMPLES = (300, 75, 50)
 _METHODS = {
+    "fedshrink": "fedshrink",
     "fedpool": "fedpool",
     "fedlda": "fedlda",
     "fedpac": "fedpac",
@@ -37,7 +38,8 @@ _METHODS = {
     "local": "local",
     "fedavg": "fedavg_ft",  # before it tunes: one run measures both
 }
-_WITHOUT = {
+_RIVALS = ("fedshrink", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "local")
+_FEDPOOL_WITHOUT = {
     "fedpool": "fedpool",
     "features as they are": "fedpool:normalise=false",
     "trained with everyone's head": "fedpool:train_with=everyone",
@@ -48,8 +50,20 @@ _WITHOUT = {
     "ridge 0.3": "fedpool:ridge=0.3",
     "ridge 3": "fedpool:ridge=3",
 }
+_FEDSHRINK_WITHOUT = {
+    "fedshrink": "fedshrink",
+    "no pull": "fedshrink:alignment=0",
+    "trained with everyone's means": "fedshrink:train_with=everyone",
+    "trained with the client's own means": "fedshrink:train_with=own",
+    "one head, shrunk": "fedshrink:personal=shrunk",
+    "ridge 0.1": "fedshrink:ridge=0.1",
+    "ridge 1": "fedshrink:ridge=1",
+}
 _NEW = "noise:std=0.3"
-_ASSUMED = ("Three seeds are --seeds 0,1,2.", "The protocol is docs/methods/fedpool-protocol.md.")
+_ASSUMED = (
+    "Three seeds are --seeds 0,1,2.",
+    "The protocols are docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.",
+)
 
 
 def _conditions() -> Iterator[dict[str, Any]]:
@@ -77,24 +91,30 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made(where: Mapping[str, Any], method: str, condition: str | None = None) -> Cell:
+def _made(
+    where: Mapping[str, Any], method: str, ours: str | None = None, condition: str | None = None, **more: Any
+) -> Cell:
     stage = "received" if method == "fedavg" else None
-    ours = {**_METHODS, **_WITHOUT}[method]
-    return cell({**where, "method": method}, _settings(where), ours, stage=stage, condition=condition)
+    ours = ours or _METHODS[method]
+    return cell({**where, "method": method}, _settings(where) | more, ours, stage=stage, condition=condition)
 
 
 def table1() -> Recipe:
-    """FedPool beside the four papers' methods and five others: two data sets, four partitions, three shifts."""
+    """FedShrink and FedPool beside the four papers' methods and five others: data sets, partitions, shifts."""
     cells = tuple(_made(where, method) for where in _conditions() for method in _METHODS)
     return Recipe("own/table1", "", "results", cells, assumed=_ASSUMED)
 
 
-def table2() -> Recipe:
-    """What each part of FedPool is worth: each left out or changed alone, on six of the cells of own/table1."""
+def _parts(recipe: str, variants: Mapping[str, str]) -> Recipe:
     diagonal = {("dominant", "clean"), ("dirichlet_0.1", "half_corrupted"), ("classes_5", "rotated_groups")}
     some = [where for where in _conditions() if (where["partition"], where["shift"]) in diagonal]
-    cells = tuple(_made(where, method) for where in some for method in _WITHOUT)
-    return Recipe("own/table2", "", "results", cells, assumed=_ASSUMED)
+    cells = tuple(_made(where, name, ours) for where in some for name, ours in variants.items())
+    return Recipe(recipe, "", "results", cells, assumed=_ASSUMED)
+
+
+def table2() -> Recipe:
+    """What each part of FedPool is worth: each left out or changed alone, on six of the cells of own/table1."""
+    return _parts("own/table2", _FEDPOOL_WITHOUT)
 
 
 def table3() -> Recipe:
@@ -106,3 +126,14 @@ def table3() -> Recipe:
         for method in _METHODS
     ]
     return Recipe("own/table3", "", "results", tuple(found), assumed=_ASSUMED)
+
+
+def table4() -> Recipe:
+    """What each part of FedShrink is worth: each left out or changed alone, on six of the cells of own/table1."""
+    return _parts("own/table4", _FEDSHRINK_WITHOUT)
+
+
+def table5() -> Recipe:
+    """FedShrink beside the four papers' methods on other clients: the settings of own/table1 with data seed 2."""
+    cells = tuple(_made(where, method, data_seed=2) for where in _conditions() for method in _RIVALS)
+    return Recipe("own/table5", "", "results", cells, assumed=("The protocol is docs/methods/fedshrink-protocol.md.",))

@@ -1,0 +1,86 @@
+"""A mixture of linear heads, with shares from predictions of samples that a head has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from idiolect.statistics.gaussian import LinearHead
+from idiolect.statistics.interpolation import stratified_folds
+
+_STEPS = 50  # of EM, whose shares then move by less than a hundredth
+
+
+class Mixture(NamedTuple):
+    """p(y | z) = Σ_k share_k softmax(head_k(z))_y."""
+
+    heads: LinearHead
+    """K heads: (K, C, d) and (K, C)."""
+    share_K: Tensor
+
+
+def fit(
+    heads_from: Callable[[Tensor], LinearHead],
+    z_Nd: Tensor,
+    y_N: Tensor,
+    weight_N: Tensor,
+    key: Tensor,
+    *,
+    folds: int,
+    prior: float,
+) -> Mixture:
+    """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
+
+    Args:
+        heads_from: from weights of the samples (N,), 0 for one that does not take part, to K heads.
+        z_Nd: features.
+        y_N: labels.
+        weight_N: at least 0; a sample of weight 0 is ignored.
+        key: of the folds, which divide every class evenly.
+        folds: at least 2; with one head there is nothing to choose.
+        prior: for how many samples even shares count, above 0.
+    """
+    heads = heads_from(weight_N)
+    if len(heads.bias_C) == 1:
+        return Mixture(heads, torch.ones_like(weight_N[:1]))
+    fold_N = stratified_folds(y_N, weight_N, key, folds=folds)
+    held_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
+    for fold in range(folds):
+        logp_NKC = _each(heads_from(weight_N * (fold_N != fold)), z_Nd).double()
+        of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
+        held_NK = torch.where((fold_N == fold)[:, None], of_label_NK, held_NK)
+    return Mixture(heads, shares(held_NK, weight_N, prior).to(weight_N.dtype))
+
+
+def shares(logp_NK: Tensor, weight_N: Tensor, prior: float) -> Tensor:
+    """The shares (K,) of the mixture that predicts best, by EM from even ones. float64.
+
+        argmax over the simplex of  Σ_n w_n log Σ_k a_k p_nk + prior / K Σ_k log a_k
+
+    Args:
+        logp_NK: log p_nk, what head k gives to the label of sample n.
+        weight_N: at least 0; a sample of weight 0 is ignored.
+        prior: for how many samples even shares count, above 0.
+
+    Source: EM for the shares of a mixture (Dempster, Laird & Rubin, 1977).
+    """
+    even_K = torch.full(logp_NK.shape[1:], 1 / logp_NK.shape[1], dtype=torch.float64)
+    share_K = even_K
+    for _ in range(_STEPS):
+        of_head_NK = (logp_NK + share_K.log()).softmax(1) * weight_N[:, None]
+        share_K = (of_head_NK.sum(0) + prior * even_K) / (weight_N.sum() + prior)
+    return share_K
+
+
+def log_probabilities(m: Mixture, z_Bd: Tensor) -> Tensor:
+    """log p(y | z), (B, C)."""
+    return (_each(m.heads, z_Bd) + m.share_K.log()[:, None]).logsumexp(1)
+
+
+def _each(heads: LinearHead, z_Bd: Tensor) -> Tensor:
+    """Log-probabilities by every head, (B, K, C)."""
+    return log_softmax(torch.einsum("bd,kcd->bkc", z_Bd, heads.weight_Cd) + heads.bias_C, -1)

@@ -1,0 +1,246 @@
+"""FedShrink: a round and a personal model by hand, the shares by scipy, and what the shrinking is for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import oracle as o
+import pytest
+import torch
+from oracle import close
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.methods.fedshrink import Shared
+from idiolect.statistics import covariance, mixture
+
+ROWS = o.federation()
+BODY = o.weights(2)
+RNG = np.random.default_rng(8)
+MEAN = RNG.normal(size=(o.CLASSES, o.WIDTH))
+ROOT = RNG.normal(size=(o.WIDTH, o.WIDTH))
+COV = ROOT @ ROOT.T / o.WIDTH + 0.2 * np.eye(o.WIDTH)
+SPREAD = 0.3
+TEST = RNG.normal(size=(7, o.INPUTS))
+HEADS = [("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0)]
+
+
+def state() -> Shared:
+    packed = covariance.pack(torch.tensor(COV))
+    return Shared(o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD))
+
+
+def fold_of(y: np.ndarray, folds: int) -> np.ndarray:
+    """Deal the samples of each class out in turn."""
+    fold = np.zeros(len(y), int)
+    for c in np.unique(y):
+        fold[y == c] = np.arange((y == c).sum()) % folds
+    return fold
+
+
+@pytest.fixture(autouse=True)
+def _folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folds(y_N: Any, weight_N: Any, key: Any, *, folds: int) -> Any:
+        return torch.tensor(fold_of(y_N.numpy(), folds))
+
+    monkeypatch.setattr(mixture, "stratified_folds", folds)
+
+
+class Shrunk(NamedTuple):
+    own_mean: np.ndarray
+    own_cov: np.ndarray
+    mean: np.ndarray
+    cov: np.ndarray
+    q: float
+    trust: np.ndarray
+
+
+def shrink(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> Shrunk:
+    """Equations [1] to [5], class by class."""
+    n, a, b = len(y), options.get("spread_samples", 100), options.get("covariance_samples", 100)
+    inverse = np.linalg.inv(COV + options.get("ridge", 0.3) * np.eye(o.WIDTH))
+    q, noise = 0.0, np.trace(inverse @ COV)
+    scatter = np.zeros_like(COV)
+    for c in np.unique(y):
+        of_class = z[y == c]
+        apart = of_class.mean(0) - MEAN[c]
+        q += len(of_class) * apart @ inverse @ apart / noise - 1
+        scatter += (of_class - of_class.mean(0)).T @ (of_class - of_class.mean(0))
+    spread = (max(q, 0) + a * SPREAD) / (n + a)
+    mean, trust = MEAN.copy(), np.zeros(o.CLASSES)
+    for c in np.unique(y):
+        count = (y == c).sum()
+        trust[c] = {"shrunk": count * spread / (count * spread + 1), "everyone": 0.0, "own": 1.0}[how]
+        mean[c] = trust[c] * z[y == c].mean(0) + (1 - trust[c]) * MEAN[c]
+    own = o.class_means(z, y, MEAN)
+    return Shrunk(own, o.tied_covariance(z, y, own), mean, (scatter + b * COV) / (n + b), q / n, trust)
+
+
+def head(p: Shrunk, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+    return o.lda(p.mean, p.cov + ridge * np.eye(o.WIDTH), logprior)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"ridge": 1.5},
+    {"alignment": 0.0},
+    {"alignment": 20.0},
+    {"spread_samples": 3.0, "covariance_samples": 5.0},
+    {"spread_samples": 0.0, "covariance_samples": 0.0},
+    {"train_with": "everyone"},
+    {"train_with": "own"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_round(options: dict[str, Any]) -> None:
+    method = methods.build("fedshrink", options, o.task())
+    infos = [method.local(o.one(method, state(), k), (), o.data(*ROWS[k]), o.key(k))[2] for k in o.IDS]
+    server, _, up, _ = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)
+    bodies, shrunk = [], []
+    for at, k in enumerate(o.IDS):
+        x, y = ROWS[k]
+        p = shrink(o.embed(BODY, x), y, options.get("train_with", "shrunk"), options)
+        w, b = head(p, o.prior(y, o.CLASSES), options.get("ridge", 0.3))
+        losses: list[float] = []
+
+        def gradient(
+            body: o.Params, rows: np.ndarray, x: Any = x, y: Any = y, w: Any = w, b: Any = b, seen: Any = losses,
+            target: Any = p.mean,
+        ) -> o.Params:  # fmt: skip
+            z = o.embed(body, x[rows])
+            seen.extend(o.errors(z @ w.T + b, y[rows]))
+            pull = 2 * (z - target[y[rows]]) / o.WIDTH / len(rows)
+            dz = o.error_back(z @ w.T + b, y[rows]) @ w + options.get("alignment", 3.0) * pull
+            return o.embed_back(body, x[rows], dz)
+
+        body = o.descend(BODY, "Wb", o.batches(len(y)), gradient)
+        close(infos[at]["train_loss"], np.mean(losses))
+        close(infos[at]["trust"], p.trust[y].mean())
+        sent = tree.rows(up, at)
+        close(sent.value.body["0.weight"], body["W"] - BODY["W"])
+        close(sent.value.body["0.bias"], body["b"] - BODY["b"])
+        close(sent.value.mean_Cd, p.own_mean - MEAN)
+        close(covariance.unpack(sent.value.cov, o.WIDTH), p.own_cov - COV)
+        close(sent.value.spread, p.q - SPREAD)
+        close(sent.weight.n, len(y))
+        close(sent.weight.n_C, np.bincount(y, minlength=o.CLASSES))
+        bodies.append(body)
+        shrunk.append(p)
+    n = [o.SIZES[k] for k in o.IDS]
+    close(server.body["0.weight"], o.average([p["W"] for p in bodies], n))
+    close(covariance.unpack(server.cov, o.WIDTH), o.average([p.own_cov for p in shrunk], n))
+    close(server.spread, o.average([np.asarray(p.q) for p in shrunk], n))
+    x, y = (np.concatenate([ROWS[k][part] for k in o.IDS]) for part in (0, 1))
+    close(server.mean_Cd, o.class_means(o.embed(BODY, x), y, MEAN))  # of all samples in one place
+
+
+def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]) -> np.ndarray:
+    """Log-probabilities (N, K) of the labels, each by heads that have not seen its fold."""
+    fold, logprior = fold_of(y, 5), o.prior(y, o.CLASSES)
+    out = np.zeros((len(y), len(HEADS)))
+    for f in range(5):
+        there, here = fold != f, fold == f
+        for k, (how, times) in enumerate(HEADS):
+            w, b = head(shrink(z[there], y[there], how, options), logprior, times * ridge)
+            out[here, k] = -o.errors(z[here] @ w.T + b, y[here])
+    return out
+
+
+@pytest.mark.parametrize("options", [{}, {"ridge": 1.5}, {"share_samples": 2.0}], ids=str)
+def test_personal_predictions(options: dict[str, Any]) -> None:
+    method = methods.build("fedshrink", options, o.task())
+    ridge, even = options.get("ridge", 0.3), options.get("share_samples", 20.0) / len(HEADS)
+    for k in range(len(o.SIZES) - 1):  # the last has too few samples of a class for each fold to see it
+        x, y = ROWS[k]
+        z = o.embed(BODY, x)
+        down = o.one(method, state(), k)
+        client = method.personalise(down, (), o.data(x, y), o.key())
+        held = np.exp(held_out(z, y, ridge, options))
+
+        def cost(free: np.ndarray, held: Any = held) -> float:
+            a = np.exp(log_softmax(free))
+            return -float(np.log(held @ a).sum() + even * np.log(a).sum())
+
+        best = minimize(cost, np.zeros(len(HEADS)), tol=1e-10)
+        share = client.share_K.numpy()
+        close(share.sum(), 1.0)
+        close(share, np.exp(log_softmax(best.x)), rtol=0, atol=5e-3)
+        p = sum(
+            a * np.exp(log_softmax(o.embed(BODY, TEST) @ w.T + b, 1))
+            for a, (how, times) in zip(share, HEADS, strict=True)
+            for w, b in [head(shrink(z, y, how, options), o.prior(y, o.CLASSES), times * ridge)]
+        )
+        close(method.predict(down, client, torch.tensor(TEST)), np.log(p))
+
+
+@pytest.mark.parametrize("how", ["shrunk", "everyone", "own"])
+def test_one_head(how: str) -> None:
+    method = methods.build("fedshrink", {"personal": how}, o.task())
+    x, y = ROWS[0]
+    down = o.one(method, state(), 0)
+    client = method.personalise(down, (), o.data(x, y), o.key())
+    w, b = head(shrink(o.embed(BODY, x), y, how, {}), o.prior(y, o.CLASSES), 0.3)
+    logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    close(method.predict(down, client, torch.tensor(TEST)), logp)
+
+
+def test_a_client_without_a_model_gets_everyones_head() -> None:
+    method = methods.build("fedshrink", {}, o.task())
+    w, b = o.lda(MEAN, COV + 0.3 * np.eye(o.WIDTH), np.log(np.full(o.CLASSES, 1 / o.CLASSES)))
+    logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    close(method.predict(o.one(method, state(), 0), (), torch.tensor(TEST)), logp)
+
+
+def test_shrunk_means_are_nearer_to_the_truth_than_both() -> None:
+    """Clients whose class means lie about everyone's as [4] assumes: it is the mean of the posterior."""
+    d, clients, spread = 40, 60, 0.25
+    rng = np.random.default_rng(3)
+    network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, 3)), (d,))
+    task = o.Task(network, 3, clients, o.task().training)
+    method = methods.build("fedshrink", {"personal": "shrunk", "ridge": 1e-6}, task)
+    mean = rng.normal(size=(3, d))
+    packed = covariance.pack(torch.eye(d))
+    down = o.Down(shared=Shared({}, torch.tensor(mean), packed, torch.tensor(spread)))
+    errors = np.zeros(3)
+    for client in range(clients):
+        true = mean + np.sqrt(spread) * rng.normal(size=(3, d))
+        y = np.repeat([0, 1, 2], [2, 4, 12])
+        x = true[y] + rng.normal(size=(len(y), d))
+        heads = method.personalise(down, (), o.data(x, y), o.key(client)).heads
+        own = o.class_means(x, y, mean)
+        centred = x - own[y]
+        cov = (centred.T @ centred + 100 * np.eye(d)) / (len(y) + 100) + 1e-6 * np.eye(d)
+        cov = (1 - 1e-4) * cov + 1e-4 * np.trace(cov) / d * np.eye(d)
+        shrunk = heads.weight_Cd[0].numpy() @ cov  # w_c = S_i^-1 mu_ic
+        errors += [((guess - true) ** 2).mean() for guess in (shrunk, mean, own)]
+    errors /= clients
+    ideal = np.mean([spread / (n * spread + 1) for n in (2, 4, 12)])  # the variance of the posterior
+    close(errors[0], ideal, rtol=0.03)
+    assert errors[0] < 0.75 * min(errors[1:])
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_the_spread_that_clients_find_is_the_true_one_whatever_the_ridge(spread: float) -> None:
+    d, clients, classes = 30, 80, 3
+    rng = np.random.default_rng(5)
+    network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, classes)), (d,))
+    task = o.Task(network, classes, clients, o.task().training)
+    root = rng.normal(size=(d, d)) / np.sqrt(d)
+    cov, mean = root @ root.T + 0.1 * np.eye(d), rng.normal(size=(classes, d))
+    draw = np.linalg.cholesky(cov)
+    down = o.Down(shared=Shared({}, torch.tensor(mean), covariance.pack(torch.tensor(cov)), torch.tensor(0.0)))
+    for ridge in (0.01, 3.0):
+        method = methods.build("fedshrink", {"ridge": ridge}, task)
+        found = []
+        for client in range(clients):
+            true = mean + np.sqrt(spread) * rng.normal(size=(classes, d)) @ draw.T
+            y = np.repeat(np.arange(classes), [2, 6, 12])
+            x = true[y] + rng.normal(size=(len(y), d)) @ draw.T
+            up = method.local(down, (), o.data(x, y), o.key(client))[1]
+            found.append(float(up.value.spread))
+        assert abs(np.mean(found) - spread) < 4 * np.std(found) / np.sqrt(clients)
+        assert np.std(found) < 0.5
