@@ -1,8 +1,8 @@
-"""The page of FedPool's report, from the files in results/own.
+"""The pages of our own methods' reports, from the files in results/own.
 
-python docs/own.py [--check]      # --check writes nothing, and fails where the page is out of date
+python docs/own.py [--check]      # --check writes nothing, and fails where a page is out of date
 
-No number is shown before all runs are done: the report is looked at once (docs/methods/fedpool-protocol.md).
+No number of a table is shown before all its runs are done: a report is looked at once (docs/methods/*-protocol.md).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,43 +25,77 @@ from idiolect.reproduction.recipes import Cell, Recipe
 # S seeds, K clients, N cells
 
 HERE = Path(__file__).parent
-PAGE, RESULTS = HERE / "results" / "fedpool.md", HERE.parent / "results"
-SEEDS = (0, 1, 2)
-OURS, FOUR = "fedpool", ("fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr")
+RESULTS = HERE.parent / "results"
+FOUR = ("fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr")
 TITLES = {
-    "fedpool": "FedPool", "fedlda": "FedLDA", "fedpac": "FedPAC", "pfedfda": "pFedFDA", "pfedfda_0.1": "pFedFDA, 0.1",
-    "fedcr": "FedCR", "fedavg_ft": "FedAvg-FT", "ditto": "Ditto", "fedrep": "FedRep", "local": "Local",
-    "fedavg": "FedAvg",
+    "fedshrink": "FedShrink", "fedpool": "FedPool", "fedlda": "FedLDA", "fedpac": "FedPAC", "pfedfda": "pFedFDA",
+    "pfedfda_0.1": "pFedFDA, 0.1", "fedcr": "FedCR", "fedavg_ft": "FedAvg-FT", "ditto": "Ditto", "fedrep": "FedRep",
+    "local": "Local", "fedavg": "FedAvg",
 }  # fmt: skip
+SEEDS = {"own/table5": (0,)}  # of the other tables three
 Where = tuple[str, ...]
 Found = dict[Where, dict[str, dict[int, Measured]]]
 """By the conditions of a cell, by method, by seed."""
-HEAD = """# FedPool beside the papers' methods
-
-The report of [FedPool](../methods/fedpool.md), by a [protocol](../methods/fedpool-protocol.md) that was written
-before the first run:
-
-```
-idiolect reproduce own/table1 --seeds 0,1,2 --results results
-idiolect reproduce own/table2 --seeds 0,1,2 --results results
-idiolect reproduce own/table3 --seeds 0,1,2 --results results
-```
-
-The cells with corrupted clients need the extra `corruptions`.
-"""
 
 
-def found(recipe: Recipe) -> Found:
+class Report(NamedTuple):
+    """A method and the recipes of its report."""
+
+    ours: str
+    parts: str
+    """What each part is worth."""
+    other: str | None
+    """On other clients."""
+    hidden: tuple[str, ...] = ()
+    """Methods that came later."""
+
+    @property
+    def title(self) -> str:
+        """As on the page."""
+        return TITLES[self.ours]
+
+    @property
+    def page(self) -> Path:
+        """Where it is written."""
+        return HERE / "results" / f"{self.ours}.md"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Recipes."""
+        return ("own/table1", self.parts, "own/table3", *((self.other,) if self.other else ()))
+
+
+class Table(NamedTuple):
     """What the files of a recipe have."""
+
+    found: Found
+    runs: int
+    done: int
+    said: Sequence[str] = ()
+    """What people write of it."""
+
+
+REPORTS = (
+    Report("fedshrink", "own/table4", "own/table5"),
+    Report("fedpool", "own/table2", None, hidden=("fedshrink",)),
+)
+
+
+def table(report: Report, recipe: Recipe) -> Table:
+    """Read the files of a recipe."""
     made: Found = {}
-    for cell in cells(recipe):
-        made.setdefault(conditions(cell), {})[str(cell.where["method"])] = outcome_files.known(recipe, cell, RESULTS)
-    return made
-
-
-def cells(recipe: Recipe) -> list[Cell]:
-    """Those of the report; FedShrink came later."""
-    return [cell for cell in recipe.cells if cell.where["method"] != "fedshrink"]
+    has: dict[tuple[str, int], bool] = {}  # a run serves several cells
+    for cell in recipe.cells:
+        method = str(cell.where["method"])
+        if method in report.hidden:
+            continue
+        known = made.setdefault(conditions(cell), {})[method] = outcome_files.known(recipe, cell, RESULTS)
+        for seed in SEEDS.get(recipe.name, (0, 1, 2)) if cell.study else ():
+            run = digest(cell.study), seed
+            has[run] = has.get(run, True) and seed in known
+    path = RESULTS / recipe.name / f"found-{report.ours}.txt"
+    said = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return Table(made, len(has), sum(has.values()), said)
 
 
 def conditions(cell: Cell) -> Where:
@@ -68,40 +103,63 @@ def conditions(cell: Cell) -> Where:
     return tuple(str(v) for k, v in cell.where.items() if k != "method")
 
 
-def page(tables: Sequence[Found], runs: int, done: int, said: Mapping[str, Sequence[str]]) -> str:
-    """The whole page; ``said`` has what people write of each table."""
-    if done < runs:
-        left = f"{done} of {runs} runs are done, and none has been looked at. The numbers come when all are there."
-        return f"{HEAD}\n{left}\n"
-    main, parts, new = tables
-    blocks = [
-        HEAD,
+def page(report: Report, tables: Mapping[str, Table]) -> str:
+    """The whole page."""
+    ours, title = report.ours, report.title
+    main, parts, new = (tables[name] for name in ("own/table1", report.parts, "own/table3"))
+    lines = [
+        f"# {title} beside the papers' methods\n",
+        f"The report of [{title}](../methods/{ours}.md), by a",
+        f"[protocol](../methods/{ours}-protocol.md) that was written before the first run:\n",
+        "```",
+        *(
+            f"idiolect reproduce {name} --seeds {','.join(map(str, SEEDS.get(name, (0, 1, 2))))} --results results"
+            for name in report.tables
+        ),
+        "```\n",
+        "The cells with corrupted clients need the extra `corruptions`.\n",
         "## Did it reach its goal?\n",
-        goals(main),
-        listed(said["own/table1"]),
+        *shown(main, lambda found: [goals(found, ours)]),
+    ]
+    if report.other:
+        lines += [
+            "\n## On other clients\n",
+            "The same cells with clients that nobody had looked at (data seed 2), by the same conditions:\n",
+            *shown(tables[report.other], lambda found: [goals(found, ours), "", accuracies(found)]),
+        ]
+    lines += [
         "\n## Accuracy\n",
         "The mean over clients and seeds, in per cent. Bold is the best.\n",
-        accuracies(main),
-        "\nFedPool less the best of the four papers' methods in that cell: the mean of the differences by client and\n"
-        "seed, its 95 % interval (bootstrap over seeds and clients), and the p-value of Wilcoxon's signed-rank test,\n"
-        "combined over seeds.\n",
-        differences(main),
-        "\n## Calibration and the worst tenth\n",
-        "Means over all cells: accuracy, the expected calibration error (0 is best), the accuracy of the worst tenth\n"
-        "of the clients, and in how many cells it is at least Local's.\n",
-        overall(main),
+        *shown(main._replace(said=()), lambda found: [
+            accuracies(found),
+            f"\n{title} less the best of the four papers' methods in that cell: the mean of the differences by client\n"
+            "and seed, its 95 % interval (bootstrap over seeds and clients), and the p-value of Wilcoxon's\n"
+            "signed-rank test, combined over seeds.\n",
+            differences(found, ours),
+            "\n## Calibration and the worst tenth\n",
+            "Means over all cells: accuracy, the expected calibration error (0 is best), the accuracy of the worst\n"
+            "tenth of the clients, and in how many cells it is at least Local's.\n",
+            overall(found),
+        ]),
         "\n## What each part is worth\n",
-        "Six of the cells. FedPool without a part, or with another choice for it: the change in points, paired by\n"
+        f"Six of the cells. {title} without a part, or with another choice for it: the change in points, paired by\n"
         "client and seed, with its 95 % interval.\n",
-        ablations(parts),
-        listed(said["own/table2"]),
+        *shown(parts, lambda found: [ablations(found, ours)]),
         "\n## Clients that come later\n",
         "Three clients that joined after the last round, as they are and with noise in their images: means over the\n"
-        "24 cells and three seeds; FedPool less each method over cells, with its 95 % interval.\n",
-        newcomers(new),
-        listed(said["own/table3"]),
+        f"24 cells and three seeds; {title} less each method over cells, with its 95 % interval.\n",
+        *shown(new, lambda found: [newcomers(found, ours)]),
     ]  # fmt: skip
-    return "\n".join(block for block in blocks if block) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def shown(of: Table, texts: Callable[[Found], list[str]]) -> list[str]:
+    """What a table shows and what is said of it, or how far its runs are."""
+    if of.done < of.runs:
+        return [
+            f"{of.done} of {of.runs} runs are done, and none has been looked at. The numbers come when all are there."
+        ]
+    return [*texts(of.found), *([listed(of.said)] if of.said else [])]
 
 
 def listed(lines: Sequence[str]) -> str:
@@ -137,7 +195,7 @@ def paired(point_SK: pd.DataFrame) -> str:
     return f"{point_SK.to_numpy().mean():+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def over_cells(found: Found, other: str, ours: str = OURS) -> pd.DataFrame:
+def over_cells(found: Found, other: str, ours: str) -> pd.DataFrame:
     """Differences of means in points: seeds x cells in which neither diverged."""
     rows = {
         where: {s: methods[ours][s].value - methods[other][s].value for s in methods[ours]}  # type: ignore[operator]
@@ -149,10 +207,11 @@ def over_cells(found: Found, other: str, ours: str = OURS) -> pd.DataFrame:
 
 def accuracies(main: Found) -> str:
     """A row for each cell."""
-    lines = [f"| data, partition, shift, samples | {' | '.join(TITLES.values())} |", "| :-- |" + " --: |" * len(TITLES)]
+    names = titles(main)
+    lines = [f"| data, partition, shift, samples | {' | '.join(names.values())} |", "| :-- |" + " --: |" * len(names)]
     for where, methods in main.items():
-        top, cells = best(methods, list(TITLES)), []
-        for method in TITLES:
+        top, cells = best(methods, list(names)), []
+        for method in names:
             value, lost = mean(methods[method]), sum(one.value is None for one in methods[method].values())
             text = "diverged" if np.isnan(value) else f"{value:.1f}" + f" ({lost} diverged)" * bool(lost)
             cells.append(f"**{text}**" if method == top else text)
@@ -160,25 +219,25 @@ def accuracies(main: Found) -> str:
     return "\n".join(lines)
 
 
-def differences(main: Found) -> str:
-    """A row for each cell: FedPool less the best of the four."""
+def differences(main: Found, ours: str) -> str:
+    """A row for each cell: ours less the best of the four."""
     lines = [
-        "| data, partition, shift, samples | best of the four | FedPool less it | p |",
+        f"| data, partition, shift, samples | best of the four | {TITLES[ours]} less it | p |",
         "| :-- | :-- | :-- | :-- |",
     ]
     for where, methods in main.items():
         rival = best(methods, FOUR)
-        point_SK = apart(methods[OURS], methods[rival])
+        point_SK = apart(methods[ours], methods[rival])
         p = p_text(combined([signed_rank(row) for row in point_SK.to_numpy()]))
         lines.append(f"| {', '.join(where)} | {TITLES[rival]} | {paired(point_SK)} | {p} |")
     return "\n".join(lines)
 
 
-def goals(main: Found) -> str:
+def goals(main: Found, ours: str) -> str:
     """The protocol's four conditions and what became of them."""
-    tops = [best(methods, list(TITLES)) == OURS for methods in main.values()]
-    gap_N = np.array([mean(m[OURS]) - mean(m[best(m, FOUR)]) for m in main.values()])
-    tenth_N = np.array([worst(m[OURS]) - worst(m["local"]) for m in main.values()])
+    tops = [best(methods, list(methods)) == ours for methods in main.values()]
+    gap_N = np.array([mean(m[ours]) - mean(m[best(m, FOUR)]) for m in main.values()])
+    tenth_N = np.array([worst(m[ours]) - worst(m["local"]) for m in main.values()])
     low, high = interval(gap_N[None], np.ones(len(gap_N)))
     rows = [
         ("best mean of all methods in at least 20 of 24 cells", f"{sum(tops)} of {len(tops)}", sum(tops) >= 20),
@@ -207,71 +266,67 @@ worst, calibration = fact("worst_decile"), fact("calibration_error")
 def overall(main: Found) -> str:
     """A row for each method."""
     lines = ["| method | accuracy | calibration error | worst tenth | at least Local's |", "| :-- |" + " --: |" * 4]
-    for method, title in TITLES.items():
+    for method, title in titles(main).items():
         numbers = [np.nanmean([f(m[method]) for m in main.values()]) for f in (mean, calibration, worst)]
         held = sum(worst(m[method]) >= worst(m["local"]) for m in main.values())
         lines.append(f"| {title} | {numbers[0]:.1f} | {numbers[1]:.3f} | {numbers[2]:.1f} | {held} of {len(main)} |")
     return "\n".join(lines)
 
 
-def ablations(parts: Found) -> str:
+def ablations(parts: Found, ours: str) -> str:
     """A row for each variant, a column for each cell."""
-    variants = [m for m in next(iter(parts.values())) if m != OURS]
+    variants = [m for m in next(iter(parts.values())) if m != ours]
     lines = [
         f"| variant | {' | '.join(', '.join(where) for where in parts)} | mean |",
         "| :-- |" + " :-- |" * (len(parts) + 1),
     ]
     for variant in variants:
-        cells = [paired(apart(methods[variant], methods[OURS])) for methods in parts.values()]
-        lines.append(f"| {variant} | {' | '.join(cells)} | {paired(over_cells(parts, OURS, variant))} |")
+        cells = [paired(apart(methods[variant], methods[ours])) for methods in parts.values()]
+        lines.append(f"| {variant} | {' | '.join(cells)} | {paired(over_cells(parts, ours, variant))} |")
     return "\n".join(lines)
 
 
-def newcomers(new: Found) -> str:
+def newcomers(new: Found, ours: str) -> str:
     """A row for each method."""
     kinds = {kind: {w: m for w, m in new.items() if w[-1] == kind} for kind in dict.fromkeys(w[-1] for w in new)}
     lines = [
-        f"| method | {' | '.join(f'{kind} | FedPool less it' for kind in kinds)} |",
+        f"| method | {' | '.join(f'{kind} | {TITLES[ours]} less it' for kind in kinds)} |",
         "| :-- |" + " --: | :-- |" * len(kinds),
     ]
-    for method, title in TITLES.items():
+    for method, title in titles(new).items():
         cells = []
         for mine in kinds.values():
             cells.append(f"{np.nanmean([mean(m[method]) for m in mine.values()]):.1f}")
-            cells.append("" if method == OURS else paired(over_cells(mine, method)))
+            cells.append("" if method == ours else paired(over_cells(mine, method, ours)))
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def made() -> str:
-    """The page of now."""
-    names = ("own/table1", "own/table2", "own/table3")
-    tables = {name: found(recipes.get(name)) for name in names}
-    has: dict[tuple[str, int], bool] = {}  # a run serves several cells
-    for name, table in tables.items():
-        for cell in cells(recipes.get(name)):
-            known = table[conditions(cell)][str(cell.where["method"])]
-            for seed in SEEDS if cell.study else ():
-                run = digest(cell.study), seed
-                has[run] = has.get(run, True) and seed in known
-    said = {
-        name: path.read_text(encoding="utf-8").splitlines() if (path := RESULTS / name / "found.txt").exists() else []
-        for name in names
+def titles(found: Found) -> dict[str, str]:
+    """Of the methods of a table, in the order of the pages."""
+    here = next(iter(found.values()))
+    return {method: title for method, title in TITLES.items() if method in here}
+
+
+def made() -> dict[Path, str]:
+    """The pages of now."""
+    return {
+        report.page: page(report, {name: table(report, recipes.get(name)) for name in report.tables})
+        for report in REPORTS
     }
-    return page(list(tables.values()), len(has), sum(has.values()), said)
 
 
 def main() -> None:
     """Write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
-    check, text = parser.parse_args().check, made()
-    stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
+    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
+    check, texts = parser.parse_args().check, made()
+    stale = {path: text for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text}
     if check and stale:
-        sys.exit(f"out of date: {PAGE.name}; run python docs/own.py")
-    if stale:
-        PAGE.write_text(text, encoding="utf-8")
-    print(f"{PAGE.name}: {'written' if stale else 'as it was'}")
+        sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run python docs/own.py")
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+    print(f"{len(texts)} pages, {len(stale)} changed")
 
 
 if __name__ == "__main__":

@@ -42,17 +42,17 @@ def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:
     assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
 
 
-def test_seven_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
+def test_eight_methods_give_the_numbers_of_a_simulation(machines: Machines) -> None:
     study(machines.folder, _METHODS, rounds=3)
-    machines.serve("seven", "--page", port())
+    machines.serve("eight", "--page", port())
     machines.until("north", "fedavg, seed 0: round 2 trained")
-    _page_of(machines, machines.folder / "seven")
+    _page_of(machines, machines.folder / "eight")
     assert machines.ended("server") == 0, machines.said("server")
-    found = machines.records("seven")
+    found = machines.records("eight")
     accuracies = found[(found["metric"] == "accuracy")]
-    assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 21
-    _equal(found, machines.simulated("seven simulated"))
-    assert (machines.folder / "seven" / "report.html").exists()
+    assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 24
+    _equal(found, machines.simulated("eight simulated"))
+    assert (machines.folder / "eight" / "report.html").exists()
 
 
 def _page_of(machines: Machines, out: Path) -> None:

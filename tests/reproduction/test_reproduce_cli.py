@@ -28,7 +28,7 @@ ALL = {
     ],
 }  # fmt: skip
 EVERY = [f"{paper}/{entry}" for paper, entries in ALL.items() for entry in entries]
-OWN = ["own/table1", "own/table2", "own/table3"]
+OWN = [f"own/table{n}" for n in range(1, 6)]
 
 
 class Said(NamedTuple):
