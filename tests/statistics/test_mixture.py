@@ -51,7 +51,7 @@ def test_log_probabilities_are_those_of_the_mixture() -> None:
 
 
 def test_heads_that_only_know_their_own_samples_get_no_share() -> None:
-    """The first head is right about the samples that it has seen, and wrong about all others; the second never learns."""
+    """The first head is right about samples that it has seen and wrong about all others; the second never learns."""
     z, y = torch.eye(N, dtype=torch.float64), torch.tensor(RNG.integers(0, C, N))
     asked: list[Tensor] = []
 
