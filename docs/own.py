@@ -32,7 +32,7 @@ TITLES = {
     "pfedfda_0.1": "pFedFDA, 0.1", "fedcr": "FedCR", "fedavg_ft": "FedAvg-FT", "ditto": "Ditto", "fedrep": "FedRep",
     "local": "Local", "fedavg": "FedAvg",
 }  # fmt: skip
-SEEDS = {"own/table5": (0,)}  # of the other tables three
+SEEDS = {"own/table5": (0,)}  # of the other tables 0, 1 and 2
 Where = tuple[str, ...]
 Found = dict[Where, dict[str, dict[int, Measured]]]
 """By the conditions of a cell, by method, by seed."""
@@ -84,18 +84,25 @@ REPORTS = (
 def table(report: Report, recipe: Recipe) -> Table:
     """Read the files of a recipe."""
     made: Found = {}
+    seeds = seeds_of(recipe.name)
     has: dict[tuple[str, int], bool] = {}  # a run serves several cells
     for cell in recipe.cells:
         method = str(cell.where["method"])
         if method in report.hidden:
             continue
-        known = made.setdefault(conditions(cell), {})[method] = outcome_files.known(recipe, cell, RESULTS)
-        for seed in SEEDS.get(recipe.name, (0, 1, 2)) if cell.study else ():
+        known = outcome_files.known(recipe, cell, RESULTS)
+        made.setdefault(conditions(cell), {})[method] = {seed: one for seed, one in known.items() if seed in seeds}
+        for seed in seeds if cell.study else ():
             run = digest(cell.study), seed
             has[run] = has.get(run, True) and seed in known
     path = RESULTS / recipe.name / f"found-{report.ours}.txt"
     said = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return Table(made, len(has), sum(has.values()), said)
+
+
+def seeds_of(recipe: str) -> tuple[int, ...]:
+    """The seeds that the protocol asks for."""
+    return SEEDS.get(recipe, (0, 1, 2))
 
 
 def conditions(cell: Cell) -> Where:
@@ -110,27 +117,27 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
     lines = [
         f"# {title} beside the papers' methods\n",
         f"The report of [{title}](../methods/{ours}.md), by a",
-        f"[protocol](../methods/{ours}-protocol.md) that was written before the first run:\n",
+        f"[protocol](../methods/{ours}-protocol.md) that was written before its first run:\n",
         "```",
         *(
-            f"idiolect reproduce {name} --seeds {','.join(map(str, SEEDS.get(name, (0, 1, 2))))} --results results"
-            for name in report.tables
+            f"idiolect reproduce {name} --seeds {','.join(map(str, seeds_of(name)))} --results results"
+            for name in sorted(report.tables)
         ),
         "```\n",
         "The cells with corrupted clients need the extra `corruptions`.\n",
         "## Did it reach its goal?\n",
-        *shown(main, lambda found: [goals(found, ours)]),
+        *shown(main, title, lambda found: [goals(found, ours)]),
     ]
     if report.other:
         lines += [
             "\n## On other clients\n",
-            "The same cells with clients that nobody had looked at (data seed 2), by the same conditions:\n",
-            *shown(tables[report.other], lambda found: [goals(found, ours), "", accuracies(found)]),
+            "The same cells with clients on which no method had been run (data seed 2), by the same conditions:\n",
+            *shown(tables[report.other], title, lambda found: [goals(found, ours), "", accuracies(found)]),
         ]
     lines += [
         "\n## Accuracy\n",
         "The mean over clients and seeds, in per cent. Bold is the best.\n",
-        *shown(main._replace(said=()), lambda found: [
+        *shown(main._replace(said=()), title, lambda found: [
             accuracies(found),
             f"\n{title} less the best of the four papers' methods in that cell: the mean of the differences by client\n"
             "and seed, its 95 % interval (bootstrap over seeds and clients), and the p-value of Wilcoxon's\n"
@@ -144,21 +151,20 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "\n## What each part is worth\n",
         f"Six of the cells. {title} without a part, or with another choice for it: the change in points, paired by\n"
         "client and seed, with its 95 % interval.\n",
-        *shown(parts, lambda found: [ablations(found, ours)]),
+        *shown(parts, title, lambda found: [ablations(found, ours)]),
         "\n## Clients that come later\n",
         "Three clients that joined after the last round, as they are and with noise in their images: means over the\n"
         f"24 cells and three seeds; {title} less each method over cells, with its 95 % interval.\n",
-        *shown(new, lambda found: [newcomers(found, ours)]),
+        *shown(new, title, lambda found: [newcomers(found, ours)]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def shown(of: Table, texts: Callable[[Found], list[str]]) -> list[str]:
-    """What a table shows and what is said of it, or how far its runs are."""
+def shown(of: Table, title: str, texts: Callable[[Found], list[str]]) -> list[str]:
+    """What a table shows and what is said of it, or how many of its runs are missing."""
     if of.done < of.runs:
-        return [
-            f"{of.done} of {of.runs} runs are done, and none has been looked at. The numbers come when all are there."
-        ]
+        left = f"{of.runs - of.done} of {of.runs} runs are missing."
+        return [f"{left} No result of {title} is looked at before all are there."]
     return [*texts(of.found), *([listed(of.said)] if of.said else [])]
 
 

@@ -62,6 +62,15 @@ def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:
     assert "FedShrink" not in made[own.REPORTS[1].page], "it came after FedPool's report"
 
 
+def test_seeds_beyond_the_protocol_are_left_out(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = own.Measured(0.5, 60, {}, {0: 0.5})
+    monkeypatch.setattr(own.outcome_files, "known", lambda recipe, cell, folder: {0: one, 3: one})
+    for name, runs in (("own/table1", 3 * 24 * 11), ("own/table5", 24 * 7)):
+        table = own.table(own.REPORTS[0], own.recipes.get(name))
+        assert {tuple(each) for methods in table.found.values() for each in methods.values()} == {(0,)}
+        assert (table.runs, table.done) == (runs, 24 * (11 if name == "own/table1" else 7))
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_page_of_our_own_method_counts_and_compares(own: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is 2 points above the best of the four; in one cell it is 1 below, and FedPAC diverges there."""
@@ -107,7 +116,7 @@ def test_the_page_of_our_own_method_counts_and_compares(own: Any, number: int, m
     assert "| -6.50 (-7.00 to " in one
     assert "\n- A finding." in "\n".join(lines)
     left = own.page(report, {name: table._replace(done=863) for name, table in tables.items()})
-    assert "863 of 864 runs are done, and none has been looked at" in left
+    assert f"1 of 864 runs are missing. No result of {title} is looked at before all are there." in left
     assert "| " not in left
     assert "finding" not in left
 

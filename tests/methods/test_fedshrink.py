@@ -69,7 +69,7 @@ def shrink(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> S
         apart = of_class.mean(0) - MEAN[c]
         q += len(of_class) * apart @ inverse @ apart / noise - 1
         scatter += (of_class - of_class.mean(0)).T @ (of_class - of_class.mean(0))
-    spread = (max(q, 0) + a * SPREAD) / (n + a)
+    spread = (max(q, 0) + a * max(SPREAD, 0)) / (n + a)
     mean, trust = MEAN.copy(), np.zeros(o.CLASSES)
     for c in np.unique(y):
         count = (y == c).sum()
@@ -138,11 +138,29 @@ def test_round(options: dict[str, Any]) -> None:
     close(server.mean_Cd, o.class_means(o.embed(BODY, x), y, MEAN))  # of all samples in one place
 
 
+@pytest.mark.parametrize(("scale", "spread"), [(50, SPREAD), (1, -0.05), (50, -0.05)])
+def test_a_spread_below_0_counts_as_0(scale: float, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the covariance is larger than the samples', their means seem nearer to everyone's than noise lets them."""
+    monkeypatch.setitem(globals(), "COV", scale * COV)
+    monkeypatch.setitem(globals(), "SPREAD", spread)
+    q = [shrink(o.embed(BODY, x), y, "shrunk", {}).q for x, y in ROWS]
+    assert (min(q) < 0) == (scale > 1)
+    test_round({})
+
+
+def test_a_covariance_that_is_none_gives_no_number() -> None:
+    method = methods.build("fedshrink", {}, o.task())
+    packed = covariance.pack(-torch.eye(o.WIDTH, dtype=torch.float64))
+    down = o.Down(shared=state()._replace(cov=packed))
+    assert method.local(down, (), o.data(*ROWS[0]), o.key())[1].value.spread.isnan()
+
+
 def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]) -> np.ndarray:
     """Log-probabilities (N, K) of the labels, each by heads that have not seen its fold."""
-    fold, logprior = fold_of(y, 5), o.prior(y, o.CLASSES)
+    folds = options.get("folds", 5)
+    fold, logprior = fold_of(y, folds), o.prior(y, o.CLASSES)
     out = np.zeros((len(y), len(HEADS)))
-    for f in range(5):
+    for f in range(folds):
         there, here = fold != f, fold == f
         for k, (how, times) in enumerate(HEADS):
             w, b = head(shrink(z[there], y[there], how, options), logprior, times * ridge)
@@ -150,7 +168,7 @@ def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]
     return out
 
 
-@pytest.mark.parametrize("options", [{}, {"ridge": 1.5}, {"share_samples": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"ridge": 1.5}, {"share_samples": 2.0}, {"folds": 3}], ids=str)
 def test_personal_predictions(options: dict[str, Any]) -> None:
     method = methods.build("fedshrink", options, o.task())
     ridge, even = options.get("ridge", 0.3), options.get("share_samples", 20.0) / len(HEADS)

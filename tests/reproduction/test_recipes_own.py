@@ -1,5 +1,6 @@
 """The recipes of the reports of FedPool and FedShrink: the design that their protocols describe."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def test_parts_are_left_out_one_at_a_time(recipe: str, name: str, variants: int)
     assert all(sum(options[k] != default[k] for k in default) == 1 for options in of.values())
     table1 = {digest(c.study) for c in recipes.get("own/table1").cells if c.study}
     assert sum(digest(c.study) in table1 for c in cells if c.study) == 6
+
+
+def test_the_protocol_of_fedshrink_names_its_recipes() -> None:
+    text = PROTOCOL.with_name("fedshrink-protocol.md").read_text(encoding="utf-8")
+    asked = re.findall(r"^idiolect reproduce (\S+) --seeds (\S+)$", text, re.MULTILINE)
+    assert asked == [(f"own/table{n}", "0" if n == 5 else "0,1,2") for n in (1, 3, 4, 5)]
+    assert {name for name, _ in asked} <= set(recipes.names())
 
 
 def test_other_clients_are_the_only_difference() -> None:

@@ -79,7 +79,7 @@ def fedpool(
     Client, with the received body theta, means mu (C, d), covariance S (d, d) and spread t, and its log-prior log pi:
         z = sqrt(d) f(x; theta) / |f(x; theta)|        every feature vector has the same length                 [1]
         m_c, W = class means, and scatter within classes, of its n samples, n_c of them in class c              [2]
-        q = sum over its classes of n_c (m_c - mu_c)' (S + ridge I)^-1 (m_c - mu_c) / d - 1                     [3]
+        q = sum over its classes of (n_c (m_c - mu_c)' (S + ridge I)^-1 (m_c - mu_c) / d - 1)                   [3]
         t_i = (max(q, 0) + a t) / (n + a)              how far its means lie from everyone's                    [4]
         mu_ic = mu_c + r_c (m_c - mu_c),   r_c = n_c t_i / (n_c t_i + 1)                                        [5]
         S_i = (W + b S) / (n + b)                                                                               [6]
@@ -114,7 +114,8 @@ def fedpool(
         personal: one head in place of [11] to [13]: that of [7], or with r = 0 or r = 1 (ablations).
 
     Known faults: [3] takes 1 for what noise gives to a term, which with a ridge is tr((S + ridge I)^-1 S) / d, and so
-    less. t then comes out as 0, and a client uses everyone's means. docs/results/fedpool.md says where it loses.
+    less. t then comes out as 0, and a client uses everyone's means. docs/results/fedpool.md says where it loses, and
+    FedShrink is what became of it.
 
     Source: docs/methods/fedpool-protocol.md says how it was developed and is judged. The head is that of FedLDA and
     pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code; [5] is the

@@ -14,8 +14,7 @@ from idiolect.statistics import covariance, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
-from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
-from idiolect.training.sgd import mean
+from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, trained_loss
 
 Means = Literal["shrunk", "everyone", "own"]
 REPORTS = {
@@ -80,8 +79,8 @@ def fedshrink(
     Client, with the received body theta, means mu (C, d), covariance S (d, d) and spread t, and its log-prior log pi;
     P = (S + ridge I)^-1:
         m_c, W = class means, and scatter within classes, of its n samples, n_c of them in class c              [1]
-        q = sum over its classes of n_c (m_c - mu_c)' P (m_c - mu_c) / tr(P S) - 1                              [2]
-        t_i = (max(q, 0) + a t) / (n + a)              how far its means lie from everyone's                    [3]
+        q = sum over its classes of (n_c (m_c - mu_c)' P (m_c - mu_c) / tr(P S) - 1)                            [2]
+        t_i = (max(q, 0) + a max(t, 0)) / (n + a)      how far its means lie from everyone's                    [3]
         mu_ic = mu_c + r_c (m_c - mu_c),   r_c = n_c t_i / (n_c t_i + 1)                                        [4]
         S_i = (W + b S) / (n + b)                                                                               [5]
         head: w_c = (S_i + ridge I)^-1 mu_ic,   b_c = -1/2 mu_ic' w_c + log pi_c, frozen                        [6]
@@ -95,14 +94,15 @@ def fedshrink(
         p(y | x) = sum_k a_k p_k(y | z)                                                                         [12]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), t, weighted by n and n_c. Down: theta, mu, S, t. At the
-    client: nothing until ``personalise``, which needs forward passes only; a new client joins in the same way.
+    client: nothing until ``personalise``, which needs forward passes only; a new client joins in the same way. A class
+    that a client does not have has everyone's mean.
 
     [2] is an estimate by moments: the mean of n_c samples lies tr(P S) / n_c from its class's true mean, and where the
     true means lie t tr(P S) from everyone's, the expectation of a term is n_c t. [4] is the mean of the posterior, if
     the true means spread as the samples do (covariance t S): a class with many samples keeps its own mean, one with few
     takes most from everyone. [7] pulls the features of a class together and keeps their scale, which CE with a head
-    like [6] does not see. In [11] the heads that predict a sample are estimated from the other folds; the prior is that
-    of ``share_samples`` samples, divided evenly.
+    like [6] hardly sees. In [11] the means and the covariance of the heads that predict a sample are estimated from the
+    other folds; the prior is that of ``share_samples`` samples, divided evenly.
 
     Args:
         task: the problem.
@@ -115,14 +115,15 @@ def fedshrink(
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
         personal: one head in place of [10] to [12]: that of [6], or with r = 0 or r = 1 (ablations).
 
-    Known faults: the body is trained on the samples that [11] chooses with, so that after long training, with a
-    training loss near 0, the shares trust sharp heads too much.
+    Known faults: [2] takes mu and S as exact. S from few samples is too small, and both are of the body of the round
+    before, so that t is too large, the more so with few samples. The body is trained on the samples that [11] chooses
+    with, so that after long training, with a training loss near 0, the shares trust sharp heads too much.
 
     Source: docs/methods/fedshrink-protocol.md says how it was developed and is judged. It is FedPool with the noise of
-    [2] put right and the pull of [7] in place of features of one length. The head is that of FedLDA and pFedFDA
-    (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code; the pull is
-    FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron & Morris
-    (JASA, 1973), [11] the EM algorithm for the shares of a mixture.
+    [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
+    FedLDA and pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code;
+    the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
+    Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture.
     """
     network, classes, width = task.network, task.classes, task.network.width
 

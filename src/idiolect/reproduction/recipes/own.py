@@ -92,11 +92,11 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made(
-    where: Mapping[str, Any], method: str, ours: str | None = None, condition: str | None = None, **more: Any
+    where: Mapping[str, Any], method: str, use: str | None = None, condition: str | None = None, **more: Any
 ) -> Cell:
     stage = "received" if method == "fedavg" else None
-    ours = ours or _METHODS[method]
-    return cell({**where, "method": method}, _settings(where) | more, ours, stage=stage, condition=condition)
+    use = use or _METHODS[method]
+    return cell({**where, "method": method}, _settings(where) | more, use, stage=stage, condition=condition)
 
 
 def table1() -> Recipe:
@@ -108,7 +108,7 @@ def table1() -> Recipe:
 def _parts(recipe: str, variants: Mapping[str, str]) -> Recipe:
     diagonal = {("dominant", "clean"), ("dirichlet_0.1", "half_corrupted"), ("classes_5", "rotated_groups")}
     some = [where for where in _conditions() if (where["partition"], where["shift"]) in diagonal]
-    cells = tuple(_made(where, name, ours) for where in some for name, ours in variants.items())
+    cells = tuple(_made(where, name, use) for where in some for name, use in variants.items())
     return Recipe(recipe, "", "results", cells, assumed=_ASSUMED)
 
 
