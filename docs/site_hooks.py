@@ -8,7 +8,8 @@ from typing import Any
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 IN_A_CLONE = re.compile(r"^\*In a clone.*?\*\n", re.MULTILINE | re.DOTALL)  # the site has what it points to
-WIDE = {"methods/index.md", "results/every_method.md"}  # tables that need the room of the table of contents
+# Their tables need the room of the table of contents.
+WIDE = {"methods/index.md", "results/every_method.md", "results/fedshrink.md", "results/fedpool.md"}
 CELL = re.compile(r"^<(tr|td)((?: [^>]*)?)>", re.MULTILINE)
 
 

@@ -76,10 +76,9 @@ def fedshrink(
 ) -> Method:
     """FedShrink: class means shrunk by empirical Bayes, in head and features (idiolect's own).
 
-    Client, with the received body theta, means mu (C, d), covariance S (d, d) and spread t, and its log-prior log pi;
-    P = (S + ridge I)^-1:
+    Client, with the received body theta, means mu (C, d), covariance S (d, d) and spread t, and its log-prior log pi:
         m_c, W = class means, and scatter within classes, of its n samples, n_c of them in class c              [1]
-        q = sum over its classes of (n_c (m_c - mu_c)' P (m_c - mu_c) / tr(P S) - 1)                            [2]
+        q = sum over its classes of (n_c (m_c - mu_c)' P (m_c - mu_c) / tr(P S) - 1),   P = (S + ridge I)^-1    [2]
         t_i = (max(q, 0) + a max(t, 0)) / (n + a)      how far its means lie from everyone's                    [3]
         mu_ic = mu_c + r_c (m_c - mu_c),   r_c = n_c t_i / (n_c t_i + 1)                                        [4]
         S_i = (W + b S) / (n + b)                                                                               [5]
