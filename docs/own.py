@@ -62,7 +62,7 @@ class Report(NamedTuple):
     @property
     def tables(self) -> tuple[str, ...]:
         """Recipes."""
-        return ("own/table1", self.parts, "own/table3", *((self.other,) if self.other else ()))
+        return tuple(sorted(filter(None, ("own/table1", self.parts, "own/table3", self.other))))
 
 
 class Table(NamedTuple):
@@ -121,7 +121,7 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "```",
         *(
             f"idiolect reproduce {name} --seeds {','.join(map(str, seeds_of(name)))} --results results"
-            for name in sorted(report.tables)
+            for name in report.tables
         ),
         "```\n",
         "The cells with corrupted clients need the extra `corruptions`.\n",
