@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from idiolect import methods
+from idiolect.core.network import Precision
 from idiolect.reproduction import outcome_files, outcomes, parts, recipes
 from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.verdicts import decimals, meant, number, ours, theirs
+from idiolect.reproduction.verdicts import decimals, half, meant, number, ours, theirs
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
@@ -68,7 +69,12 @@ def pages() -> dict[Path, str]:
 
 def kept(recipe: Recipe, cell: Cell) -> dict[str, Any] | None:
     """What was measured of a cell, if it was of the study that the recipe has now, with the defaults of now."""
-    return outcome_files.current(recipe, cell, RESULTS)
+    return outcome_files.current(recipe, _here(recipe, cell), RESULTS)
+
+
+def _here(recipe: Recipe, cell: Cell) -> Cell:
+    """The cell in the precision of what was measured of it."""
+    return outcome_files.in_precision(recipe, cell, RESULTS)
 
 
 def _all(paper: str) -> list[Recipe]:
@@ -269,7 +275,8 @@ def _about(recipe: Recipe) -> list[str]:
     machines = "; ".join(dict.fromkeys(f["machine"] for f in measured if f["machine"]))
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
-        f"seed{'s' if seeds != [1] else ''} each, on {machines}.{drawn}"
+        f"seed{'s' if seeds != [1] else ''} each, on {machines}.{drawn}",
+        *half(_here(recipe, c) for c in _measured(recipe)),
     ]
 
 
@@ -315,9 +322,12 @@ def collect(runs: Path, seeds: Sequence[int]) -> None:
     for recipe in (recipes.get(name) for name in recipes.names()):
         for cell in recipe.cells:
             if cell.study is not None:
-                found = outcomes.outcome(cell, parts.parts(cell, runs, seeds=seeds))
-                if path := outcome_files.keep(recipe, found, RESULTS):
-                    print(path.relative_to(RESULTS), found.status)
+                for precision in get_args(Precision):
+                    one = outcome_files.in_precision(recipe, cell, RESULTS, precision)
+                    found = outcomes.outcome(one, parts.parts(one, runs, seeds=seeds))
+                    if path := outcome_files.keep(recipe, found, RESULTS):
+                        print(path.relative_to(RESULTS), found.status)
+                        break
 
 
 def main() -> None:

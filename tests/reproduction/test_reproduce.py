@@ -586,6 +586,34 @@ def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:
             known(both[0])
 
 
+def test_a_cell_keeps_the_precision_of_its_numbers(tmp_path: Path) -> None:
+    recipe = Recipe("fedpac/table1", "a table", "results", (made("local"), made("fedper"), Cell({"method": "x"})))
+    results = tmp_path / "results"
+
+    def precisions(asked: Any, folder: Path | None = results) -> list[str | None]:
+        cells = [outcome_files.in_precision(recipe, c, folder, asked) for c in recipe.cells]
+        return [c.study.precision if c.study else None for c in cells]
+
+    assert precisions("bf16") == ["bf16", "bf16", None]
+    half = outcome_files.in_precision(recipe, recipe.cells[0], results, "bf16")
+    (found,) = run([half], tmp_path / "cells")
+    path = outcome_files.keep(recipe, found, results)
+    assert path is not None
+    assert json.loads(path.read_text())["study"]["precision"] == "bf16"
+    assert precisions("float32") == ["bf16", "float32", None]
+    assert precisions("float32", None) == ["float32", "float32", None]
+    assert not outcome_files.known(recipe, recipe.cells[0], results), "a number in bf16 is none in float32"
+    assert list(outcome_files.known(recipe, half, results)) == [0]
+    (whole,) = run([recipe.cells[0]], tmp_path / "cells")
+    assert len(list((tmp_path / "cells").iterdir())) == 2, "each precision is a run of its own"
+    assert verdicts.half([half]) == ["Networks computed in bf16: all."]
+    assert verdicts.half([half, *recipe.cells[1:]]) == ["Networks computed in bf16: digits local."]
+    assert not verdicts.half(recipe.cells)
+    notes = verdicts.head(recipe, [found]).notes
+    assert "Networks computed in bf16: all." in notes
+    assert [verdicts.as_json(one)["precision"] for one in (found, whole)] == ["bf16", "float32"]
+
+
 def test_cells_are_chosen_by_their_conditions() -> None:
     cells = tuple(made(m, where={"clients": k}) for k in (20, 100) for m in ("local", "fedper"))
     recipe = Recipe("fedpac/table1", "a table", "results", cells)

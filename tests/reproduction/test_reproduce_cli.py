@@ -133,6 +133,14 @@ def test_every_recipe_has_a_dry_run(
         ("reproduce fedpac/table1 --seeds -1", "seeds.0=-1 is not valid: input should be greater than or equal to 0"),
         ("reproduce fedpac/table1 --engine vectorized", "unknown engine 'vectorized'; did you mean 'vectorised'"),
         ("reproduce fedpac/table1 --workers 0", "workers=0 is not possible: give at least 1"),
+        (
+            "reproduce fedpac/table1 --precision fp16",
+            "precision='fp16' is not valid: input should be 'float32' or 'bf16'",
+        ),
+        (
+            "reproduce fedpac/table1 --precision bf16 --engine vectorised",
+            "precision=bf16 is for the engines processes and sequential, not vectorised: choose one of them with ",
+        ),
         ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],
@@ -162,6 +170,19 @@ def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], sm
     assert "nothing is written to results, because --rounds makes this a trial" in short.err
     assert sorted(p.name for p in Path("results").rglob("*.json")) == kept
     assert len(list(Path("runs/reproduce").glob("digits-*"))) == 4, "another number of rounds is another run"
+
+
+def test_a_cell_goes_on_in_the_precision_of_its_numbers(idiolect: Callable[[str], Said], small: Recipe) -> None:
+    line = "reproduce fedpac/table1 --only dataset=digits --results results --engine sequential --quiet"
+    said = idiolect(f"{line} --precision bf16 --methods local")
+    assert said.code == 0
+    assert "Networks computed in bf16: all." in said.out
+    said = idiolect(f"{line} --json")
+    assert "1 cell keeps the precision of the numbers in results, which is not float32\n" in said.err
+    assert [c["precision"] for c in json.loads(said.out)["cells"]] == ["bf16", "float32"]
+    said = idiolect(f"{line} --precision bf16 --dry-run")
+    assert "1 cell keeps the precision of the numbers in results, which is not bf16\n" in said.err
+    assert "Nothing is left to run." in said.out
 
 
 def test_without_anything_to_run_the_reason_is_the_error(idiolect: Callable[[str], Said], small: Recipe) -> None:

@@ -14,7 +14,7 @@ from idiolect.core.errors import InputError
 from idiolect.studies.settings import OUTPUT, SETTINGS
 
 _PANEL = "What is run"
-_SEEDS, _RUNS = SETTINGS["seeds"].shown, Path("runs", "reproduce")
+_SEEDS, _PRECISION, _RUNS = SETTINGS["seeds"].shown, SETTINGS["precision"].shown, Path("runs", "reproduce")
 
 
 def reproduce_command(
@@ -41,6 +41,14 @@ def reproduce_command(
     dry_run: Annotated[bool, flag("dry-run", "Show what would run and how long it would take.", _PANEL)] = False,
     engine: Annotated[str, option("As for run.", USUAL_ENGINE, panel=ENGINE)] = USUAL_ENGINE,
     workers: Workers = None,
+    precision: Annotated[
+        str,
+        option(
+            "Of the networks' products, float32 or bf16; a cell keeps that of its numbers in --results.",
+            _PRECISION,
+            panel=ENGINE,
+        ),
+    ] = _PRECISION,
     out: Annotated[Path, option("Folder that gets the runs' folders.", str(_RUNS), panel=OUTPUT)] = _RUNS,
     results: Annotated[
         Path | None,
@@ -63,17 +71,22 @@ def reproduce_command(
     """
     from idiolect import engines, report
     from idiolect.reproduction import forecast, outcome_files, outcomes, pages, recipes, reproduce, verdicts
-    from idiolect.studies import Study, trackers, watcher
+    from idiolect.studies import Study, runner, trackers, watcher
 
     made = recipes.get(recipe)
     cells = recipes.chosen(made, conditions(only), methods.split(",") if methods else None)
     some, seconds = _seeds(seeds), _seconds(budget)
-    Study(seeds=some, **({} if rounds is None else {"rounds": rounds}))  # these lines check the settings
-    engines.engine(engine, workers)  # and these too: within a run, an error would count as a cell without data
+    # These lines check the settings: within a run, an error would count as a cell without data.
+    study = Study(seeds=some, precision=precision, **({} if rounds is None else {"rounds": rounds}))
+    runner.check_precision(study, engines.engine(engine, workers))
     for one in track or ():
         trackers.tracker(one)
     pair = _two(compare, pages.labels(cells)) if compare else None
     kept = results if rounds is None else None
+    cells = [outcome_files.in_precision(made, c, kept, study.precision) for c in cells]
+    if others := sum(c.study is not None and c.study.precision != study.precision for c in cells):
+        which = "1 cell keeps" if others == 1 else f"{others} cells keep"
+        say(err_console, f"{which} the precision of the numbers in {results}, which is not {study.precision}")
     there = {c.slug: outcome_files.known(made, c, kept) if kept else {} for c in cells}
 
     def known(cell: recipes.Cell) -> Mapping[int, outcomes.Measured]:

@@ -126,7 +126,7 @@ class _Speeds:
         """The speed of a study's one method; None if unknown and the time for measuring is used up."""
         use = study.methods[0]
         batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
-        like = str([use.name, use.options, study.model, about["shape"], about["classes"], *batches])
+        like = str([use.name, use.options, study.model, about["shape"], about["classes"], *batches, study.precision])
         if like not in self._known and time.monotonic() < self._ends:
             self._known[like], self._new = list(_speed(study, about)), True
         return Speed(*self._known[like]) if like in self._known else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from idiolect.core import files
 from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError
+from idiolect.core.network import Precision
 from idiolect.reproduction.outcomes import Measured, Outcome, together
 from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell, Recipe
@@ -60,6 +62,27 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
     }
     files.write(path, _text(content))
     return path
+
+
+def in_precision(recipe: Recipe, cell: Cell, folder: Path | None, precision: Precision = "float32") -> Cell:
+    """The cell in the precision of the numbers that its file has, so that no cell mixes two.
+
+    Args:
+        recipe: of the cell.
+        cell: the cell.
+        folder: of the files.
+        precision: for a cell without numbers.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    if cell.study is None:
+        return cell
+    each = [
+        replace(cell, study=cell.study.model_copy(update={"precision": one}))
+        for one in dict.fromkeys((precision, *get_args(Precision)))
+    ]
+    return next((one for one in each if folder and current(recipe, one, folder)), each[0])
 
 
 def known(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, Measured]:

@@ -72,6 +72,17 @@ def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
     return [f"{whose} is the standard deviation {recipe.deviation}."]
 
 
+def half(cells: Iterable[Cell]) -> list[str]:
+    """A sentence about the cells whose networks were computed in bfloat16, if there are any."""
+    trained = [(c, c.study.precision) for c in cells if c.study is not None]
+    mine = [
+        " ".join(str(v) for v in c.where.values() if v is not None) for c, precision in trained if precision == "bf16"
+    ]
+    if not mine:
+        return []
+    return [f"Networks computed in bf16: {'all' if len(mine) == len(trained) else '; '.join(mine)}."]
+
+
 def decimals(recipe: Recipe) -> int | None:
     """The decimals of its numbers; None for as few as each number needs."""
     return None if recipe.kind == "settings" else recipe.decimals
@@ -120,6 +131,7 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         if any(o.cell.reads == "minutes" for o in outcomes)
         else "",
         *meant(recipe, [o.cell for o in outcomes]),
+        *half(o.cell for o in outcomes if o.value is not None),
         *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
         *recipe.doubts,
         *dict.fromkeys(o.said for o in outcomes),
@@ -149,7 +161,8 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
 
 def as_csv(outcomes: Iterable[Outcome]) -> str:
     """A line for each cell with all digits: its conditions, the paper's number, ours, and further numbers."""
-    plain = ("published", "published_std", "measured", "interval", "difference", "status", "rounds", "seconds")
+    measured = ("measured", "interval", "difference", "status", "rounds", "precision", "seconds")
+    plain = ("published", "published_std", *measured)
     rows = []
     for told in map(as_json, outcomes):
         rows.append(told["where"] | {k: told[k] for k in plain} | told["facts"] | {"protocol": told["protocol"]})
@@ -168,6 +181,7 @@ def as_json(found: Outcome) -> dict[str, Any]:
         "status": found.status,
         "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
         "rounds": found.rounds,
+        "precision": None if found.cell.study is None else found.cell.study.precision,
         "facts": dict(found.facts or {}),
         "seconds": found.seconds,
         "protocol": found.protocol,

@@ -81,7 +81,7 @@ def run(
     ends = None if budget is None else time.monotonic() + budget
     runs = engines.engine(engine, workers) if isinstance(engine, str) else engine
     named = engine if isinstance(engine, str) else engine.name
-    _check_precision(study, runs)
+    check_precision(study, runs)
     tracking = Tracking(track)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
@@ -128,7 +128,7 @@ def run(
     return result
 
 
-def _check_precision(study: Study, engine: Engine) -> None:
+def check_precision(study: Study, engine: Engine) -> None:
     """Warn if this processor has no instructions for the precision.
 
     Raises:
