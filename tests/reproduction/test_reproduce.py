@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -693,6 +694,19 @@ def test_a_method_is_timed_on_made_up_rows() -> None:
     speed = forecast._speed(study, data.describe("digits"))
     assert min(speed) > 0
     assert speed.training > speed.received, "ten epochs against a pass over the test samples"
+
+
+def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    study, site = made("local").study, forecast.Site
+    assert study is not None
+    run = site.run
+
+    def waiting(*given: Any) -> Any:
+        time.sleep(0.5)
+        return run(*given)
+
+    monkeypatch.setattr(site, "run", waiting)
+    assert max(forecast._speed(study, data.describe("digits"))) * 100 < 0.4
 
 
 def test_a_speed_is_measured_once_and_only_while_there_is_patience(

@@ -39,10 +39,11 @@ from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
 
 _ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on
+_UNIT = "processor seconds"  # of the kept speeds; those in another unit are measured again
 
 
 class Speed(NamedTuple):
-    """Seconds of one client on one core, per training sample that it uses."""
+    """Seconds of one client on one core that does nothing else, per training sample that it uses."""
 
     training: float
     """A round of ``local``."""
@@ -120,7 +121,7 @@ class _Speeds:
         with suppress(OSError, ValueError, KeyError, TypeError):  # a broken file is measured again
             kept = json.loads(self._path.read_bytes()) if self._path else {}
             if kept.get("here") == self._here:
-                self._known = {str(k): [float(s) for s in v] for k, v in kept["speeds"].items() if len(v) == 3}
+                self._known = {str(k): [float(s) for s in v] for k, v in kept[_UNIT].items() if len(v) == 3}
 
     def of(self, study: Study, about: dict[str, Any]) -> Speed | None:
         """The speed of a study's one method; None if unknown and the time for measuring is used up."""
@@ -135,7 +136,7 @@ class _Speeds:
         """Keep the speeds for the next time; if that fails, they are measured again."""
         if self._path and self._new:
             with suppress(OSError, RunError, InputError):
-                files.write(self._path, json.dumps({"here": self._here, "speeds": self._known}))
+                files.write(self._path, json.dumps({"here": self._here, _UNIT: self._known}))
 
 
 def _planned(part: Part, workers: int, speeds: _Speeds) -> Planned:
@@ -231,9 +232,9 @@ def _speed(study: Study, about: dict[str, Any]) -> Speed:
     def timed(phase: Any, rows: float = _ROWS) -> float:
         best = float("inf")
         for number in (1, 2):
-            start = time.perf_counter()
+            start = time.process_time()  # not what other programs take at the moment, because the speed is kept
             site.run(phase, number, [0], own, [state.clients[0]])
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best / rows
 
     with OneThread():
