@@ -136,7 +136,7 @@ def test_it_names_a_run_only_where_it_is_not_the_default() -> None:
 def test_a_processor_without_it(has: dict[str, bool], said: int, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     with caplog.at_level(logging.WARNING):
-        runner._check_precision(STUDY, _Engine("sequential"))
+        runner.check_precision(STUDY, _Engine("sequential"))
     assert [("longer than with float32" in r.message) for r in caplog.records] == [True] * said
 
 
@@ -148,5 +148,5 @@ class _Engine:
 @pytest.mark.parametrize("engine", ["vectorised", "ray"])
 def test_engines_without_it(engine: str) -> None:
     with pytest.raises(InputError, match=f"precision=bf16 is for the engines processes and sequential, not {engine}"):
-        runner._check_precision(STUDY, _Engine(engine))
-    runner._check_precision(STUDY.model_copy(update={"precision": "float32"}), _Engine(engine))
+        runner.check_precision(STUDY, _Engine(engine))
+    runner.check_precision(STUDY.model_copy(update={"precision": "float32"}), _Engine(engine))
