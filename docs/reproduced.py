@@ -43,9 +43,9 @@ SETTINGS = {  # unless a table says otherwise
         "a fifth of them from all classes alike and the rest from the dominant classes of the client's group."
     ),
     "pfedfda": (
-        "all samples divided among 100 clients by Dir(0.5), of whom 30 take part in a round, or EMNIST by writer among "
-        "1,000, of whom 30 do; a fifth of each client's samples to test on. In CIFAR10-S and CIFAR100-S the images of "
-        "the first 50 clients are corrupted, to train and to test on."
+        "all samples divided by Dir(0.5) among 100 clients, those of the released code, of whom 30 take part in a "
+        "round, or EMNIST by writer among 1,000, of whom 30 do; a fifth of each client's samples to test on. In "
+        "CIFAR10-S and CIFAR100-S the images of the first 50 clients are corrupted, to train and to test on."
     ),
     "fedlda": (
         "20 clients who all take part, each with classes from a Dirichlet prior of 0.1 of its own and a fifth of its "

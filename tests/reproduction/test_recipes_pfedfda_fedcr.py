@@ -115,7 +115,7 @@ WRITERS = {"dataset": "femnist", "clients": 1000, "participation": 0.03, "batch_
         (
             {"name": "pfedfda/table1", "dataset": "cifar10s", "samples_percent": 25, "method": "pfedfda"},
             {"dataset": "cifar10", "keep": 0.25, "model": "auto"},
-            ("dirichlet", {"alpha": 0.5, "cap": True, "test_fraction": 0.2}),
+            ("dirichlet_official", {"alpha": 0.5, "test_fraction": 0.2}),
             ("pfedfda", {"ridge": 1.0, "beta": "single", "drop_last_adapt": True}),
         ),
         (
@@ -127,7 +127,7 @@ WRITERS = {"dataset": "femnist", "clients": 1000, "participation": 0.03, "batch_
         (
             {"name": "pfedfda/table2", "dataset": "tiny_imagenet", "dirichlet": 0.1, "method": "apfl"},
             {"dataset": "tiny_imagenet", "model": "resnet18:shared_affine=true"},
-            ("dirichlet", {"alpha": 0.1}),
+            ("dirichlet_official", {"alpha": 0.1}),
             ("apfl", {"alpha": 0.25, "weighting": "samples"}),
         ),
         (
