@@ -72,7 +72,7 @@ class Table(NamedTuple):
     runs: int
     done: int
     said: Sequence[str] = ()
-    """What people write of it."""
+    """Conditions that cannot be run, and what people write of the others."""
 
 
 REPORTS = (
@@ -86,17 +86,22 @@ def table(report: Report, recipe: Recipe) -> Table:
     made: Found = {}
     seeds = seeds_of(recipe.name)
     has: dict[tuple[str, int], bool] = {}  # a run serves several cells
+    absent: dict[str, str] = {}
     for cell in recipe.cells:
         method = str(cell.where["method"])
         if method in report.hidden:
             continue
+        if cell.study is None:
+            absent[", ".join(conditions(cell))] = cell.absent
+            continue
         known = outcome_files.known(recipe, cell, RESULTS)
         made.setdefault(conditions(cell), {})[method] = {seed: one for seed, one in known.items() if seed in seeds}
-        for seed in seeds if cell.study else ():
+        for seed in seeds:
             run = digest(cell.study), seed
             has[run] = has.get(run, True) and seed in known
     path = RESULTS / recipe.name / f"found-{report.ours}.txt"
     said = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    said = [*(f"Not run: {where}; {why}." for where, why in absent.items()), *said]
     return Table(made, len(has), sum(has.values()), said)
 
 
