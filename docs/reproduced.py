@@ -272,7 +272,7 @@ def _about(recipe: Recipe) -> list[str]:
     seeds = sorted({len(f["seeds"]) for f in whole})
     rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in whole}))
     drawn = " The numbers are accuracies of the runs that it is drawn from." if recipe.kind == "figure" else ""
-    machines = "; ".join(dict.fromkeys(m for f in measured if f["machine"] for m in f["machine"].split("; ")))
+    machines = outcomes.listed_once(f["machine"] for f in measured)
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
         f"seed{'s' if seeds != [1] else ''} each, on {machines}.{drawn}",

@@ -172,12 +172,13 @@ def _all(circumstances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Each machine and each version once."""
     names = dict.fromkeys(name for one in circumstances for name in one["versions"])
     return {
-        "machine": _each(one["machine"] for one in circumstances),
-        "versions": {name: _each(one["versions"].get(name, "") for one in circumstances) for name in names},
+        "machine": listed_once(one["machine"] for one in circumstances),
+        "versions": {name: listed_once(one["versions"].get(name, "") for one in circumstances) for name in names},
     }
 
 
-def _each(told: Iterable[str]) -> str:
+def listed_once(told: Iterable[str]) -> str:
+    """Each piece of texts like "a; b" once, in the order of their first appearance and separated by semicolons."""
     return "; ".join(dict.fromkeys(piece for text in told if text for piece in text.split("; ")))
 
 
