@@ -696,6 +696,21 @@ def test_a_method_is_timed_on_made_up_rows() -> None:
     assert speed.training > speed.received, "ten epochs against a pass over the test samples"
 
 
+@pytest.mark.parametrize(("size", "rows"), [(48, 96), (50, 100), (64, 64), (100, 100), (300, 100)])
+def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, size: int, rows: int) -> None:
+    study, site, seen = made("local", batch_size=size).study, forecast.Site, set()
+    assert study is not None
+    run = site.run
+
+    def watched(self: Any, *given: Any) -> Any:
+        seen.add(len(self.job.data.train[0]))
+        return run(self, *given)
+
+    monkeypatch.setattr(site, "run", watched)
+    forecast._speed(study, data.describe("digits"))
+    assert seen == {rows}
+
+
 def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     study, site = made("local").study, forecast.Site
     assert study is not None

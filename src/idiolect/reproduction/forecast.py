@@ -38,8 +38,8 @@ from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
 
-_ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on
-_UNIT = "processor seconds"  # of the kept speeds; those in another unit are measured again
+_ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on, at most
+_UNIT = "processor seconds in whole batches"  # of the kept speeds; those in another unit are measured again
 
 
 class Speed(NamedTuple):
@@ -212,15 +212,16 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
 
 
 def _speed(study: Study, about: dict[str, Any]) -> Speed:
-    """The time of a round and of an evaluation on synthetic samples."""
+    """The time of a round and of an evaluation on synthetic samples, in whole batches as most of a client's are."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
-    count = _ROWS + _TESTED
+    trained = _ROWS - _ROWS % study.batch_size or _ROWS
+    count = trained + _TESTED
     draw = torch.Generator().manual_seed(0)
     rows = torch.arange(2 * count).view(2, count)
     made_up = FederatedData(
         name="random", x_R=torch.randint(256, (2 * count, *shape), dtype=torch.uint8, generator=draw),
         y_R=torch.arange(2 * count) % classes, classes=classes,
-        train=tuple(r[:_ROWS] for r in rows), test=tuple(r[_ROWS:] for r in rows),
+        train=tuple(r[:trained] for r in rows), test=tuple(r[trained:] for r in rows),
         class_names=tuple(map(str, range(classes))), mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("", ""),
     )  # fmt: skip
     use = study.methods[0]
@@ -229,16 +230,16 @@ def _speed(study: Study, about: dict[str, Any]) -> Speed:
     sent = site.method.send(state.server, torch.tensor([0]))
     own = Down(sent.shared, sent.own)
 
-    def timed(phase: Any, rows: float = _ROWS) -> float:
+    def timed(phase: Any) -> float:
         best = float("inf")
         for number in (1, 2):
             start = time.process_time()  # not what other programs take at the moment, because the speed is kept
             site.run(phase, number, [0], own, [state.clients[0]])
             best = min(best, time.process_time() - start)
-        return best / rows
+        return best / trained
 
     with OneThread():
-        return Speed(timed("local", _used(study, _ROWS)), timed("evaluate"), timed("received"))
+        return Speed(timed("local"), timed("evaluate"), timed("received"))
 
 
 def sentence(rows: Sequence[Planned]) -> str:
