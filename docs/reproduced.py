@@ -269,15 +269,20 @@ def _about(recipe: Recipe) -> list[str]:
     if not measured:
         return []
     whole = [f for f in measured if f["seeds"]] or measured
-    seeds = sorted({len(f["seeds"]) for f in whole})
-    rounds = " or ".join(str(n) for n in sorted({f["rounds"] for f in whole}))
+    seeds = {len(f["seeds"]) for f in whole}
+    rounds = _either({f["rounds"] for f in whole})
     drawn = " The numbers are accuracies of the runs that it is drawn from." if recipe.kind == "figure" else ""
     machines = outcomes.listed_once(f["machine"] for f in measured)
     return [
-        f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {' or '.join(map(str, seeds))} "
-        f"seed{'s' if seeds != [1] else ''} each, on {machines}.{drawn}",
+        f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {_either(seeds)} "
+        f"seed{'s' if seeds != {1} else ''} each, on {machines}.{drawn}",
         *half(_here(recipe, c) for c in _measured(recipe)),
     ]
+
+
+def _either(numbers: set[int]) -> str:
+    *others, last = map(str, sorted(numbers))
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _found(recipe: Recipe) -> list[str]:
