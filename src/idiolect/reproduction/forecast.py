@@ -191,8 +191,12 @@ def _joining(new: int | str | None, clients: int) -> int:
 
 def _used(study: Study, rows: float) -> float:
     """Training samples of a client that an epoch uses."""
-    size = study.batch_size
-    return rows - rows % size if study.drop_last and rows >= size else rows
+    return _whole(rows, study.batch_size) if study.drop_last else rows
+
+
+def _whole(rows: float, size: int) -> float:
+    """Samples in whole batches; all of them if they are fewer than one batch."""
+    return rows - rows % size if rows >= size else rows
 
 
 def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
@@ -214,7 +218,7 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
 def _speed(study: Study, about: dict[str, Any]) -> Speed:
     """The time of a round and of an evaluation on synthetic samples, in whole batches as most of a client's are."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
-    trained = _ROWS - _ROWS % study.batch_size or _ROWS
+    trained = int(_whole(_ROWS, study.batch_size))
     count = trained + _TESTED
     draw = torch.Generator().manual_seed(0)
     rows = torch.arange(2 * count).view(2, count)

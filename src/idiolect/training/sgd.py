@@ -65,7 +65,7 @@ def sgd_from(
         value, extra = loss(build(flat), batch)
         grads = list(torch.autograd.grad(value, flat, materialize_grads=True))
         with torch.no_grad():
-            if rule.clip is not None and (scale := _shrink(grads, rule.clip)) < 1:
+            if rule.clip is not None and (scale := _shrink(grads, rule.clip)) != 1:
                 torch._foreach_mul_(grads, scale)
             step([laid_as(g, w) for g, w in zip(grads, flat, strict=True)])
         seen.append(tree.detach(extra))
@@ -96,7 +96,7 @@ def laid_out(w: Tensor) -> Tensor:
 
 
 def _shrink(grads: Sequence[Tensor], norm: float) -> Tensor:
-    size = torch.stack([torch.dot(g, g) for g in (g.flatten() for g in grads)]).sum().sqrt()
+    size = torch.stack([torch.dot(g, g) for g in map(torch.flatten, grads)]).sum().sqrt()
     return (norm / (size + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s constant
 
 
