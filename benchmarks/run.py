@@ -2,7 +2,7 @@
 
 Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date;
 of a part of them, named with ``--only``, their sections alone are written anew.
-What needs a GPU (gpu.py) or Fashion-MNIST (whole.py) is left out where there is none, and says so.
+What needs a GPU (gpu.py) is left out where there is none.
 
     python benchmarks/run.py [--write] [--only engine,methods]
 """
@@ -18,8 +18,6 @@ from pathlib import Path
 
 import torch
 
-from idiolect import data
-from idiolect.core.errors import InputError
 from idiolect.core.processor import cores
 
 HERE = Path(__file__).parent
@@ -76,18 +74,6 @@ def run(name: str, arguments: str) -> str:
     return "".join(lines)
 
 
-def missing(name: str) -> str:
-    """What a script needs and this machine has not, as a sentence; empty if nothing."""
-    if name == "gpu" and not torch.cuda.is_available():
-        return "there was no GPU."
-    if name == "whole":
-        try:
-            data.load("fashion_mnist")
-        except InputError as error:
-            return f"{error}."
-    return ""
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,8 +88,8 @@ def main() -> None:
         title, arguments = SCRIPTS[name]
         shown = f"python benchmarks/{name.split()[0]}.py {arguments}".rstrip()
         print(f"\n{title}\n{shown}", flush=True)
-        if lack := missing(name):
-            said = f"Not yet measured: {lack}\n"
+        if name == "gpu" and not torch.cuda.is_available():
+            said = "Not yet measured: there was no GPU.\n"
             print(said, end="")
         else:
             said = run(name, arguments)
