@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
+from idiolect.runs.schema import read_table
 
 FILE = "predictions.parquet"
 _KEYS = {
@@ -91,7 +92,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path, fix: str) -> pa.Table:
     try:
-        table = pq.read_table(io.BytesIO(files.read(path))).replace_schema_metadata(None)
+        table = read_table(path).replace_schema_metadata(None)
         schema = _schema(max(1, len(table.column_names) - len(_KEYS)))
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:

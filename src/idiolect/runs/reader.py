@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,15 +13,13 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pydantic
 
-from idiolect.core import files
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol, protocol_of
 from idiolect.core.reports import Report, from_json
-from idiolect.runs.schema import renamed
+from idiolect.runs.schema import read_table, renamed
 
 _KEYS = {
     "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
@@ -315,7 +312,7 @@ def _table(file: Path) -> pd.DataFrame:
     columns = _KEYS[file.name]
 
     def parse(file: Path) -> pa.Table:
-        return renamed(pq.read_table(io.BytesIO(files.read(file)))).replace_schema_metadata(None)
+        return renamed(read_table(file)).replace_schema_metadata(None)
 
     table = _load(file, parse)
     if missing := [c for c in columns if c not in table.column_names]:

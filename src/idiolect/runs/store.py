@@ -21,7 +21,7 @@ from idiolect.runs import environment
 from idiolect.runs.checkpoint import CHECKPOINT, load, save
 from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.runs.reader import DIVERGED, Divergence, cell_folder, divergences, edited, settings
-from idiolect.runs.schema import RECORDS, TIMINGS, Written, renamed
+from idiolect.runs.schema import RECORDS, TIMINGS, Written, read_table, renamed
 from idiolect.simulation import Record, State
 
 log = logging.getLogger(__name__)
@@ -335,8 +335,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        content = io.BytesIO(files.read(path))  # one version of a file, which another job may replace
-        table = renamed(pq.read_table(content)).select(schema.names)
+        table = renamed(read_table(path)).select(schema.names)
         return table.replace_schema_metadata(None).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]  # and then by every column
