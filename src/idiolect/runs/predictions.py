@@ -92,7 +92,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path, fix: str) -> pa.Table:
     try:
-        table = read_table(path).replace_schema_metadata(None)
+        table = read_table(path)
         schema = _schema(max(1, len(table.column_names) - len(_KEYS)))
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:

@@ -312,7 +312,7 @@ def _table(file: Path) -> pd.DataFrame:
     columns = _KEYS[file.name]
 
     def parse(file: Path) -> pa.Table:
-        return renamed(read_table(file)).replace_schema_metadata(None)
+        return renamed(read_table(file))
 
     table = _load(file, parse)
     if missing := [c for c in columns if c not in table.column_names]:

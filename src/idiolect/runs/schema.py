@@ -32,16 +32,16 @@ TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int6
 
 
 def read_table(path: Path) -> pa.Table:
-    """A table of a run folder, read in this thread alone and whole before it is decoded.
+    """A table of a run folder, without its seal, of one version of a file that another job may replace.
 
-    Arrow's own threads may still hold what they read when Python ends, and abort the process: seen in 10 % of the
-    processes that read ``io.BytesIO`` with ``pyarrow.parquet.read_table`` and then ended.
+    It is read in this thread alone: Arrow's own threads may still hold what they read when Python ends, and abort the
+    process. So did 10 % of the processes that read ``io.BytesIO`` with ``pyarrow.parquet.read_table`` and ended.
 
     Raises:
         OSError: there is no such file, or it is not a regular file.
         ValueError: it has changed since it was sealed, or it is not parquet.
     """
-    return pq.ParquetFile(pa.BufferReader(files.read(path))).read(use_threads=False)
+    return pq.ParquetFile(pa.BufferReader(files.read(path))).read(use_threads=False).replace_schema_metadata(None)
 
 
 def renamed(table: pa.Table) -> pa.Table:

@@ -335,8 +335,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        table = renamed(read_table(path)).select(schema.names)
-        return table.replace_schema_metadata(None).cast(schema)
+        return renamed(read_table(path)).select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]  # and then by every column
         raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error
