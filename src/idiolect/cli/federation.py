@@ -33,11 +33,96 @@ def provision_command(
     Example: idiolect federation provision federation.yaml --out kits
     """
     _needed()
-    from idiolect.federation import kits
+    from idiolect.federation.authority import provision
+    from idiolect.federation.kits import describe
 
-    for folder in kits.provision(kits.describe(description), out, ca=ca, ca_key=ca_key):
+    for folder in provision(describe(description), out, ca=ca, ca_key=ca_key):
         say(out_console, str(folder))
     say(out_console, "Give each site its own folder on a safe way. Keep operator to yourself.")
+
+
+Operator = Annotated[
+    Path, typer.Argument(metavar="OPERATOR", help="The operator's kit, which has the authority's key.")
+]
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The site's name.")]
+AuthorityKey = Annotated[Path | None, option("The authority's key, if it is not in this kit.")]
+
+
+@app.command("add", cls=Command)
+def add_command(
+    operator: Operator,
+    site: SiteName,
+    request: Annotated[
+        Path | None, option("What idiolect federation request made at the site.", "a new key", metavar="FILE")
+    ] = None,
+    out: Annotated[Path | None, option("Folder for the site's kit.", "site-SITE beside OPERATOR")] = None,
+    ca_key: AuthorityKey = None,
+) -> None:
+    """Add a site, also to a federation that runs; no other site's kit changes.
+
+    Example: idiolect federation add kits/operator coast
+    """
+    _needed()
+    from idiolect.federation import authority
+
+    place = operator.parent / f"site-{site}" if out is None else out
+    authority.add(authority.operator(operator, ca_key), site, place, request)
+    say(out_console, f"{place}: give it to {site}" + ("" if request is None else ", which puts its site.key into it"))
+    _passed_on(operator)
+
+
+@app.command("renew", cls=Command)
+def renew_command(operator: Operator, ca_key: AuthorityKey = None) -> None:
+    """Sign the certificates of the server and of all sites again; sites get theirs from the running server.
+
+    Example: idiolect federation renew kits/operator
+    """
+    _needed()
+    from idiolect.federation import authority
+
+    roster = authority.renew(authority.operator(operator, ca_key))
+    ends = min(m.x509.not_valid_after_utc for m in roster.members if not m.revoked)
+    say(out_console, f"The certificates are valid until {ends:%Y-%m-%d}.")
+    _passed_on(operator, "server.pem and ")
+
+
+@app.command("revoke", cls=Command)
+def revoke_command(operator: Operator, site: SiteName, ca_key: AuthorityKey = None) -> None:
+    """Refuse a site's key from now on; no other site's kit changes.
+
+    Example: idiolect federation revoke kits/operator coast
+    """
+    _needed()
+    from idiolect.federation import authority
+
+    authority.revoke(authority.operator(operator, ca_key), site)
+    say(out_console, f"The key of {site} is revoked.")
+    _passed_on(operator)
+
+
+@app.command("request", cls=Command)
+def request_command(
+    site: SiteName,
+    out: Annotated[Path, option("Folder for the key and the request.", "request")] = Path("request"),
+) -> None:
+    """At a site: make its key, which stays here, and a request for the operator to sign.
+
+    Example: idiolect federation request coast
+    """
+    _needed()
+    from idiolect.federation import authority
+
+    request = authority.ask(site, out)
+    say(out_console, f"Send {request} to the operator, who gives it to: idiolect federation add OPERATOR {site}")
+    say(out_console, f"Keep {out / 'site.key'} here, and copy it into the kit that comes back.")
+
+
+def _passed_on(operator: Path, more: str = "") -> None:
+    """Say how the server learns of a change."""
+    if (operator.parent / "server" / "server.json").exists():
+        say(out_console, "The server's kit beside it has the new roster; a running server takes it within seconds.")
+    else:
+        say(out_console, f"Copy {more}roster.json of {operator} into the server's kit; a running server takes it over.")
 
 
 @app.command("serve", cls=Command)
@@ -144,5 +229,6 @@ def _needed() -> None:
 
     from idiolect.core.errors import InputError
 
-    if find_spec("flwr") is None or find_spec("cryptography") is None:
-        raise InputError('a federation needs the package flwr: pip install "idiolect[federation]"')
+    for package in ("cryptography", "Crypto", "h11", "httpx"):
+        if find_spec(package) is None:
+            raise InputError(f'a federation needs the package {package}: pip install "idiolect[federation]"')

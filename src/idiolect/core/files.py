@@ -26,22 +26,23 @@ DRAFT = ".idiolect-*.tmp"
 """A pattern for the names of files that are being written."""
 
 
-def write(path: Path, content: bytes | str) -> None:
+def write(path: Path, content: bytes | str, mode: int | None = None) -> None:
     """Write atomically, as ``drafted``.
 
     Raises:
         RunError: the path is not a regular file, the disk is full or the folder cannot be written.
     """
-    with drafted(path) as file:
+    with drafted(path, mode) as file:
         file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[BinaryIO]:
+def drafted(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """A file to write into, which becomes ``path`` where the block ends without an error: fsync, rename, fsync again.
 
     An existing file keeps its mode and, where the system allows it, its owner. Anything but a regular file is left as
-    it is. A link is not followed, because it may be part of a folder from someone else.
+    it is. A link is not followed, because it may be part of a folder from someone else. With a ``mode``, such as 0o600
+    for a secret, the file has no more rights than that from the first byte on, whatever an older one had.
 
     Raises:
         RunError: the path is not a regular file, the disk is full or the folder cannot be written.
@@ -52,10 +53,11 @@ def drafted(path: Path) -> Iterator[BinaryIO]:
         old = _regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(draft, flags, 0o666 if old is None else stat.S_IMODE(old.st_mode))
+        usual = 0o666 if old is None else stat.S_IMODE(old.st_mode)
+        descriptor = os.open(draft, flags, usual if mode is None else mode)
         made = True
         with open(descriptor, "wb") as file:
-            if old is not None:
+            if old is not None and mode is None:
                 _as_before(descriptor, old)
             yield file
             file.flush()

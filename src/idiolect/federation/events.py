@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,16 @@ from idiolect.core.errors import printable
 
 FILE = "events.jsonl"
 """The name of the file of events in a run's folder."""
+_MINUTE = 60.0
+_AT_MOST = 20  # lines of one minute
+_KEYS = 1000
+
+
+@dataclass
+class _Rare:
+    times: int = 0
+    """Since it was said last."""
+    at: float = float("-inf")
 
 
 class Events:
@@ -29,6 +41,8 @@ class Events:
     def __init__(self, file: Path | None = None, *, quiet: bool = False) -> None:
         self.file, self._quiet, self._lock = file, quiet, threading.Lock()
         self._before: deque[str] = deque(maxlen=1000)
+        self._rare: OrderedDict[Hashable, _Rare] = OrderedDict()
+        self._lately: deque[float] = deque(maxlen=_AT_MOST)
         self.heard: Callable[[dict[str, Any]], None] = lambda event: None
         """Is told each event as it is kept."""
 
@@ -42,7 +56,7 @@ class Events:
     def __call__(self, what: str, /, **values: Any) -> None:
         """Say it; ``values`` are kept beside the sentence, as ``site="north", round=3``."""
         at = time.time()
-        line = f"{time.strftime('%H:%M:%S', time.localtime(at))} {printable(what)}\n"
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {printable(what)}\n"
         with self._lock:
             if not self._quiet:
                 _shown(line)
@@ -54,15 +68,41 @@ class Events:
                 self._write(kept)
         self.heard(event)
 
+    def rarely(self, key: Hashable, what: str, /, **values: Any) -> None:
+        """Say what strangers can make happen as often as they like: once in a minute for each key, with how often.
+
+        In a minute no more than a few such lines are said in all; what is left out is counted in the next ones.
+        """
+        now = time.monotonic()
+        with self._lock:
+            rare = self._rare.setdefault(key, _Rare())
+            rare.times += 1
+            full = len(self._lately) == _AT_MOST and now - self._lately[0] < _MINUTE
+            if now - rare.at < _MINUTE or full:
+                if len(self._rare) > _KEYS:
+                    self._rare.popitem(last=False)
+                return
+            times, rare.times, rare.at = rare.times, 0, now
+            self._lately.append(now)
+        self(what if times == 1 else f"{what} ({times:,} times since this was said last)", times=times, **values)
+
     def show(self, what: str) -> None:
         """Say it on standard error, also where that is quiet, and keep it nowhere: for a secret."""
         with self._lock:
             _shown(f"{printable(what)}\n")
 
+    def close(self) -> None:
+        """Say what ``rarely`` has counted and not said."""
+        with self._lock:
+            left = sum(rare.times for rare in self._rare.values())
+            self._rare.clear()
+        if left:
+            self(f"and {left:,} more refused connections or requests, not listed one by one", times=left)
+
     def _write(self, lines: str) -> None:
         with suppress(OSError):  # on a full disk the run itself says so
             assert self.file is not None
-            with self.file.open("a", encoding="utf-8") as file:
+            with open(self.file, "a", encoding="utf-8", opener=_own) as file:
                 file.write(lines)
 
 
@@ -76,6 +116,10 @@ def read(file: Path, most: int) -> list[dict[str, Any]]:
                 if isinstance(event, dict) and isinstance(event.get("event"), str):
                     found.append(event)
     return list(found)
+
+
+def _own(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _shown(line: str) -> None:

@@ -1,54 +1,51 @@
-"""The server's end of the network: Flower's link in this process, open to registered sites only.
+"""The server's end of the network: four addresses over HTTPS, for sites whose certificates are in the roster.
 
-``flower-superlink`` would serve the interfaces by which runs are started and keys registered on the same port, open to
-everyone who reaches it, and would start a program for each run. Here only the interface for sites is served.
+    POST /connect   a site says that it is there, and gets the roster if it has an older one
+    POST /work      waits up to ``HOLD`` seconds for a message to this site
+    POST /reply     brings the reply to a message
+    POST /alive     a sign of life while the site works
+
+A site proves who it is by the certificate of its kit, in the TLS handshake. Before that no byte of HTTP is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
+import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from idiolect.federation import flower  # first: it sets what flwr reads when it is imported
-
-# isort: split
-import httpx
-import uvicorn
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import Response
-from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import PushObjectRequest
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-
-from idiolect.core.errors import RunError
-from idiolect.federation.kits import ServerKit
-from idiolect.federation.messages import Refused
+from idiolect.core.errors import InputError
+from idiolect.federation.certificates import public_of
+from idiolect.federation.events import Events
+from idiolect.federation.kits import ServerKit, address
+from idiolect.federation.roster import Roster
+from idiolect.federation.web import Limits, Refusal, Request, Response, Server, descriptors, said
 
 HOLD = 10.0
 """Seconds that a site's question for work stays open while there is none; so a message is fetched at once."""
-_LOOK = 0.05  # seconds between two looks for work or for replies
-_LARGEST = 2**26  # bytes of one request; Flower sends arrays in smaller pieces
+CONNECTION = "idiolect-connection"
+"""The header that says to which of a site's connections a request belongs."""
+TICKET = "idiolect-ticket"
+"""That of a message, and of its reply."""
+ROOM = "idiolect-room"
+"""The bytes that a reply may have."""
+ROSTER = "idiolect-roster"
+"""The version of the server's roster."""
+CLOCK = "idiolect-clock"
+"""The server's time."""
+SKEW = 300.0
+"""Seconds by which clocks may differ before it is said."""
 _ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
 _TIMES = 16
-_KEEP = 20.0  # seconds between two signs of life of the run itself, without which Flower ends it
+_SMALL = 2**16  # bytes of any other request
+_LOOK = 2.0  # seconds between two looks for a new roster or certificate
 
 
 class Reply(NamedTuple):
@@ -61,228 +58,279 @@ class Reply(NamedTuple):
     why: str = ""
 
 
+@dataclass
+class _Letter:
+    """A message that waits for its reply."""
+
+    site: str
+    content: bytes
+    room: int
+    taken: bool = False
+
+
 class Link:
     """Carries messages to sites and back, in the background, while it is entered.
 
     Args:
         kit: the server's.
         listen: host and port.
+        say: for events.
+        limits: what is spent on visitors.
 
     Raises:
-        RunError: the port is taken, or the certificate cannot be used.
+        RunError: the port is taken.
+        InputError: the certificate cannot be used.
     """
 
-    def __init__(self, kit: ServerKit, listen: tuple[str, int]) -> None:
-        flower.quiet()
-        self._kit, self._listen = kit, listen
-        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
-        self._state: Any = factory.state()
-        self._site_of: dict[int, str] = {}
-        self._node_of: dict[str, int] = {}
-        for site, key in kit.sites.items():
-            node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0, name=site)
-            self._state.activate_node(node, _KEEP)  # Flower takes no message for a site that it has never seen
-            self._state.deactivate_node(node)
-            self._site_of[node], self._node_of[site] = site, node
-        self._run = self._started()
-        self._at: dict[str, tuple[str, float]] = {}
-        self._made = time.monotonic()
+    def __init__(
+        self, kit: ServerKit, listen: tuple[str, int], say: Events | None = None, limits: Limits | None = None
+    ) -> None:
+        self._kit, self._say = kit, say or Events(quiet=True)
+        self._lock = threading.Lock()
+        self._letters: dict[str, _Letter] = {}
+        self._replies: list[Reply] = []
+        self._since = time.monotonic()
         self._seen: dict[str, float] = {}
-        self._connections = dict.fromkeys(kit.sites, 0)
-        self._current: dict[int, str] = {}
-        self._room: dict[int, int] = {}  # bytes that a site may still send
-        self._alive = time.monotonic()
-        config = uvicorn.Config(
-            self._app(factory), host=listen[0], port=listen[1],
-            ws="none", log_config=None, access_log=False, lifespan="off",
-            ssl_certfile=str(kit.certificate), ssl_keyfile=str(kit.key), timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
-        self._failed: BaseException | None = None
+        self._connections: dict[str, int] = {}
+        self._current: dict[str, str] = {}
+        self._wake: dict[str, asyncio.Event] = {}
+        self.keys: dict[str, bytes] = {}
+        """The public key of each site in PEM that is not revoked, by name; changed in place."""
+        self._files = self._times()
+        self._tls = context_of(kit)
+        self._enrol(kit.roster)
+        limits = limits or Limits()
+        needed = limits.strangers + limits.each * len(kit.roster.members) + 128
+        if (have := descriptors(needed)) < needed:
+            limits = limits._replace(strangers=max(8, min(limits.strangers, have // 8)))
+            self._say(f"this process may open {have} files, and {needed} are needed when all sites are here: raise it")
+        self._server = Server(self, listen, self._tls, limits)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        while not self._server.started:
-            if not self._thread.is_alive():
-                why = f" ({self._failed})" if self._failed and not isinstance(self._failed, SystemExit) else ""
-                raise RunError(f"cannot listen on {self._listen[0]}:{self._listen[1]}{why}: is the port in use?")
-            time.sleep(_LOOK)
+        self._server.__enter__()
+        self._server.call(lambda: asyncio.ensure_future(self._watch()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.should_exit = True
-        self._thread.join(3)
+        self._server.__exit__(kind, error, trace)
+
+    # what the rounds use
 
     def send(self, site: str, content: bytes) -> str:
         """Leave a message for a site; return the ticket that its reply will have."""
-        message = Message(
-            flower.record(content), dst_node_id=self._node_of[site], message_type="query", ttl=flower.LIFE
-        )
-        ticket: str = message.object_id
-        message.metadata.__dict__["_message_id"] = ticket
-        objects = flower.get_all_nested_objects(message)
-        session = self._state.start_session(self._run)
-        tree = flower.get_object_tree(message)
-        # its parts first: a site that waits fetches a message as soon as it is there
-        missing = self._state.preregister_object_tree(tree, session)
-        for name in missing:
-            self._state.store_object(self._run, session, name, objects[name].deflate())
-        bare = remove_content_from_message(message)
-        self._room[self._node_of[site]] = _ROOM + _TIMES * len(content)
-        if self._state.store_message_ins(bare) is None:
-            raise RunError(f"the message to {site} could not be sent: start the server again")
-        self._at[ticket] = site, time.monotonic()
+        ticket = secrets.token_hex(16)
+        with self._lock:
+            self._letters[ticket] = _Letter(site, content, _ROOM + _TIMES * len(content))
+        self._server.call(self._waken, site)
         return ticket
 
     def replies(self) -> list[Reply]:
         """The replies that have come since the last call."""
-        now = time.monotonic()
-        if now - self._alive > _KEEP:
-            self._alive = now
-            self._state.acknowledge_task_heartbeat(self._task)
-        found = []
-        for ticket, (site, _) in list(self._at.items()):
-            if self._room[self._node_of[site]] < 0:
-                found.append(Reply(site, ticket, None, "it has more bytes than any reply to this question needs"))
-                self.forget([ticket])
-                continue
-            with self._state.lock:  # Flower stores a reply and the list of its parts one after the other
-                answered = self._state.message_ins_id_to_message_res_id.get(ticket)
-            if answered is None:
-                continue
-            reply = self._whole(site, ticket, answered)
-            if reply is not None:
-                found.append(reply)
-                self.forget([ticket])
-        return found
+        with self._lock:
+            replies, self._replies = self._replies, []
+        return replies
 
     def forget(self, tickets: Iterable[str]) -> None:
         """Take no reply to these messages any more."""
-        for ticket in tickets:
-            self._at.pop(ticket, None)
-            with self._state.lock:  # a reply that comes now may have parts in common with what is deleted
-                answered = self._state.message_ins_id_to_message_res_id.get(ticket)
-                self._state.delete_messages({ticket})
-                for name in (ticket, answered):
-                    if name is not None:
-                        self._state.object_store.delete(name)
+        gone = set(tickets)
+        with self._lock:
+            for ticket in gone:
+                self._letters.pop(ticket, None)
+            self._replies = [reply for reply in self._replies if reply.ticket not in gone]
 
     def quiet_for(self, site: str) -> float:
         """Seconds since a site was last heard of; since the link was made if it never was."""
-        return time.monotonic() - self._seen.get(site, self._made)
+        return time.monotonic() - self._seen.get(site, self._since)
 
     def connections(self, site: str) -> int:
         """How often a site has connected."""
-        return self._connections[site]
+        return self._connections.get(site, 0)
 
-    def _whole(self, site: str, ticket: str, answered: str) -> Reply | None:
-        """A reply whose parts have all come, else None."""
-        store = self._state.object_store
+    @property
+    def roster(self) -> Roster:
+        """Who takes part, as the authority has signed it last."""
+        return self._roster
+
+    # what the web server asks
+
+    def visitor(self, certificate: bytes | None, address: str) -> str:
+        """The site with the key of a certificate.
+
+        Raises:
+            Refusal: no site has it, or it is revoked.
+        """
+        member = None if certificate is None else self._members.get(public_of(certificate))
+        if member is None:
+            raise Refusal(403, "its key is not in the roster of this federation")
+        if member.revoked:
+            raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}")
+        return member.name
+
+    def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
+        """The bytes that a request may have.
+
+        Raises:
+            Refusal: it belongs to an earlier connection.
+        """
+        if path != "/reply":
+            return _SMALL
+        self._check_current(visitor, headers)
+        letter = self._letters.get(headers.get(TICKET, ""))
+        if letter is None or letter.site != visitor:
+            return _ROOM
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > letter.room:
+            self._take(headers[TICKET], visitor, None, "it has more bytes than any reply to this question needs")
+        return letter.room
+
+    async def answer(self, request: Request) -> Response:
+        """The response to a site."""
+        kind = {"/connect": self._connect, "/work": self._work, "/reply": self._reply, "/alive": self._alive}
+        if request.path not in kind:
+            raise Refusal(404, "there is nothing here")
+        if request.method != "POST":
+            raise Refusal(405, "only POST is answered")
+        self._seen[request.visitor] = time.monotonic()
+        if request.path != "/connect":
+            self._check_current(request.visitor, request.headers)
+        response = await kind[request.path](request)
+        self._seen[request.visitor] = time.monotonic()
+        now = {ROSTER: str(self._roster.version), CLOCK: str(time.time())}
+        return response._replace(headers=dict(response.headers) | now)
+
+    def refused(self, address: str, why: str) -> None:
+        """Say that somebody was refused."""
+        who = f"from {address} " if address else ""
+        self._say.rarely((address, why), f"a connection {who}was refused: {why}", address=address, refused=why)
+
+    async def _connect(self, request: Request) -> Response:
+        site = request.visitor
         try:
-            parts = {}
-            for part in flower.iterate_object_tree(store.get_object_tree(answered)):
-                content = store.get(part.object_id)
-                if not content:
-                    return None
-                parts[part.object_id] = content
-            message = inflate_object_from_contents(answered, parts)
-            if not isinstance(message, Message) or not message.has_content():
-                raise Refused("it is not a message with content")
-            return Reply(site, ticket, flower.body_of(message))
-        except Exception as error:  # noqa: BLE001  whatever a hostile site can make Flower's decoder raise
-            return Reply(site, ticket, None, str(error) or type(error).__name__)
+            about = json.loads(request.body)
+            name, version, clock = str(about["connection"])[:64], int(about["roster"]), float(about["clock"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refusal(400, f"this is not how a site connects ({type(error).__name__})") from None
+        if self._current.get(site) != name:
+            self._current[site] = name
+            self._connections[site] = self._connections.get(site, 0) + 1
+            self._waken(site)
+            self._say(f"{site} has connected from {request.address}", site=site, address=request.address)
+        if abs(skew := clock - time.time()) > SKEW:
+            what = f"the clock of {site} is {abs(skew) / 60:.0f} minutes {'ahead' if skew > 0 else 'behind'}"
+            self._say.rarely((site, "clock"), what, site=site, address=request.address, skew=round(skew))
+        return said(200, {"roster": self._roster.text if version < self._roster.version else None})
 
-    def _started(self) -> int:
-        run: int = self._state.create_run(
-            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
-        )
-        [about] = self._state.get_run_info(run_ids=[run])
-        self._task = about.primary_task_id
-        self._state.claim_task(self._task)
-        self._state.activate_task(self._task)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, self._task
-        return run
+    async def _work(self, request: Request) -> Response:
+        site, end = request.visitor, time.monotonic() + HOLD
+        event = self._wake.setdefault(site, asyncio.Event())
+        while True:
+            event.clear()
+            self._check_current(site, request.headers)
+            with self._lock:
+                for ticket, letter in self._letters.items():
+                    if letter.site == site and not letter.taken:
+                        letter.taken = True
+                        return Response(200, letter.content, {TICKET: ticket, ROOM: str(letter.room)})
+            left = end - time.monotonic()
+            if left <= 0:
+                return Response(204)
+            try:
+                async with asyncio.timeout(left):
+                    await event.wait()
+            except TimeoutError:
+                return Response(204)
 
-    def _serve(self) -> None:
-        try:
-            self._server.run()
-        except BaseException as error:  # noqa: BLE001  uvicorn ends with SystemExit where the port is taken
-            self._failed = error
+    async def _reply(self, request: Request) -> Response:
+        if not self._take(request.headers.get(TICKET, ""), request.visitor, request.body):
+            return said(409, {"why": "this message is not waited for any more"})
+        return Response(204)
 
-    def _app(self, factory: LinkStateFactory) -> FastAPI:
-        app = FastAPI(
-            docs_url=None, redoc_url=None, openapi_url=None,
-            middleware=[
-                Middleware(BaseHTTPMiddleware, dispatch=_bounded),
-                Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-                Middleware(ProtobufTranslationMiddleware),
-                Middleware(NodeAuthMiddleware),
-                Middleware(BaseHTTPMiddleware, dispatch=self._guarded),
-            ],
-        )  # fmt: skip
-        app.state.linkstate_factory = factory
-        app.state.enable_supernode_auth = True
-        app.include_router(router)
-        return app
+    async def _alive(self, request: Request) -> Response:
+        return Response(204)
 
-    async def _guarded(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Note who asks, who has proved by now to be a registered site, and let it do only what a site may."""
-        asked = getattr(request.state, "protobuf_request", None)
-        if isinstance(asked, ActivateNodeRequest):
-            node = self._state.get_node_id_by_public_key(asked.public_key)
-            if node in self._site_of:
-                self._connections[self._site_of[node]] += 1
-                self._current[node] = request.headers.get(flower.CONNECTION, "")
-                self._state.deactivate_node(node)  # a site that was killed comes back before Flower has noticed
-        else:
-            node = getattr(getattr(asked, "node", None), "node_id", getattr(asked, "node_id", None))
-        if node not in self._site_of:
-            raise HTTPException(403)
-        self._check_current(node, request)
-        self._seen[self._site_of[node]] = time.monotonic()
-        if isinstance(asked, PushMessagesRequest) and not all(
-            message.metadata.src_node_id == node and message.metadata.reply_to_message_id
-            for message in asked.messages_list
-        ):
-            raise HTTPException(403)  # Flower would let it speak for another, or for the server
-        if isinstance(asked, PushObjectRequest):
-            self._room[node] = self._room.get(node, 0) - len(asked.object_content)
-            if self._room[node] < 0:
-                raise HTTPException(413)
-        if isinstance(asked, PullMessagesRequest):
-            until = time.monotonic() + HOLD
-            while time.monotonic() < until and not self._waiting(node) and not self._server.should_exit:
-                await asyncio.sleep(_LOOK)
-                self._check_current(node, request)
-            self._seen[self._site_of[node]] = time.monotonic()
-        return await call_next(request)
+    def _take(self, ticket: str, site: str, content: bytes | None, why: str = "") -> bool:
+        with self._lock:
+            letter = self._letters.get(ticket)
+            if letter is None or letter.site != site:
+                return False
+            del self._letters[ticket]
+            self._replies.append(Reply(site, ticket, content, why))
+            return True
 
-    def _check_current(self, node: int, request: Request) -> None:
+    def _check_current(self, site: str, headers: Mapping[str, str]) -> None:
         """Refuse what belongs to an earlier connection of a site.
 
         A site that was killed or cut off leaves an open question for work behind. This would take the next message, and
         nobody would get it.
         """
-        name = request.headers.get(flower.CONNECTION, "")
-        if self._current.get(node, name) != name:
-            raise HTTPException(httpx.codes.GONE)
+        if self._current.get(site) != headers.get(CONNECTION, ""):
+            raise Refusal(410, f"{site} has connected again since")
 
-    def _waiting(self, node: int) -> bool:
-        """Whether there is a message that a site has not fetched."""
-        stored = self._state.message_ins_store.get
-        mine = [stored(ticket) for ticket, (site, _) in list(self._at.items()) if self._node_of[site] == node]
-        return any(one is not None and one.metadata.delivered_at == "" for one in mine)
+    def _waken(self, site: str) -> None:
+        if event := self._wake.get(site):
+            event.set()
+
+    # roster and certificate
+
+    def _enrol(self, roster: Roster) -> None:
+        self._roster = roster
+        self._members = {member.public: member for member in roster.members}
+        self.keys.clear()
+        self.keys.update(roster.keys())
+
+    def _times(self) -> list[int]:
+        watched = (self._kit.roster_file, self._kit.certificate)
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in watched]
+
+    async def _watch(self) -> None:
+        """Take over a new roster or a new certificate while sites are here."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            if (times := self._times()) == self._files:
+                continue
+            self._files = times
+            try:
+                self._reload()
+            except (InputError, OSError, ssl.SSLError) as error:
+                self._say(f"the kit cannot be read again; what it had counts ({error})", refused=str(error))
+
+    def _reload(self) -> None:
+        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
+        new = Roster.read(self._kit.roster_file, self._kit.authority)
+        if new.version < self._roster.version:
+            raise InputError(f"roster {new.version} is older than {self._roster.version}")
+        before = {member.name: member for member in self._roster.members}
+        self._enrol(new)
+        for member in new.members:
+            old = before.get(member.name)
+            if old is None:
+                self._say(f"{member.name} is in the roster now", site=member.name, added=True)
+            elif member.revoked and not old.revoked:
+                self._say(f"the key of {member.name} is revoked", site=member.name, revoked=True)
+            if old is not None and (member.revoked or old.public != member.public):
+                self._current.pop(member.name, None)
+                self._server.close(member.name)
 
 
-async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Refuse what is too large before it is read."""
-    size = request.headers.get("content-length", "")
-    if not size.isdecimal() or int(size) > _LARGEST:
-        return Response(status_code=413)
-    return await call_next(request)
+def context_of(kit: ServerKit) -> ssl.SSLContext:
+    """TLS for the server of a kit: sites show a certificate of its authority.
+
+    Raises:
+        InputError: the certificate and the key cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority of a kit may be below another one
+    try:
+        context.load_cert_chain(kit.certificate, kit.key)
+        context.load_verify_locations(cadata=kit.ca.decode())
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"{kit.certificate} and {kit.key} cannot be used ({error}): make the kit again") from None
+    context.num_tickets = 0  # a session that is resumed would outlive a revoked key
+    return context
 
 
 def listening(kit: ServerKit, listen: str | None) -> tuple[str, int]:
@@ -291,12 +339,7 @@ def listening(kit: ServerKit, listen: str | None) -> tuple[str, int]:
     Raises:
         ValueError: it is not an address.
     """
-    from idiolect.federation.kits import address
-
     if listen is not None:
         return address(listen)
     host, port = address(kit.server)
     return (host if host in ("127.0.0.1", "localhost", "::1") else "0.0.0.0"), port
-
-
-__all__ = ["HOLD", "Link", "Reply", "listening"]

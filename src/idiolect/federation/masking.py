@@ -1,7 +1,7 @@
 """A site's part in secure aggregation: its keys and masks of a round, which vanish in the sum over sites.
 
-Flower's primitives are used for key exchange, encryption and Shamir's shares. Its generator of masks is not: it makes
-32 bits of each key, which can be tried out. Here masks are a stream of ChaCha20 with the whole key.
+The primitives are those of well-known packages: key exchange and encryption of ``cryptography``, Shamir's shares of
+``pycryptodome``. Masks are a stream of ChaCha20.
 
 A site u sends its numbers x_u, modulo 2^64, as
     y_u = x_u + mask(b_u) + sum_{v > u} mask(k_uv) - sum_{v < u} mask(k_uv)
@@ -15,7 +15,6 @@ signed keys.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import secrets
@@ -23,30 +22,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from idiolect.federation import flower  # first: it sets what flwr reads when it is imported  # noqa: F401
-
-# isort: split
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidSignature
-from cryptography.fernet import InvalidToken
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs, public_key_to_bytes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.federation.certificates import PrivateKey, new_key, public_pem
 from idiolect.federation.kits import Identity
 from idiolect.federation.messages import Refused
 from idiolect.simulation.summing import LEAST
 
 Words = NDArray[np.uint64]
-_PURPOSE = "idiolect secure aggregation 1"
+_PURPOSE = "idiolect secure aggregation 2"
 _SCALAR = 48  # bytes of a private key on the curve P-384
+_PIECE = 16  # bytes that Shamir's scheme shares at a time
+_NONCE = 12
 _MOST = 10_000  # sites
 
 
@@ -84,8 +81,7 @@ def verified(site: str, public: bytes, round: Sequence[Any], said: Any) -> Keys:
         assert isinstance(known, ec.EllipticCurvePublicKey)
         known.verify(bytes.fromhex(keys.signature), _signed(site, round, keys), ec.ECDSA(hashes.SHA384()))
         for pem in (keys.mask, keys.cipher):
-            if not isinstance(bytes_to_public_key(pem.encode()).curve, ec.SECP384R1):
-                raise ValueError
+            _public(pem)
     except (InvalidSignature, TypeError, ValueError, AttributeError, AssertionError):
         raise Refused(f"the keys of {site} are not signed by {site} for this round") from None
     return keys
@@ -106,11 +102,11 @@ class Masking:
 
     def __init__(self, identity: Identity, round: Sequence[Any], least: int = LEAST) -> None:
         self._identity, self._round, self._least = identity, round, max(least, LEAST)
-        self._mask, mask = generate_key_pairs()
-        self._cipher, cipher = generate_key_pairs()
+        self._mask, self._cipher = new_key(), new_key()
+        mask, cipher = (public_pem(key.public_key()).decode() for key in (self._mask, self._cipher))
         self._seed = secrets.token_bytes(32)
         digest = hashlib.sha256(self._seed).hexdigest()
-        keys = Keys(public_key_to_bytes(mask).decode(), public_key_to_bytes(cipher).decode(), digest, "")
+        keys = Keys(mask, cipher, digest, "")
         signature = identity.key.sign(_signed(identity.site, round, keys), ec.ECDSA(hashes.SHA384()))
         self.keys = keys._replace(signature=signature.hex())
         self._roster: dict[str, Keys] = {}
@@ -134,16 +130,16 @@ class Masking:
             raise Refused("the keys that the server shows for this site are not its own")
         names = sorted(self._roster)
         secret = self._mask.private_numbers().private_value.to_bytes(_SCALAR, "big")
-        parts = [create_shares(s, threshold(len(names)), len(names)) for s in (self._seed, secret)]
-        found = {}
-        for k, site in enumerate(names):
-            mine, other = parts[0][k], parts[1][k]
+        seeds, scalars = (shares_of(whole, threshold(len(names)), len(names)) for whole in (self._seed, secret))
+        sealed = {}
+        for site, seed, scalar in zip(names, seeds, scalars, strict=True):
             if site == me:
-                self._shares[me] = mine, other
+                self._shares[me] = seed, scalar
                 continue
-            plain = share_keys_plaintext_concat(names.index(me), k, mine, other)
-            found[site] = encrypt(self._between(self._cipher, self._roster[site].cipher), plain).decode()
-        return found
+            nonce = secrets.token_bytes(_NONCE)
+            plain = json.dumps([seed.hex(), scalar.hex()]).encode()
+            sealed[site] = (nonce + self._sealing(site).encrypt(nonce, plain, f"{me} {site}".encode())).hex()
+        return sealed
 
     def masked(self, arrays: Mapping[str, Tensor], sealed: Mapping[str, str]) -> dict[str, Tensor]:
         """This site's numbers under its masks, given what each other site of the sum has encrypted for it.
@@ -151,19 +147,19 @@ class Masking:
         Raises:
             Refused: keys or shares of a site are missing, or these are too few sites.
         """
-        me, names = self._identity.site, sorted(self._roster)
-        if not set(sealed) <= set(names) - {me}:
+        me = self._identity.site
+        if not set(sealed) <= set(self._roster) - {me}:
             raise Refused("there are shares of a site that has no keys in this sum")
         self._enough(len(sealed) + 1)
         total = flat(arrays)
         total = total + mask(self._seed, len(total))
         for site, content in sealed.items():
-            with suppress(InvalidToken, ValueError):  # a site that sends nonsense is missing a share, nothing else
-                key = self._between(self._cipher, self._roster[site].cipher)
-                source, target, mine, other = share_keys_plaintext_separate(decrypt(key, content.encode()))
-                if (source, target) == (names.index(site), names.index(me)):
-                    self._shares[site] = mine, other
-            between = mask(_pairwise(self._between(self._mask, self._roster[site].mask)), len(total))
+            with suppress(InvalidTag, ValueError):  # a site that sends nonsense is missing a share, nothing else
+                whole = bytes.fromhex(content)
+                plain = self._sealing(site).decrypt(whole[:_NONCE], whole[_NONCE:], f"{site} {me}".encode())
+                seed, scalar = (bytes.fromhex(share) for share in json.loads(plain))
+                self._shares[site] = seed, scalar
+            between = mask(between_of(self._mask, self._roster[site].mask, "mask"), len(total))
             total = total + between if site > me else total - between
         self._summed = (me, *sealed)
         return unflat(total, arrays)
@@ -188,9 +184,8 @@ class Masking:
         if sites < needed:
             raise Refused(f"the sum is of {sites} of {len(self._roster)} sites, and {needed} are needed here")
 
-    @staticmethod
-    def _between(own: ec.EllipticCurvePrivateKey, other: str) -> bytes:
-        return generate_shared_key(own, bytes_to_public_key(other.encode()))
+    def _sealing(self, site: str) -> AESGCM:
+        return AESGCM(between_of(self._cipher, self._roster[site].cipher, "shares"))
 
 
 def unmasked(
@@ -218,10 +213,9 @@ def unmasked(
         scalar = _joined(site, shares["keys"].get(site, ()), len(keys))
         with suppress(ValueError):
             private = ec.derive_private_key(int.from_bytes(scalar, "big"), ec.SECP384R1())
-            if public_key_to_bytes(private.public_key()).decode() == keys[site].mask:
+            if public_pem(private.public_key()).decode() == keys[site].mask:
                 for other in answered:
-                    pair = generate_shared_key(private, bytes_to_public_key(keys[other].mask.encode()))
-                    between = mask(_pairwise(pair), len(total))
+                    between = mask(between_of(private, keys[other].mask, "mask"), len(total))
                     total = total - between if site > other else total + between
                 continue
         raise Refused(f"the shares of {site} do not fit its keys")
@@ -233,13 +227,54 @@ def _joined(site: str, shares: Sequence[str], sites: int) -> bytes:
     if len(shares) < needed:
         raise Refused(f"there are {len(shares)} shares of {site}, and {needed} are needed")
     try:
-        return combine_shares([bytes.fromhex(share) for share in shares[:needed]])
+        return whole_of([bytes.fromhex(share) for share in shares[:needed]])
     except (ValueError, IndexError, TypeError):
         raise Refused(f"the shares of {site} do not fit its keys") from None
 
 
-def _pairwise(shared: bytes) -> bytes:
-    return base64.urlsafe_b64decode(shared)
+def shares_of(secret: bytes, needed: int, count: int) -> list[bytes]:
+    """Shares of a secret, of which so many are needed to know anything of it: each is a number and as many bytes."""
+    pieces = [secret[k : k + _PIECE] for k in range(0, len(secret), _PIECE)]
+    split = [Shamir.split(needed, count, piece, False) for piece in pieces]
+    return [
+        number.to_bytes(_PIECE // 4, "big") + b"".join(piece[k][1] for piece in split)
+        for k, (number, _) in enumerate(split[0])
+    ]
+
+
+def whole_of(shares: Sequence[bytes]) -> bytes:
+    """The secret of some shares.
+
+    Raises:
+        ValueError: they are not shares of one secret.
+    """
+    start = _PIECE // 4
+    if len({len(share) for share in shares}) != 1 or (len(shares[0]) - start) % _PIECE or len(shares[0]) == start:
+        raise ValueError("shares of different lengths")
+    numbers = [int.from_bytes(share[:start], "big") for share in shares]
+    ends = range(start, len(shares[0]), _PIECE)
+    return b"".join(
+        Shamir.combine([(n, share[k : k + _PIECE]) for n, share in zip(numbers, shares, strict=True)], False)
+        for k in ends
+    )
+
+
+def _public(pem: str) -> ec.EllipticCurvePublicKey:
+    """A public key of the curve P-384.
+
+    Raises:
+        ValueError: it is none.
+    """
+    key = serialization.load_pem_public_key(pem.encode())
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ValueError("it is not a key of the curve P-384")
+    return key
+
+
+def between_of(own: PrivateKey, other: str, purpose: str) -> bytes:
+    """The key that two sites have in common, 32 bytes, from one's private and the other's public key."""
+    shared = own.exchange(ec.ECDH(), _public(other))
+    return HKDF(hashes.SHA256(), 32, None, f"{_PURPOSE} {purpose}".encode()).derive(shared)
 
 
 def mask(key: bytes, count: int) -> Words:

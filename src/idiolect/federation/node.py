@@ -1,81 +1,48 @@
-"""A site's end of the network: one connection, which the site opens, to Flower's link at the server.
+"""A site's end of the network: connections over HTTPS that the site opens, and opens again whenever they are lost.
 
-This process speaks Flower's protocol itself. ``flower-supernode`` would fetch an app from the server and run it, which
-is code from the network; here nothing that arrives is ever run.
+Nothing that arrives is ever run: a message is plain values and arrays, which ``Worker`` answers.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import secrets
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from idiolect.federation import flower  # first: it sets what flwr reads when it is imported
-
-# isort: split
 import httpx
-from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    pull_and_inflate_object_from_tree,
-    push_objects,
-)
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, printable
+from idiolect.federation.certificates import trouble
 from idiolect.federation.events import Events
 from idiolect.federation.kits import SiteKit
-from idiolect.federation.messages import Refused
+from idiolect.federation.link import CLOCK, CONNECTION, HOLD, ROOM, ROSTER, SKEW, TICKET
 
 Answer = Callable[[bytes], bytes]
 """The reply to a message of the server."""
 _BEAT = 2.0  # seconds between two signs of life
-_PROMISED = 20.0  # seconds within which the server hears of this site; Flower takes 10 or more
-_WAITS = (0.5, 1.0, 2.0, 5.0)  # seconds before each new try to connect
-_LOST = (httpx.HTTPError, ObjectPullError, ObjectPushError, RuntimeError, OSError)
+_FIRST, _LONGEST = 0.5, 60.0  # seconds before the second try to connect, and at most between two
+_TIMES = httpx.Timeout(HOLD + 20, connect=10.0)
+_PIECE = 2**18  # bytes of a reply that are sent at a time
+_EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
+_ADDRESS = (62, 64)
 
 
 class _Unsent(NamedTuple):
-    reply: Message
-    run: int
+    ticket: str
+    reply: bytes
 
 
-class _Withdrawn(Exception):
-    """A message that the server has deleted while its parts were fetched: it no longer waits, or has asked anew."""
-
-
-class _Named:
-    """Says with each request to which connection it belongs: the server answers the site's last one alone."""
-
-    def __init__(self) -> None:
-        self._name = secrets.token_hex(8)
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Add the name to a request."""
-        context.request.headers[flower.CONNECTION] = self._name
-        return call_next(context)
+class _Refused(Exception):
+    """The server does not let this site in; the text says why."""
 
 
 class Connection:
-    """A site's connection, opened again whenever it is lost.
+    """A site's connection.
 
     Args:
         kit: the site's.
@@ -84,168 +51,188 @@ class Connection:
     """
 
     def __init__(self, kit: SiteKit, answer: Answer, say: Events) -> None:
-        flower.quiet()
         self._kit, self._answer, self._say = kit, answer, say
         self._unsent: _Unsent | None = None
-        self._tries = 0
-        self._public = public_key_to_bytes(kit.key.public_key())
+        self._tries, self._wrong = 0, ""
 
     def run(self, stop: threading.Event) -> None:
-        """Answer messages until ``stop`` is set.
+        """Answer messages until ``stop`` is set, whatever happens on the network.
 
         Raises:
-            InputError: the server is not who it should be, or does not know this site, or another program has connected
-            as this site since.
+            InputError: the kit's key or certificate cannot be used, or another program has connected as this site.
         """
+        self._warn()
         while not stop.is_set():
             try:
                 with self._client() as client:
                     self._connected(client, stop)
-            except InputError:
-                raise
-            except _LOST as error:
-                self._permanent(error)
-                if self._tries == 0:
-                    self._say(f"no connection to {self._kit.server} ({_why(error)}); trying again until there is one")
-            stop.wait(_WAITS[min(self._tries, len(_WAITS) - 1)])
+            except (httpx.HTTPError, _Refused, OSError) as error:
+                self._change(self._why(error))
+            pause = min(_LONGEST, _FIRST * 2.0 ** min(self._tries, 10))
+            stop.wait(pause * random.uniform(0.75, 1.0))  # sites do not all come back in the same second
             self._tries += 1
 
-    def _client(self) -> FleetHttpClient:
-        key = self._kit.key
-        authentication = NodeAuthHttpInterceptor(key, key.public_key())
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        return FleetHttpClient.from_server_address(
-            self._kit.server, False, self._kit.ca, [version, authentication, _Named()]
+    def _client(self) -> httpx.Client:
+        context = ssl.create_default_context(cadata=self._kit.ca.decode())
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority of a kit may be below another one
+        try:
+            context.load_cert_chain(self._kit.trust.certificate, self._kit.folder / "site.key")
+        except (ssl.SSLError, OSError) as error:
+            raise InputError(
+                f"the certificate and the key of {self._kit.folder} cannot be used ({error}): ask for a new kit"
+            ) from None
+        name = secrets.token_hex(16)
+        return httpx.Client(
+            base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers={CONNECTION: name}
         )
 
-    def _connected(self, client: FleetHttpClient, stop: threading.Event) -> None:
-        asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_PROMISED)
-        node = Node(node_id=client.ActivateNode(asked).node_id)
+    def _connected(self, client: httpx.Client, stop: threading.Event) -> None:
+        self._introduce(client)
         self._tries = 0
-        self._say(f"connected to {self._kit.server} as {self._kit.site}")
+        self._change("")
         over = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(client, node, over), daemon=True)
+        beating = threading.Thread(target=self._beat, args=(client, over), daemon=True)
         beating.start()
         try:
             while True:
                 if self._unsent is not None:
-                    self._push(client, node, *self._unsent)
+                    self._deliver(client, self._unsent)
                     self._unsent = None
                 if stop.is_set() or over.is_set():
-                    break
-                pulled = client.PullMessages(PullMessagesRequest(node=node))
-                if pulled.messages_list:
-                    self._work(client, node, pulled.message_object_trees[0], pulled.messages_list[0].metadata.run_id)
-            if not stop.is_set():
-                self._check(client, node)
-        except _LOST:
-            self._check(client, node)
-            raise
+                    return
+                found = self._post(client, "/work")
+                if found.status_code == httpx.codes.OK:
+                    self._unsent = self._answered(found)
         finally:
             over.set()
             beating.join(5)
-            if stop.is_set():
-                self._leave(client, node)
 
-    def _work(self, client: FleetHttpClient, node: Node, tree: ObjectTree, run: int) -> None:
-        found = make_pull_object_fn_protobuf(client.PullObject, node, run)
-
-        def part(name: str) -> bytes:
-            try:
-                return found(name)
-            except ObjectPullError as error:  # the server has it no more
-                raise _Withdrawn from error
-
+    def _introduce(self, client: httpx.Client) -> None:
+        """Say who is there, and take a newer roster."""
+        about = {
+            "connection": client.headers[CONNECTION], "roster": self._kit.trust.roster.version, "clock": time.time()
+        }  # fmt: skip
+        found = self._post(client, "/connect", json.dumps(about).encode())
         try:
-            message = pull_and_inflate_object_from_tree(
-                tree,
-                part,
-                make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
-                return_type=Message,
-            )
-        except _Withdrawn:
-            return
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        try:
-            content = flower.body_of(message)
-        except Refused as error:
-            self._say(f"a message of the server was not understood: {error}")
-            return
-        reply = Message(flower.record(self._answer(content)), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        self._unsent = _Unsent(reply, run)
+            text = found.json()["roster"]
+            if text is not None and self._kit.trust.take(str(text)):
+                self._say(f"roster {self._kit.trust.roster.version} of {self._kit.name} is taken over")
+                self._warn()
+        except (ValueError, KeyError, TypeError) as error:
+            raise _Refused(f"its roster is not taken over: {error}") from None
+        self._look_at_the_clock(found)
 
-    def _push(self, client: FleetHttpClient, node: Node, reply: Message, run: int) -> None:
+    def _answered(self, found: httpx.Response) -> _Unsent:
+        reply = self._answer(found.content)
+        if len(reply) > int(found.headers.get(ROOM, len(reply))):
+            self._say(f"a reply of {len(reply):,} bytes is larger than the server takes", refused=True)
+        return _Unsent(found.headers[TICKET], reply)
+
+    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
         """Send a reply; one that the server no longer waits for is dropped by it."""
-        objects = flower.get_all_nested_objects(reply)
-        asked = PushMessagesRequest(
-            node=node,
-            messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[flower.get_object_tree(reply)],
-            clientapp_runtime_list=[0.0],
-        )
-        try:
-            pushed = client.PushMessages(asked)
-            put = make_push_object_fn_protobuf(client.PushObject, node, run, pushed.session_id)
-            push_objects(objects, put, object_ids_to_push=set(pushed.objects_to_push))
-        except (ObjectPushError, httpx.HTTPStatusError) as error:
-            if _superseded(error):
-                raise
-            self._say(f"the server did not take a reply ({_why(error)})")
-
-    def _beat(self, client: FleetHttpClient, node: Node, over: threading.Event) -> None:
-        while not over.wait(_BEAT):
-            try:
-                client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=_PROMISED))
-            except _LOST as error:
-                if not _superseded(error):  # else the next request says so, which is not this thread's
-                    over.set()
-
-    def _check(self, client: FleetHttpClient, node: Node) -> None:
-        """Raise if another program has this site's place: connecting again would take it back, and so on."""
-        try:
-            client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=_PROMISED))
-        except _LOST as error:
-            if _superseded(error):
-                raise
-
-    def _leave(self, client: FleetHttpClient, node: Node) -> None:
-        try:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-        except _LOST:
+        view = memoryview(unsent.reply)
+        pieces = (bytes(view[k : k + _PIECE]) for k in range(0, len(view), _PIECE))
+        headers = {TICKET: unsent.ticket, "content-length": str(len(view))}
+        found = client.post("/reply", content=pieces, headers=headers)
+        if found.status_code in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
+            self._say(f"the server did not take a reply ({_reason(found)})")
             return
+        self._check(client, found)
 
-    def _permanent(self, error: Exception) -> None:
-        """Raise where trying again would not help."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(cause):
-                raise InputError(
-                    f"{self._kit.server} is not the server of this kit (its certificate: "
-                    f"{getattr(cause, 'verify_message', '') or 'not signed by the kit'}): check the address, and that "
-                    "site and server have kits that were made together"
-                ) from None
-            cause = cause.__cause__ or cause.__context__
-        if _superseded(error):
+    def _post(self, client: httpx.Client, path: str, content: bytes = b"") -> httpx.Response:
+        return self._check(client, client.post(path, content=content))
+
+    def _check(self, client: httpx.Client, found: httpx.Response) -> httpx.Response:
+        """The response if the server lets this site do what it asks.
+
+        Raises:
+            InputError: another program has this site's place: connecting again would take it back, and so on.
+        """
+        if found.status_code == httpx.codes.GONE:
             raise InputError(
                 f"another program has connected to {self._kit.server} as {self._kit.site} since: a site runs once, so "
                 "stop one of the two"
-            ) from None
-        if isinstance(error, httpx.HTTPStatusError) and error.request.url.path.endswith("/activate-node"):
-            code = error.response.status_code
-            if code in (400, 401, 403, 404, 409):
-                raise InputError(
-                    f"{self._kit.server} does not know the key of {self._kit.site} (or a clock is wrong by minutes): "
-                    "ask its operator for a new kit"
-                ) from None
+            )
+        if found.is_error:
+            raise _Refused(_reason(found))
+        known = found.headers.get(ROSTER, "")
+        if known.isdecimal() and int(known) > self._kit.trust.roster.version and found.request.url.path != "/connect":
+            self._introduce(client)
+        return found
+
+    def _beat(self, client: httpx.Client, over: threading.Event) -> None:
+        while not over.wait(_BEAT):
+            try:
+                client.post("/alive")  # an answer that is an error is met by the next request too
+            except (httpx.HTTPError, OSError):
+                over.set()
+
+    # what is said
+
+    def _change(self, wrong: str) -> None:
+        """Say what is wrong, or that nothing is, if it is another thing than before."""
+        where = f"{self._kit.server} as {self._kit.site}"
+        if not wrong:
+            self._say(f"connected to {where}")
+        elif wrong != self._wrong:
+            self._say(f"no connection to {where} ({wrong}); trying again until there is one", disconnected=wrong)
+        self._wrong = wrong
+
+    def _warn(self) -> None:
+        from cryptography import x509
+
+        own = x509.load_pem_x509_certificate(self._kit.trust.certificate.read_bytes())
+        for what, certificate in (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca))):
+            if wrong := trouble(certificate):
+                self._say(f"the {what} of this kit {wrong}: ask the operator to renew it", expires=True)
+
+    def _look_at_the_clock(self, found: httpx.Response) -> None:
+        seconds = found.headers.get(CLOCK, "")
+        try:
+            skew = time.time() - float(seconds)
+        except ValueError:
+            return
+        if abs(skew) > SKEW:
+            what = f"this machine's clock is {abs(skew) / 60:.0f} minutes {'ahead of' if skew > 0 else 'behind'}"
+            self._say(f"{what} the server's: set it", skew=round(skew))
+
+    def _why(self, error: Exception) -> str:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return _of_server(cause)
+            if isinstance(cause, ssl.SSLError):
+                return _of_alert(cause)
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, _Refused):
+            return f"the server refuses it: {error}"
+        return printable(str(error) or type(error).__name__)
 
 
-def _superseded(error: Exception) -> bool:
-    """Whether the server has closed a connection because the site has opened another one."""
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.GONE
+def _of_server(error: ssl.SSLCertVerificationError) -> str:
+    """Why the server's certificate is not taken."""
+    if error.verify_code == _EXPIRED:
+        return "the server's certificate has expired by this machine's clock: its operator renews it, or set the clock"
+    if error.verify_code == _NOT_YET:
+        return "the server's certificate is not yet valid by this machine's clock: set the clock"
+    if error.verify_code in _ADDRESS:
+        return "the server's certificate is for another address: this may be another server"
+    return f"it is not the server of this kit, whose authority did not sign its certificate ({error.verify_message})"
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}"
-    return str(error) or type(error).__name__
+def _of_alert(error: ssl.SSLError) -> str:
+    reason = str(error.reason or error).replace("_", " ").lower()
+    if "certificate expired" in reason:
+        return "the server says that this site's certificate has expired: ask the operator to renew it"
+    if "unknown ca" in reason or "bad certificate" in reason or "certificate" in reason:
+        return f"the server does not take this site's certificate ({reason}): is the kit of another federation?"
+    return f"TLS fails ({reason})"
+
+
+def _reason(found: httpx.Response) -> str:
+    try:
+        why = found.json()["why"]
+    except (ValueError, KeyError, TypeError):
+        why = f"HTTP {found.status_code}"
+    return printable(str(why)[:300])

@@ -8,30 +8,25 @@ import hmac
 import ipaddress
 import json
 import secrets
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
 
 import jinja2
 from markupsafe import Markup
 
-from idiolect.core.errors import RunError
+from idiolect.federation.events import Events
 from idiolect.federation.kits import ServerKit, address
+from idiolect.federation.web import Request, Response, Server
 
 Status = Callable[[], dict[str, Any]]
 REFRESH = 5
 """Seconds between two looks of an open page."""
-_PATIENCE = 10.0  # seconds in which a request must have come
-_AT_ONCE = 16  # requests
 _DOING = {"local": "trains", "evaluate": "measures", "received": "measures"} | dict.fromkeys(
     ("study", "inputs", "begin"), "agrees"
 )
@@ -48,42 +43,62 @@ class Page:
         status: says what is shown.
         kit: the server's.
         place: host and port.
+        say: for events.
 
     Raises:
         RunError: the port is taken.
     """
 
-    def __init__(self, status: Status, kit: ServerKit, place: tuple[str, int]) -> None:
+    def __init__(self, status: Status, kit: ServerKit, place: tuple[str, int], say: Events | None = None) -> None:
         host, port = place
-        self._token = secrets.token_urlsafe(24)
-        try:
-            self._server = _Server(place, _handler(status, self._token))
-        except OSError as error:
-            why = error.strerror or error
-            raise RunError(f"the page cannot listen on {host}:{port} ({why}): choose another port") from None
-        scheme = "http"
+        self._status, self._say, self._token = status, say or Events(quiet=True), secrets.token_urlsafe(24)
+        tls = None
         if not _is_here(host):
-            scheme = "https"
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(kit.certificate, kit.key)
-            self._server.socket = context.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(kit.certificate, kit.key)
             host = address(kit.server)[0] if host in ("0.0.0.0", "::") else host
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"{scheme}://{shown}:{port}/?token={self._token}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="page", daemon=True)
+        self.url = f"http{'s' if tls else ''}://{shown}:{port}/?token={self._token}"
+        self._server = Server(self, place, tls)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(3)
+        self._server.__exit__(kind, error, trace)
+
+    # what the web server asks
+
+    def visitor(self, certificate: bytes | None, address: str) -> str:
+        """Nobody in particular: a request has the token."""
+        return ""
+
+    def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
+        """No bytes: nothing is taken."""
+        return 0
+
+    async def answer(self, request: Request) -> Response:
+        """The page, or its numbers as JSON."""
+        if request.method not in ("GET", "HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET is answered.\n", {"Allow": "GET"})
+        token = request.query.get("token", "")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+            if token:
+                self.refused(request.address, "its token is wrong")
+            return _text(HTTPStatus.FORBIDDEN, "text/plain", "Open the address that the server has written down.\n")
+        if request.path == "/":
+            return _text(HTTPStatus.OK, "text/html", render(self._status()))
+        if request.path == "/status.json":
+            return _text(HTTPStatus.OK, "application/json", json.dumps(self._status(), allow_nan=False))
+        return _text(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /status.json.\n")
+
+    def refused(self, address: str, why: str) -> None:
+        """Say that somebody was refused."""
+        what = f"a look at the page from {address} was refused: {why}"
+        self._say.rarely(("page", address, why), what, address=address, refused=why)
 
 
 def place(text: str) -> tuple[str, int]:
@@ -104,77 +119,9 @@ def render(status: Mapping[str, Any]) -> str:
     return _template().render(status, methods=methods, before=before, **fixed)
 
 
-class _Server(ThreadingHTTPServer):
-    """Answers a limited number of requests at a time, and drops more."""
-
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-
-    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(_AT_ONCE)
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        super().__init__(place, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread if one is free."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and be free again."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a visitor that goes away or sends nonsense is no event of the federation."""
-
-
-def _handler(status: Status, token: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE
-
-        def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            given = parse_qs(asked.query).get("token", [""])[0]
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
-                self.send_error(HTTPStatus.FORBIDDEN, "Open the address that the server's command has printed.")
-            elif asked.path == "/":
-                self._send(HTTPStatus.OK, "text/html", render(status()))
-            elif asked.path == "/status.json":
-                self._send(HTTPStatus.OK, "application/json", json.dumps(status(), allow_nan=False))
-            else:
-                self.send_error(HTTPStatus.NOT_FOUND, "There is / and /status.json.")
-
-        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-            if code == HTTPStatus.NOT_IMPLEMENTED:  # the base class finds no method for any other word than GET
-                code, message = HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is answered."
-            self._send(code, "text/plain", f"{message or HTTPStatus(code).phrase}\n")
-
-        def _send(self, code: int, kind: str, text: str) -> None:
-            content = text.encode("utf-8", "backslashreplace")
-            self.send_response(code)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            if code == HTTPStatus.METHOD_NOT_ALLOWED:
-                self.send_header("Allow", "GET")
-            for name, value in _headers().items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def version_string(self) -> str:
-            return "idiolect"
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing: the address has the token in it."""
-
-    return Handler
+def _text(status: HTTPStatus, kind: str, text: str, more: Mapping[str, str] | None = None) -> Response:
+    headers = {"Content-Type": f"{kind}; charset=utf-8"} | _headers() | dict(more or {})
+    return Response(status, text.encode("utf-8", "backslashreplace"), headers)
 
 
 @cache

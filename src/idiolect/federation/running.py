@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import filelock
 
-from idiolect.core import signals
+from idiolect.core import files, signals
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.federation import kits
 from idiolect.federation.conversation import Carrier
@@ -23,6 +24,9 @@ from idiolect.federation.server import Terms, command, conduct, study_for
 from idiolect.federation.site import Worker
 from idiolect.studies import Result
 from idiolect.studies.progress import Several, Silent, Watcher
+
+PAGE = "page.url"
+"""The file of a server's kit that has the address of the operator's page while it is served."""
 
 
 def serve(
@@ -63,14 +67,19 @@ def serve(
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
     shown = None if page is None else _place(page)
-    with Link(found, place) as link, signals.received(_stopped) as came, ExitStack() as open_:
+    with Link(found, place, say) as link, signals.received(_stopped) as came, ExitStack() as open_:
+        open_.callback(say.close)
         carrier: Carrier = link
         if shown is not None:
             lost = terms.patience.lost
             carrier = overview = Overview(link, found.name, whole.name, list(found.sites), out, say, lost)
             watcher = Several(watcher or Silent(), overview)
-            address = open_.enter_context(Page(overview.status, found, shown)).url
-            say.show(f"The page of this federation, for you alone: {address}")
+            url = open_.enter_context(Page(overview.status, found, shown, say)).url
+            open_.callback((kit / PAGE).unlink, missing_ok=True)
+            files.write(kit / PAGE, f"{url}\n", mode=0o600)
+            if sys.stderr is not None and sys.stderr.isatty():
+                say.show(f"The page of this federation, for you alone: {url}")
+            say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
         say(f"{found.name}: {len(found.sites)} sites can connect to {place[0]}:{place[1]}")
         again = command(kit, study, out)
 
@@ -80,7 +89,7 @@ def serve(
         try:
             return conduct(
                 whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
-                public=found.sites,
+                public=link.keys,
             )  # fmt: skip
         except Interrupted as error:
             if came and str(error) == "stopped":
@@ -109,7 +118,8 @@ def take_part(
     """
     from idiolect.federation.node import Connection
 
-    found, say = kits.site_kit(kit), say or Events()
+    private_folder(state)
+    found, say = kits.site_kit(kit, state), say or Events()
     worker = worker_of(found, samples, state, policy=policy, key=key, say=say)
     lock = filelock.FileLock(state / ".lock", timeout=0)
     try:

@@ -67,6 +67,8 @@ class SecureSum:
             return self._talk.ask(asked, take, self._patience._replace(least=least), stop)
 
         def keys_of(i: int, message: Message) -> Keys:
+            if names[i] not in self._public:
+                raise Refused(f"the key of {names[i]} is revoked")
             return verified(names[i], self._public[names[i]], signed_of(about), message.about.get("keys"))
 
         try:
