@@ -36,11 +36,12 @@ class Begun(NamedTuple):
     @property
     def about(self) -> dict[str, Any]:
         """What each message of a round says of the study and the run."""
-        return {"digest": digest(self.study), "run": self.run}
+        return {"digest": digest(self.study), "run": self.run, "clients": len(self.agreed.names)}
 
     def write(self, folder: Path) -> None:
         """Keep it in the run's folder."""
-        files.write(folder / FILE, sealed_json(self._asdict() | {"agreed": self.agreed.model_dump(mode="json")}))
+        content = sealed_json(self._asdict() | {"agreed": self.agreed.model_dump(mode="json")})
+        files.write(folder / FILE, content, mode=0o600)
 
     @classmethod
     def read(cls, folder: Path, study: str, sites: Sequence[str]) -> Self | None:
@@ -59,7 +60,7 @@ class Begun(NamedTuple):
             raise InputError(f"{path} cannot be read ({error}): choose another folder with {option('out')}") from None
         if begun.study != study:
             raise InputError(f"{folder} has a run of another study: choose another with {option('out')}")
-        if begun.agreed.names != tuple(sites):
+        if begun.agreed.names != tuple(sites)[: len(begun.agreed.names)]:
             raise InputError(f"{folder} has a run of other sites: choose another with {option('out')}")
         return begun
 

@@ -103,6 +103,9 @@ class Conversation:
         self.sites, self._link, self._say = sites, link, say
         self.introduce: Callable[[int, Mapping[str, Any]], list[Question]] = lambda client, asked: []
         """What a site that does not know the study is asked and told first, by what it was asked."""
+        self.refused: dict[str, str] = {}
+        """The sites whose answers to the last questions did not count, and why."""
+        self._states: dict[str, str] = {}
 
     def ask(
         self,
@@ -134,7 +137,10 @@ class Conversation:
                             self._taken(i, one, replies[one.ticket], take, found)
                         except Refused as error:
                             why[i] = str(error)
-                            self._say(f"{one.site} does not count: {error}", site=one.site, refused=str(error))
+                            self._change(one.site, why[i], f"{one.site} does not count: {error}", refused=why[i])
+                        else:
+                            if not one.queue:
+                                self._change(one.site, "", f"{one.site} counts again", back=True)
                         if not one.queue or i in why:
                             del waiting[i]
                     elif (now := self._link.connections(one.site)) != one.connections:
@@ -157,8 +163,16 @@ class Conversation:
         finally:
             self._link.forget([one.ticket for one in waiting.values()])
         for one in waiting.values():
-            self._say(f"goes on without {one.site}, which did not answer in time", site=one.site, missing=True)
+            what = f"goes on without {one.site}, which did not answer in time"
+            self._change(one.site, "missing", what, missing=True)
+        self.refused = {self.sites[i]: reason for i, reason in why.items()}
         return found
+
+    def _change(self, site: str, state: str, what: str, **values: Any) -> None:
+        """Say how a site stands if that is new, and not again in each round."""
+        if self._states.get(site, "") != state:
+            self._states[site] = state
+            self._say(what, site=site, **values)
 
     def _send(self, one: _Open) -> None:
         """Send the next question; an answer to an earlier sending does not count."""

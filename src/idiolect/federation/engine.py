@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from idiolect.core import tree
+from idiolect.core.errors import Interrupted
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.federation import checks
@@ -57,6 +59,10 @@ class Sites:
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
         self.seconds, self._began, self.public, self.samples = 0.0, began, public or {}, samples
+        self.more: Callable[[], bool] = lambda: False
+        """Whether there are sites that this run does not know yet: then it stops at its last whole round."""
+        self.stopped = False
+        """Whether it did."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +96,9 @@ class Session:
             Interrupted: ``stop`` returned true.
         """
         engine, job = self._engine, self._job
+        if phase == "local" and engine.more():
+            engine.stopped = True
+            raise Interrupted
         about = dict(engine.about) | {"kind": phase, "method": job.name, "seed": job.seed, "round": round}
         shared = named("shared", down.shared)
         questions = {
@@ -107,7 +116,7 @@ class Session:
                 return checks.trained(message, self._like, round, engine.samples(i))
             return checks.measured(message)
 
-        before = self.seconds
+        before, start = self.seconds, time.monotonic()
         least = min(engine.patience.least, len(ids)) if phase == "local" else 0
         if phase == "local" and job.secure and tree.leaves(self._like.value):
             from idiolect.federation.secure_sum import SecureSum
@@ -118,11 +127,24 @@ class Session:
             found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
             if phase == "local":
                 self._drop(found, round)
+        if phase == "local":
+            self._note(round, ids, found, time.monotonic() - start)
         engine.seconds += self.seconds - before
         return [found.get(i) for i in ids]
 
     def close(self) -> None:
         """Do nothing: the sites wait for the next message."""
+
+    def _note(self, round: int, ids: Sequence[int], counted: Mapping[int, Any], seconds: float) -> None:
+        """Keep a line for each round: who counted, who did not answer, and whose answer was refused."""
+        job, talk = self._job, self._engine.conversation
+        here, excluded = [talk.sites[i] for i in counted], dict(talk.refused)
+        absent = [site for site in (talk.sites[i] for i in ids) if site not in (*here, *excluded)]
+        self._engine.say.note(
+            f"{job.name}, seed {job.seed}: round {round} closed with {len(here)} of {len(ids)} sites, {seconds:.1f} s",
+            method=job.name, seed=job.seed, round=round, seconds=float(f"{seconds:.3f}"), counted=here, absent=absent,
+            excluded=excluded,
+        )  # fmt: skip
 
     def _drop(self, found: dict[int, Any], round: int) -> None:
         """Leave out uploads that are much larger than the others."""
@@ -131,4 +153,5 @@ class Session:
             site = self._engine.conversation.sites[i]
             why = f"its upload is {ratio:.3g} times as large as the median"
             self._engine.say(f"{site} does not count in round {round}: {why}", site=site, round=round, refused=why)
+            self._engine.conversation.refused[site] = why
             del found[i]

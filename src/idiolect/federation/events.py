@@ -55,10 +55,13 @@ class Events:
 
     def __call__(self, what: str, /, **values: Any) -> None:
         """Say it; ``values`` are kept beside the sentence, as ``site="north", round=3``."""
+        self._say(what, values, self._quiet)
+
+    def _say(self, what: str, values: dict[str, Any], quiet: bool) -> None:
         at = time.time()
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {printable(what)}\n"
         with self._lock:
-            if not self._quiet:
+            if not quiet:
                 _shown(line)
             event = {"at": round(at, 3), "event": what} | values
             kept = json.dumps(event) + "\n"
@@ -67,6 +70,11 @@ class Events:
             else:
                 self._write(kept)
         self.heard(event)
+
+    def note(self, what: str, /, **values: Any) -> None:
+        """Keep it; say it only where no terminal shows the progress anyway."""
+        quiet = self._quiet or (sys.stderr is not None and sys.stderr.isatty())
+        self._say(what, values, quiet)
 
     def rarely(self, key: Hashable, what: str, /, **values: Any) -> None:
         """Say what strangers can make happen as often as they like: once in a minute for each key, with how often.

@@ -141,17 +141,18 @@ class Link:
             self._replies = [reply for reply in self._replies if reply.ticket not in gone]
 
     def quiet_for(self, site: str) -> float:
-        """Seconds since a site was last heard of; since the link was made if it never was."""
+        """Seconds since a site was last heard of, or since the link was made; infinite if its key is revoked."""
+        if site not in self.keys:
+            return float("inf")
         return time.monotonic() - self._seen.get(site, self._since)
 
     def connections(self, site: str) -> int:
         """How often a site has connected."""
         return self._connections.get(site, 0)
 
-    @property
-    def roster(self) -> Roster:
-        """Who takes part, as the authority has signed it last."""
-        return self._roster
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites, in the order of the clients' numbers, as the authority has signed them last."""
+        return tuple(member.name for member in self._roster.members)
 
     # what the web server asks
 

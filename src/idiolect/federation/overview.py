@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,19 +57,26 @@ class Overview(Silent):
         link: carries the messages.
         name: of the federation.
         study: the study's name.
-        sites: their names, by the clients' numbers.
+        sites: says their names, by the clients' numbers; more may come.
         out: folder of the run; alarms of earlier starts are read from there.
         say: whose events are heard.
         lost: seconds of silence after which a site counts as silent.
     """
 
     def __init__(
-        self, link: Carrier, name: str, study: str, sites: Sequence[str], out: Path, say: Events, lost: float
+        self,
+        link: Carrier,
+        name: str,
+        study: str,
+        sites: Callable[[], Sequence[str]],
+        out: Path,
+        say: Events,
+        lost: float,
     ) -> None:
         self._link, self._lost, self._lock = link, lost, threading.Lock()
         self._names = {"federation": name, "study": study, "version": __version__}
-        self._sites = {site: _Site() for site in sites}
-        self._numbers = tuple(sites)
+        self._sites: defaultdict[str, _Site] = defaultdict(_Site)
+        self._names_of = sites
         self._open: dict[str, _Question] = {}
         self._done: dict[Key, int] = {}
         self._total = 0
@@ -140,16 +147,16 @@ class Overview(Silent):
 
     def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
         """Take what was recorded in a round."""
-        now = time.monotonic()
+        now, numbers = time.monotonic(), self._names_of()
         with self._lock:
             counted = {r.client for r in records if r.stage == "wire" and r.metric == "bytes_up"}
             silent = {r.client for r in records if r.metric == "answered"}
             for client in counted | silent:
-                site = self._sites[self._numbers[client]]
+                site = self._sites[numbers[client]]
                 site.asked, site.counted = site.asked + 1, site.counted + (client in counted)
             for r in records:
                 if r.metric == "accuracy" and r.value == r.value:
-                    found = self._sites[self._numbers[r.client]].accuracy
+                    found = self._sites[numbers[r.client]].accuracy
                     if (found.get(label, {}).get("seed"), found.get(label, {}).get("round")) != (seed, round):
                         found[label] = {"seed": seed, "round": round}
                     found[label][r.stage] = r.value
@@ -205,7 +212,7 @@ class Overview(Silent):
                 "rounds": self._total,
                 "done": sum(self._done.values()),
                 "of": self._total * len(self._done),
-                "sites": [self._said(name, site, waiting.get(name)) for name, site in self._sites.items()],
+                "sites": [self._said(name, self._sites[name], waiting.get(name)) for name in self._names_of()],
                 "latest": list(self._rounds)[::-1],
                 "alarms": list(self._alarms)[::-1],
             }

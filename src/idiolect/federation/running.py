@@ -72,7 +72,7 @@ def serve(
         carrier: Carrier = link
         if shown is not None:
             lost = terms.patience.lost
-            carrier = overview = Overview(link, found.name, whole.name, list(found.sites), out, say, lost)
+            carrier = overview = Overview(link, found.name, whole.name, link.sites, out, say, lost)
             watcher = Several(watcher or Silent(), overview)
             url = open_.enter_context(Page(overview.status, found, shown, say)).url
             open_.callback((kit / PAGE).unlink, missing_ok=True)
@@ -89,7 +89,7 @@ def serve(
         try:
             return conduct(
                 whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
-                public=link.keys,
+                public=link.keys, roster=link.sites,
             )  # fmt: skip
         except Interrupted as error:
             if came and str(error) == "stopped":

@@ -19,6 +19,7 @@ from idiolect.federation.begun import Begun, Joining, about, offer_of
 from idiolect.federation.conversation import Carrier, Conversation, Patience, Question
 from idiolect.federation.engine import Remote, Sites
 from idiolect.federation.events import FILE, Events
+from idiolect.federation.growth import grow
 from idiolect.federation.messages import Message
 from idiolect.federation.samples import Samples, pooled, sums
 from idiolect.runs.store import renew
@@ -94,7 +95,7 @@ def study_for(path: Path, federation: str) -> SiteStudy:
 def conduct(
     study: SiteStudy, link: Carrier, sites: Sequence[str], out: Path, say: Events, *, terms: Terms | None = None,
     watcher: Watcher | None = None, stop: Callable[[], bool] = lambda: False, again: str | None = None,
-    public: Mapping[str, bytes] | None = None,
+    public: Mapping[str, bytes] | None = None, roster: Callable[[], Sequence[str]] | None = None,
 ) -> Result:  # fmt: skip
     """Run a study at the sites of a federation, or the rest of it.
 
@@ -109,6 +110,7 @@ def conduct(
         stop: asked while sites agree; afterwards signals end the run.
         again: the command that continues the run.
         public: the public key of each site in PEM, by name; secure aggregation needs them.
+        roster: says which sites there are by now: ``sites``, and those that were added at the end.
 
     Raises:
         InputError: the folder holds something else, or the sites' data do not fit each other.
@@ -131,11 +133,40 @@ def conduct(
             say.keep(out / FILE)
 
     engine = Sites(talk, begun.about, terms.patience, terms.most, say, began, public, samples=joining.samples)
-    data = begun.agreed.federation(study.name)
-    renew(out, manifest(data))  # a server may have been killed while it let a site in
-    result = run(study.known(data, begun.secret), out, engine=engine, resume=True, watcher=watcher, again=again)
+    now = roster or (lambda: sites)
+    while True:
+        _grow(study, joining, now(), out, say)
+        talk.sites, engine.about = joining.begun.agreed.names, joining.begun.about
+        engine.more = lambda: len(now()) > len(talk.sites)
+        data = joining.begun.agreed.federation(study.name)
+        renew(out, manifest(data))  # a server may have been killed while it let a site in
+        try:
+            result = run(study.known(data, begun.secret), out, engine=engine, resume=True, watcher=watcher, again=again)
+            break
+        except Interrupted:
+            if not engine.stopped:
+                raise
+            engine.stopped = False
     _tell(talk, link, joining, terms.patience.lost, stop)
     return result
+
+
+def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
+    """Let a run take on the sites that were added to the roster since it began."""
+    before, secret = joining.begun.agreed, joining.begun.secret
+    added = names[len(before.names) :]
+    if not added:
+        return
+    after = before.among(names)
+    jobs = []
+    for agreed in (before, after):
+        data = agreed.federation(study.name)
+        jobs.append([job for _, job in study.known(data, secret).jobs(data)])
+    grow(out, *jobs)
+    joining.begun = joining.begun._replace(agreed=after)
+    joining.begun.write(out)
+    for site in added:
+        say(f"{site} was added, and takes part as soon as it is there", site=site, added=True)
 
 
 def _tell(talk: Conversation, link: Carrier, joining: Joining, lost: float, stop: Callable[[], bool]) -> None:

@@ -184,14 +184,17 @@ class Worker:
     def _found(self, about: Mapping[str, Any]) -> _Known | None:
         """The study of a message, from memory or from disk."""
         key = about["digest"], about["run"]
-        if key in self._known:
+        if key in self._known and about["clients"] == len(self._known[key].agreed.names):
             return self._known[key]
         path = self._at(*key) / _FILE
         if not path.exists():
             return None
         try:
             kept = read_json(path)
-            return self._prepare(*key, self._read(kept), Agreed.model_validate(kept["agreed"]))
+            agreed = Agreed.model_validate(kept["agreed"])
+            if about["clients"] != len(agreed.names):
+                return None  # sites were added since
+            return self._prepare(*key, self._read(kept), agreed)
         except (IdiolectError, Refused):
             raise
         except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
