@@ -108,13 +108,20 @@ def operator(folder: Path, ca_key: Path | None = None) -> Operator:
 def add(who: Operator, site: str, out: Path, request: Path | None = None) -> Roster:
     """Make the kit of one more site; with a request the site has made its key itself, and keeps it.
 
+    A site whose key is revoked gets a new one, and stays the same client.
+
     Raises:
         InputError: there is such a site, the request cannot be used, or the folder is not empty.
         RunError: a folder cannot be written.
     """
     Description(name=who.name, server=who.server, sites=(site,))
-    if site.casefold() in {member.name.casefold() for member in who.roster.members}:
-        raise InputError(f"{site} is in the roster already, or was: give the new site another name")
+    members = list(who.roster.members)
+    same = [k for k, member in enumerate(members) if member.name.casefold() == site.casefold()]
+    if same and not (members[same[0]].name == site and members[same[0]].revoked):
+        raise InputError(
+            f"{members[same[0]].name} is in the roster: give the new site another name, or, if its key is lost, revoke "
+            "it first"
+        )
     own: dict[str, bytes] = {}
     if request is None:
         key = new_key()
@@ -125,7 +132,9 @@ def add(who: Operator, site: str, out: Path, request: Path | None = None) -> Ros
         raise InputError(f"{request} has the key of a site that is in the roster: let the site make a new one")
     certificate = pem(issued(site, public, who.authority, who.key, who.days)).decode()
     member = Member(name=site, certificate=certificate)
-    roster = Roster.signed(who.name, who.roster.version + 1, [*who.roster.members, member], who.key)
+    place = same[0] if same else len(members)
+    members[place : place + 1] = [member]
+    roster = Roster.signed(who.name, who.roster.version + 1, members, who.key)
     common = {"ca.pem": pem(who.authority), FILE: roster.text.encode()}
     _write(out, {"": _site_files({"federation": who.name, "server": who.server}, common, member) | own})
     _spread(who, roster)
