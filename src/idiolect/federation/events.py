@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from idiolect.core.errors import printable
+from idiolect.core.errors import IdiolectError, printable
 
 FILE = "events.jsonl"
 """The name of the file of events in a run's folder."""
@@ -112,6 +113,33 @@ class Events:
             assert self.file is not None
             with open(self.file, "a", encoding="utf-8", opener=_own) as file:
                 file.write(lines)
+
+
+class _Heard(logging.Handler):
+    def __init__(self, say: Events) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it as an event."""
+        self._say(record.getMessage(), warning=True)
+
+
+@contextmanager
+def kept(say: Events) -> Iterator[None]:
+    """Warnings of idiolect are events too, and so is the error that ends the program."""
+    logger, handler = logging.getLogger("idiolect"), _Heard(say)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    except IdiolectError as error:
+        say(f"ends: {error}", ended=True)
+        raise
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+        say.close()
 
 
 def read(file: Path, most: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from idiolect.core import files, signals
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.federation import kits
 from idiolect.federation.conversation import Carrier
-from idiolect.federation.events import Events
+from idiolect.federation.events import Events, kept
 from idiolect.federation.overview import Overview
 from idiolect.federation.page import Page
 from idiolect.federation.page import place as page_place
@@ -36,7 +36,7 @@ def serve(
     """Run a study at the sites of a federation, or the rest of it.
 
     Args:
-        kit: the server's, from ``kits.provision``.
+        kit: the server's, from ``authority.provision``.
         study: its file.
         out: folder of the run; if it holds one, that run continues.
         listen: host and port; None takes the port of the kit's address, on every interface or on this machine alone.
@@ -54,21 +54,22 @@ def serve(
 
     found = kits.server_kit(kit)
     whole = study_for(study, found.name)
-    terms, say = terms or Terms(), say or Events()
-    if not 1 <= terms.patience.least <= len(found.sites):
-        raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {len(found.sites)} sites")
-    if terms.start is not None and not terms.patience.least <= terms.start <= len(found.sites):
+    terms, say, able = terms or Terms(), say or Events(), len(found.roster.keys())
+    if not 1 <= terms.patience.least <= able:
+        raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {able} sites")
+    if terms.start is not None and not terms.patience.least <= terms.start <= able:
         raise InputError(
-            f"{option('start_with', terms.start)} is not possible with {len(found.sites)} sites, of which each round "
-            f"needs {terms.patience.least}"
+            f"{option('start_with', terms.start)} is not possible with {able} sites, of which each round needs "
+            f"{terms.patience.least}"
         )
+    terms = terms._replace(start=terms.start or able)
     try:
         place = listening(found, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
     shown = None if page is None else _place(page)
     with Link(found, place, say) as link, signals.received(_stopped) as came, ExitStack() as open_:
-        open_.callback(say.close)
+        open_.enter_context(kept(say))
         carrier: Carrier = link
         if shown is not None:
             lost = terms.patience.lost
@@ -80,7 +81,7 @@ def serve(
             if sys.stderr is not None and sys.stderr.isatty():
                 say.show(f"The page of this federation, for you alone: {url}")
             say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
-        say(f"{found.name}: {len(found.sites)} sites can connect to {place[0]}:{place[1]}")
+        say(f"{found.name}: {able} sites can connect to {place[0]}:{place[1]}")
         again = command(kit, study, out)
 
         def stop() -> bool:
@@ -104,7 +105,7 @@ def take_part(
     """Answer the server until a signal comes.
 
     Args:
-        kit: the site's, from ``kits.provision``.
+        kit: the site's, from ``authority.provision``.
         samples: the site's.
         state: the folder of the personal state.
         policy: what is allowed; None limits nothing but code.
@@ -112,8 +113,8 @@ def take_part(
         say: for events.
 
     Raises:
-        InputError: the kit or the policy cannot be used, another process uses the state, or the server is not the one
-            of the kit or does not know this site.
+        InputError: the kit or the policy cannot be used, another process uses the state, or another program has
+            connected as this site. Nothing else that happens on the network ends it.
         Interrupted: SIGINT or SIGTERM was received.
     """
     from idiolect.federation.node import Connection
@@ -128,7 +129,7 @@ def take_part(
         raise InputError(f"another process uses {state}: stop it, or give another {option('state')}") from None
     say(f"{found.site} of {found.name}: {len(samples)} samples, state in {state}")
     try:
-        with signals.received(_stopped, raising=1):  # nothing can be left half-done
+        with kept(say), signals.received(_stopped, raising=1):  # nothing can be left half-done
             Connection(found, worker.answer, say).run(threading.Event())
     except Interrupted:
         say(f"{found.site} stops; its state stays in {state}")
