@@ -17,11 +17,13 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def expected(made, label):
-    """Every number of a row, from the records as a list of tuples."""
+def expected(made, label, seeds=None):
+    """Every number of a row, from the records as a list of tuples; ``seeds`` are those that count."""
     tests = {c["id"]: sum(c["test"]) for c in made.manifest["clients"]}
     by_seed = {}
     for method, seed, r, client, stage, metric, value, _ in made.records:
+        if seeds is not None and seed not in seeds:
+            continue
         if (method, stage, metric) == (label, "personalised", "accuracy") and not math.isnan(value) and tests[client]:
             by_seed.setdefault(seed, {}).setdefault(r, {})[client] = value
     ends = {seed: rounds[max(rounds)] for seed, rounds in by_seed.items()}
@@ -57,9 +59,10 @@ def expected(made, label):
 def check(made, folder):
     rows = report.summary(report.read(made.save(folder)))
     assert [row.label for row in rows] == made.labels
-    base = expected(made, "fedavg")["accuracy"] if "fedavg" in made.labels else None
     for row in rows:
         want = expected(made, row.label)
+        own = {r[1] for r in made.records if r[0] == row.label and r[5] == "accuracy"}
+        base = expected(made, "fedavg", own)["accuracy"] if "fedavg" in made.labels else None
         known = base is not None and want["accuracy"] is not None
         want["versus_fedavg"] = 100 * (want["accuracy"] - base) if known else None
         for name, value in want.items():

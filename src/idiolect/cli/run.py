@@ -77,7 +77,7 @@ def run_command(
         ran = result.runs[-1] if result.runs else None
         print_json({
             "run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "new_clients": new_clients,
-            "diverged": [d._asdict() for d in result.diverged],
+            "diverged": [d._asdict() for d in result.diverged], "notes": result.notes(),
         })  # fmt: skip
     else:
         if not quiet:

@@ -87,12 +87,20 @@ class Protocol(BaseModel):
         return tuple(dict.fromkeys((self.stage, *self.also)))
 
     def __str__(self) -> str:
+        return self.said()
+
+    def said(self, clients: str = "") -> str:
+        """The protocol in words; ``clients`` says whose models count, if not all that it asks for do.
+
+        >>> Protocol().said("3 of 4 clients")
+        'mean over 3 of 4 clients of the personal model after the last round'
+        """
         over = "" if self.weighting == "client" else "the test samples of "
         whose = {"all": "all clients", "participants": "the round's participants", "new": "new clients"}
         when = "the last round" if self.round == "last" else "the round best on validation samples"
         model = f"{_MODELS[self.stage]} after {when}"
         full = ", in which all take part" if self.full_last_round else ""
-        return f"mean over {over}{whose[self.clients]} of {model}{full}"
+        return f"mean over {over}{clients or whose[self.clients]} of {model}{full}"
 
     def written(self) -> str:
         """The text of the option: what differs from the defaults.

@@ -2,24 +2,14 @@
 
 from idiolect.report import description
 from idiolect.report.by_client import OfClient, by_client
+from idiolect.report.common_clients import sentences as left_out_notes
+from idiolect.report.common_clients import whose
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
+from idiolect.report.notes import notes
 from idiolect.report.page import Head, draw, write
-from idiolect.report.tables import (
-    NewClients,
-    Row,
-    accuracies,
-    as_csv,
-    as_latex,
-    as_markdown,
-    client_accuracies,
-    columns_of,
-    latex,
-    new_clients,
-    render,
-    render_new_clients,
-    summary,
-)
+from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
+from idiolect.report.tables import as_csv, as_latex, as_markdown, columns_of, latex, render, render_new_clients
 from idiolect.runs.reader import DIVERGED, Divergence, Run, divergences, edited, read, settings
 
 __all__ = [
@@ -48,8 +38,10 @@ __all__ = [
     "edited",
     "export",
     "latex",
+    "left_out_notes",
     "named",
     "new_clients",
+    "notes",
     "pictures",
     "read",
     "render",
@@ -57,5 +49,6 @@ __all__ = [
     "render_new_clients",
     "settings",
     "summary",
+    "whose",
     "write",
 ]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, nearest
-from idiolect.report.tables import finished, summary
+from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.reader import Run
 
@@ -217,7 +217,9 @@ class _Table:
     def __init__(self, run: Run, measure: str) -> None:
         self.run, self.measure = run, measure
         found = run.last_of(measure)
-        self.labels = [r.label for r in finished(summary(run)) if r.label in set(found["method"])]
+        reached = {r.label: r.rounds for r in summary(run) if r.label in set(run.final["method"])}
+        latest = [label for label, rounds in reached.items() if rounds == max(reached.values())]
+        self.labels = [label for label in latest if label in set(found["method"])]
         if not self.labels:
             what = f"the run {run.name} has no {measure!r} of its clients"
             there = _metrics(run)

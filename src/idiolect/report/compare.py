@@ -14,7 +14,9 @@ from rich.table import Table
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import split_list
 from idiolect.core.terminal import Text
-from idiolect.report.tables import finished, is_best, summary, worst
+from idiolect.report.common_clients import counted
+from idiolect.report.rows import finished, is_best, summary
+from idiolect.report.tables import worst
 from idiolect.runs.reader import Run
 
 # S seeds, K clients, B resamples
@@ -68,7 +70,7 @@ def compare(run: Run, method: str, base: str) -> Comparison:
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
-    if (found := _compared(run, method, base)) is None:
+    if (found := _compared(run, run.final, method, base)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         raise InputError(f"{what}: finish the run, or compare others")
     return found
@@ -76,11 +78,11 @@ def compare(run: Run, method: str, base: str) -> Comparison:
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
     """``compare`` by labels; None if one of them did not run, or they have no results of the same client and seed."""
-    return _compared(run, method, base) if {method, base} <= run.titles.keys() else None
+    return _compared(run, run.final, method, base) if {method, base} <= run.titles.keys() else None
 
 
-def _compared(run: Run, method: str, base: str) -> Comparison | None:
-    value_SK, base_SK, point_SK = _points(run, method, base)
+def _compared(run: Run, values: pd.DataFrame, method: str, base: str) -> Comparison | None:
+    value_SK, base_SK, point_SK = _points(values, method, base)
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
@@ -91,14 +93,14 @@ def _compared(run: Run, method: str, base: str) -> Comparison | None:
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
         int((client_K > 0).sum()), int((client_K < 0).sum()), int((client_K == 0).sum()),
-        _worst(value_SK.where(both)), _worst(base_SK.where(both)), _harmed(run, method), _harmed(run, base),
-        p_values, combined(list(p_values.values())),
+        _worst(value_SK.where(both)), _worst(base_SK.where(both)), _harmed(run, values, method),
+        _harmed(run, values, base), p_values, combined(list(p_values.values())),
     )  # fmt: skip
 
 
-def _points(run: Run, method: str, base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def _points(values: pd.DataFrame, method: str, base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Accuracies of both, and their differences in points: seeds x clients."""
-    value_SK, base_SK = _values(run, method).align(_values(run, base), join="inner")
+    value_SK, base_SK = _values(values, method).align(_values(values, base), join="inner")
     point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
     return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
 
@@ -112,7 +114,7 @@ def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
 
 def p_value(run: Run, method: str, base: str) -> float | None:
     """``Comparison.p_value`` of two labels; None if there is nothing to test."""
-    return combined(list(_tested(_points(run, method, base)[2]).values()) or [None])
+    return combined(list(_tested(_points(counted(run), method, base)[2]).values()) or [None])
 
 
 def smallest_p(clients: int, seeds: int = 1) -> float:
@@ -139,12 +141,15 @@ def too_few(found: Comparison) -> str:
 
 
 def comparisons(run: Run) -> list[Comparison]:
-    """The best method against every other that has results, in the study's order; empty if there is no other."""
+    """The best method against every other that has results, in the study's order; empty if there is no other.
+
+    As in the table, only the clients count that all methods have.
+    """
     rows = summary(run)
     if not (done := finished(rows)):
         return []
     best = next(r for r in done if is_best(r, rows))
-    found = (_compared(run, best.label, r.label) for r in done if r is not best)
+    found = (_compared(run, counted(run), best.label, r.label) for r in done if r is not best)
     return [c for c in found if c is not None]
 
 
@@ -233,9 +238,9 @@ def _label(run: Run, name: str) -> str:
     return label
 
 
-def _values(run: Run, label: str) -> pd.DataFrame:
+def _values(values: pd.DataFrame, label: str) -> pd.DataFrame:
     """Final accuracy: seeds x clients."""
-    mine = run.final[run.final["method"] == label]
+    mine = values[values["method"] == label]
     return mine.pivot(index="seed", columns="client", values="value")
 
 
@@ -250,11 +255,11 @@ def _worst(value_SK: pd.DataFrame) -> float:
     return float(np.mean([row.nsmallest(max(1, len(row) // 10)).mean() for row in seeds if len(row)]))
 
 
-def _harmed(run: Run, label: str) -> int | None:
+def _harmed(run: Run, values: pd.DataFrame, label: str) -> int | None:
     alone = run.find("local")
     if alone is None or alone == label:
         return None
-    mine, base = _values(run, label).align(_values(run, alone), join="inner")
+    mine, base = _values(values, label).align(_values(values, alone), join="inner")
     if mine.empty:
         return None
     return int(((mine - base).mean().round(11) < 0).sum())

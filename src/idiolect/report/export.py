@@ -14,7 +14,9 @@ from idiolect.core.errors import InputError, option
 from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
-from idiolect.report.tables import as_csv, as_latex, columns_of, summary
+from idiolect.report.notes import notes
+from idiolect.report.rows import summary
+from idiolect.report.tables import as_csv, as_latex, columns_of
 from idiolect.runs.reader import Run, read
 
 Form = Literal["latex", "csv", "clients", "png"]
@@ -59,7 +61,7 @@ def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
         return [out / f"{name}.csv" for name in names.values()]
     rows = summary(found)
     path = out / TABLES[form]
-    files.write(path, as_latex(rows, columns_of(found)) if form == "latex" else as_csv(rows))
+    files.write(path, as_latex(rows, columns_of(found), notes(found)) if form == "latex" else as_csv(rows))
     return [path]
 
 

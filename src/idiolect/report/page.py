@@ -23,21 +23,14 @@ from idiolect.core.errors import InputError
 from idiolect.data.datasets import cache as kept
 from idiolect.report import defences
 from idiolect.report.by_client import shown
+from idiolect.report.common_clients import counted, whose
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
 from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
-from idiolect.report.tables import (
-    LEGEND,
-    accuracy_text,
-    as_csv,
-    as_latex,
-    columns_of,
-    is_best,
-    new_clients,
-    summary,
-    worst,
-)
+from idiolect.report.notes import notes
+from idiolect.report.rows import is_best, new_clients, summary
+from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, worst
 from idiolect.runs.reader import Run, read
 
 _SAID = 20  # shifts
@@ -158,13 +151,14 @@ def _section(
         "columns": columns_of(run),
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
-        "copied": [("LaTeX", as_latex(rows, columns_of(run))), ("CSV", as_csv(rows))],
+        "copied": [("LaTeX", as_latex(rows, columns_of(run), notes(run))), ("CSV", as_csv(rows))],
         "compared": compared,
         "versus": _versus(run, compared),
-        "worst": worst(run.final["client"].nunique()),
+        "worst": worst(counted(run)["client"].nunique()),
         "clients": shown(run, View(run, rows, colours).sample),
         "new_clients": new_clients(run),
         "figures": drawn,
+        "said": notes(run),
         "notes": _stopped(run) + missing,
     }
 
@@ -188,9 +182,8 @@ def _versus(run: Run, compared: list[Comparison]) -> str:
 
 def _protocol(run: Run) -> str:
     networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
-    return (
-        f"Accuracy: {run.protocol}; never the best round on the test samples.{networks} {defences.honest(run)}".rstrip()
-    )
+    never = "never the best round on the test samples"
+    return f"Accuracy: {run.protocol.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.tables import per_seed
+from idiolect.report.rows import per_seed
 from idiolect.reproduction.parts import Part, diverged
 from idiolect.reproduction.recipes import Cell
 from idiolect.runs.store import sittings

@@ -146,17 +146,23 @@ class Run:
     def last_of(self, metric: str) -> pd.DataFrame:
         """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
 
-        Methods that diverged are left out.
+        The last round is that of the accuracy: no older value takes the place of one that is not defined in it. Methods
+        that diverged are left out.
         """
         found = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
-            return last(found, "method", "seed")
+            ends = self.of_protocol("accuracy").groupby(["method", "seed"])["round"].max()
+            return self._in_rounds(found, set(zip(ends.index, ends, strict=True)))
         held = self.select(self.protocol.stage, "validation_accuracy")
         held = held[~held["client"].isin(list(self.attackers))]
         means = held.groupby(["method", "seed", "round"])["value"].mean()
-        best = set(means.groupby(["method", "seed"]).idxmax())  # the earliest of equal ones
-        rows = zip(found["method"], found["seed"], found["round"], strict=True)
-        return found[np.fromiter((row in best for row in rows), bool, len(found))]
+        best = means.groupby(["method", "seed"]).idxmax()  # the earliest of equal ones
+        return self._in_rounds(found, {((method, seed), round) for method, seed, round in best})
+
+    @staticmethod
+    def _in_rounds(found: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
+        rows = zip(zip(found["method"], found["seed"], strict=True), found["round"], strict=True)
+        return found[np.fromiter((row in ends for row in rows), bool, len(found))]
 
     def select(self, stage: str, metric: str) -> pd.DataFrame:
         """The records of one metric that have a value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from idiolect.studies.method_use import Use, title_of
 
 if TYPE_CHECKING:
     from idiolect.deploy import Bundle
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,15 @@ class Result:
         """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
 
         It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The table has
-        the mean over seeds. Methods without a result are left out.
+        the mean over seeds. Methods without a result are left out. Only the clients count that all methods have; if
+        there are others, a warning names them, and so does ``attrs["notes"]``, a list of sentences.
         """
-        return report.accuracies(report.read(self.folder))
+        run = report.read(self.folder)
+        found = report.accuracies(run)
+        for note in report.left_out_notes(run):
+            log.warning("%s", note)
+        found.attrs["notes"] = list(report.left_out_notes(run))
+        return found
 
     def client_accuracy(self) -> Any:
         """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
@@ -95,7 +105,12 @@ class Result:
         run = report.read(self.folder)
         computed = "" if run.precision == "float32" else f"Computed in {run.precision}."
         more = " ".join(filter(None, (computed, defences.caption(run))))
-        return report.render(report.summary(run), self.study.protocol, report.columns_of(run), more)
+        said = self.study.protocol.said(report.whose(run))
+        return report.render(report.summary(run), said, report.columns_of(run), more, report.notes(run))
+
+    def notes(self) -> list[str]:
+        """What stands below the table: which clients do not count in it, and why."""
+        return list(report.notes(report.read(self.folder)))
 
     def new_clients(self) -> list[report.NewClients]:
         """The accuracy of new clients, a row for each condition; empty if there are none."""

@@ -7,20 +7,22 @@ from typing import Any
 
 import pandas as pd
 
+from idiolect.report.common_clients import counted
 from idiolect.report.compare import p_value, smallest_p
 from idiolect.report.figures.boxes import DOT, JITTER, RULE, boxed
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, per_cent, tooltip
 from idiolect.report.figures.view import DRAWN, View, height_for
-from idiolect.report.tables import finished, worst
+from idiolect.report.rows import finished
+from idiolect.report.tables import worst
 from idiolect.runs.reader import Run
 
 _SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
 
 
 def _by_client(run: Run) -> pd.DataFrame:
-    """Final accuracy in per cent, mean over seeds: columns method (label), client, value."""
-    return (100 * run.final.groupby(["method", "client"])["value"].mean()).reset_index()
+    """Final accuracy in per cent of the clients that count, mean over seeds: columns method (label), client, value."""
+    return (100 * counted(run).groupby(["method", "client"])["value"].mean()).reset_index()
 
 
 def _titles(view: View, frame: pd.DataFrame) -> list[str]:
@@ -121,7 +123,7 @@ def _verdict(run: Run, method: str, base: str, words: str, better: int, clients:
     title, p = run.titles[method], p_value(run, method, base)
     if p is not None and p < 0.05 and 2 * better > clients:
         return f"{title} beats {words} for {better} of {clients} clients"
-    seeds = run.final.loc[run.final["method"] == method, "seed"].nunique()
+    seeds = counted(run).loc[counted(run)["method"] == method, "seed"].nunique()
     why = "too few clients to show a difference" if smallest_p(clients, seeds) >= 0.05 else "no clear difference"
     return f"{title} is better than {words} for {better} of {clients} clients: {why}"
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import per_cent, tooltip
 from idiolect.report.figures.view import NAMED, View
-from idiolect.report.tables import Row, size
+from idiolect.report.rows import Row
+from idiolect.report.tables import size
 
 
 def cost(view: View) -> Iterator[Figure | str]:

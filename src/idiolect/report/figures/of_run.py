@@ -13,7 +13,7 @@ from idiolect.report.figures.over_rounds import over_rounds
 from idiolect.report.figures.partition import label_map
 from idiolect.report.figures.representations import gaussianity, representations
 from idiolect.report.figures.view import View
-from idiolect.report.tables import summary
+from idiolect.report.rows import summary
 from idiolect.runs.reader import Run
 
 _MAKERS = (

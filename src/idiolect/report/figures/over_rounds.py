@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from idiolect.report.common_clients import shared
 from idiolect.report.figures.colours import PALETTE
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, per_cent, tooltip
 from idiolect.report.figures.view import NAMED, View
-from idiolect.report.tables import finished
+from idiolect.report.rows import finished
 
 
 def over_rounds(view: View) -> Iterator[Figure | str]:
-    """Accuracy over rounds: the mean over clients and seeds, and the range over seeds."""
-    accuracy = view.run.accuracy
+    """Accuracy over rounds: the mean over clients and seeds, and the range over seeds.
+
+    In each round, the clients count that all methods have that are measured in it.
+    """
+    accuracy = shared(view.run.accuracy, "seed", "round")
     if accuracy.empty:
         yield "No accuracy is recorded yet, so its figure is left out."
         return

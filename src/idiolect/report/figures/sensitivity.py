@@ -9,7 +9,7 @@ from typing import Any
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.specs import parsed
 from idiolect.report.figures.vega_lite import Json, per_cent, tooltip
-from idiolect.report.tables import Row, summary
+from idiolect.report.rows import Row, summary
 from idiolect.runs.reader import Run
 
 _SPEAKING = ("dataset", "model", "partition")  # settings whose value is clear without the name

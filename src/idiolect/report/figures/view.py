@@ -11,7 +11,7 @@ import numpy as np
 from idiolect.report.figures.colours import DASHES, PALETTE, PLAIN, SHIFTED
 from idiolect.report.figures.vega_lite import GREY_SYMBOL, Json
 from idiolect.report.formatting import file_name, short
-from idiolect.report.tables import Row
+from idiolect.report.rows import Row
 from idiolect.runs.reader import Run
 
 DRAWN = 200

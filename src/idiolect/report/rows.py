@@ -1,0 +1,207 @@
+"""A run in numbers: one row per method, by which methods are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from idiolect.report.common_clients import counted, left_out, shared
+from idiolect.report.formatting import short
+from idiolect.runs.reader import Run, once
+
+
+class Row(NamedTuple):
+    """A method in the last evaluated round of each of its seeds.
+
+    K clients: those that all methods of the run have (see ``common_clients.counted``). Means over clients are taken
+    within a seed, then averaged over seeds. ``None``: nothing is recorded, or no client is common to all methods.
+    """
+
+    label: str
+    title: str
+    accuracy: float | None
+    """Mean test accuracy, over clients or over test samples as the run's protocol says, 0..1."""
+    per_client: float | None
+    """Mean over clients, 0..1."""
+    per_sample: float | None
+    """Mean over test samples, 0..1."""
+    std: float | None
+    """Standard deviation over clients (divided by K), 0..1."""
+    worst_decile: float | None
+    """Mean accuracy of the worst K // 10 clients, at least one, 0..1."""
+    versus_fedavg: float | None
+    """Accuracy minus that of FedAvg, in points (-100..100), over the seeds that both have."""
+    bytes_per_round: float | None
+    """Bytes down and up, mean per participating client and round."""
+    seconds: float | None
+    """Seconds of the server, and of the clients' work divided by the workers, for all rounds and seeds together."""
+    rounds: int
+    """The last evaluated round; the earliest of them if seeds differ; 0 without records."""
+    seeds: int
+    """How many seeds have records."""
+    seed_std: float | None
+    """Standard deviation of the accuracy over seeds (divided by seeds - 1), 0..1; None for one seed."""
+    calibration_error: float | None = None
+    """Expected calibration error, mean over clients, 0..1."""
+    brier: float | None = None
+    """Brier score, mean over clients, 0..2."""
+    diverged: int | None = None
+    """The round in which training diverged, the earliest of the seeds; such a method has no accuracy."""
+    clients: int | None = None
+    """K: how many clients count, with one seed or more."""
+    left_out: str = ""
+    """The clients of the run that do not count, with the reason, joined by ``"; "``."""
+
+
+@once
+def summary(run: Run) -> list[Row]:
+    """One row per method of the run, in the study's order."""
+    final, gone = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
+    ends = {label: final[final["method"] == label] for label in run.titles}
+    fedavg = run.find("fedavg")
+    wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
+    calibration, brier = counted(run, "calibration_error"), counted(run, "brier")
+    rows = []
+    for label, title in run.titles.items():
+        end, sent = ends[label], wire[wire["method"] == label]
+        seconds = run.timings.loc[run.timings["method"] == label, "seconds"]
+        seeds = [seed for _, seed in end.groupby("seed")]
+        each = per_seed(run, end)
+        accuracy = _mean(each)
+        exchanges = len(sent.drop_duplicates(["seed", "round", "client"]))
+        rows.append(
+            Row(
+                label,
+                title,
+                accuracy,
+                _over_clients(end),
+                _per_sample(run, end),
+                _mean([s["value"].std(ddof=0) for s in seeds]),
+                _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
+                _gain(run, end, ends[fedavg]) if fedavg else None,
+                float(sent["value"].sum()) / exchanges if exchanges else None,
+                float(seconds.sum()) if len(seconds) else None,
+                _evaluated(run, label),
+                run.final.loc[run.final["method"] == label, "seed"].nunique(),
+                float(np.std(each, ddof=1)) if len(each) > 1 else None,
+                _over_clients(calibration[calibration["method"] == label]),
+                _over_clients(brier[brier["method"] == label]),
+                min((d.round for d in run.diverged if d.method == label), default=None),
+                end["client"].nunique() or None,
+                gone,
+            )
+        )
+    return rows
+
+
+def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
+    """Accuracy minus that of another method, in points, over what both have."""
+    keys = ["seed", "client", *(["round"] if run.protocol.clients == "participants" else [])]
+    both = end.reset_index().merge(base[[*keys, "value"]], on=keys, suffixes=("", "_base"))
+    means = [_mean(per_seed(run, both.assign(value=both[of]))) for of in ("value", "value_base")]
+    return None if means[0] is None or means[1] is None else 100 * (means[0] - means[1])
+
+
+def _evaluated(run: Run, label: str) -> int:
+    rounds = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
+    return int(rounds.min()) if len(rounds) else 0
+
+
+class NewClients(NamedTuple):
+    """New clients under one condition, or the clients that trained."""
+
+    who: str
+    accuracy: dict[str, float | None]
+    """Per method: mean over clients of test accuracy, 0..1, averaged over seeds."""
+    per_sample: dict[str, float | None]
+    """The same, weighted by the clients' test samples."""
+
+
+def new_clients(run: Run) -> list[NewClients]:
+    """The accuracy of new clients under each condition; empty if there are none."""
+    if not run.new_clients:
+        return []
+    frame = shared(run.settled(run.select("new", "accuracy")), "seed")
+    condition = frame["client"].map(run.new_clients)
+
+    def row(who: str, part: pd.DataFrame) -> NewClients:
+        mine = {label: part[part["method"] == label] for label in run.titles}
+        return NewClients(
+            who,
+            {k: _over_clients(end) for k, end in mine.items()},
+            {k: _per_sample(run, end) for k, end in mine.items()},
+        )
+
+    conditions = list(dict.fromkeys(run.new_clients.values()))
+    return [
+        row("clients that trained", counted(run)),
+        *(row(f"new clients, {short(c)}" if c else "new clients", frame[condition == c]) for c in conditions),
+    ]
+
+
+def accuracies(run: Run) -> pd.Series[float]:
+    """The protocol's accuracy (0..1) by method and seed, in the study's order.
+
+    It is over the clients that all methods have; ``common_clients.sentences`` names the others.
+    """
+    keys: list[tuple[str, int]] = []
+    values: list[float] = []
+    for label in run.titles:
+        end = counted(run)[counted(run)["method"] == label]
+        keys += [(label, seed) for seed in sorted(end["seed"].unique().tolist())]
+        values += per_seed(run, end)
+    index = pd.MultiIndex.from_tuples(keys, names=["method", "seed"])
+    return pd.Series(np.array(values, float), index=index, name="accuracy")
+
+
+def client_accuracies(run: Run) -> pd.DataFrame:
+    """The same of every client that has a result: a row for each, by name or number; a column per method and seed.
+
+    A client that a method lacks has a gap there, and does not count in the means.
+    """
+    names = {c["id"]: c.get("name") or c["id"] for c in run.manifest["clients"]}
+    wide = run.final.pivot(index="client", columns=["method", "seed"], values="value")
+    seeds = {method: sorted(set(part)) for method, part in run.final.groupby("method")["seed"]}
+    order = [(method, seed) for method in run.titles for seed in seeds.get(method, ())]
+    columns = pd.MultiIndex.from_tuples(order, names=["method", "seed"])
+    return wide.reindex(columns=columns).rename(index=names)
+
+
+def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
+    """The mean of a method's final values for each seed, over clients or test samples as the run's protocol says."""
+    return (
+        _each(run, end) if run.protocol.weighting == "sample" else [s["value"].mean() for _, s in end.groupby("seed")]
+    )
+
+
+def _each(run: Run, end: pd.DataFrame) -> list[float]:
+    weights = end["client"].map(run.test_rows)
+    return [float(np.average(s["value"], weights=weights[s.index])) for _, s in end.groupby("seed")]
+
+
+def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
+    return _mean(_each(run, end))
+
+
+def _over_clients(end: pd.DataFrame) -> float | None:
+    """The mean over clients, averaged over seeds."""
+    return _mean([s["value"].mean() for _, s in end.groupby("seed")])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def finished(rows: Sequence[Row]) -> list[Row]:
+    """The methods that can be compared: those with results in the latest round that any method reached."""
+    latest = max((r.rounds for r in rows if r.accuracy is not None), default=0)
+    return [r for r in rows if r.accuracy is not None and r.rounds == latest]
+
+
+def is_best(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether no method that can be compared has a higher accuracy."""
+    accuracies = [r.accuracy or 0 for r in finished(rows)]
+    return row in finished(rows) and row.accuracy == max(accuracies)
