@@ -6,7 +6,7 @@ from idiolect.report.common_clients import sentences as left_out_notes
 from idiolect.report.common_clients import whose
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
-from idiolect.report.notes import notes
+from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
 from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
 from idiolect.report.tables import as_csv, as_latex, as_markdown, columns_of, latex, render, render_new_clients
@@ -47,6 +47,7 @@ __all__ = [
     "render",
     "render_comparison",
     "render_new_clients",
+    "said",
     "settings",
     "summary",
     "whose",

@@ -28,7 +28,7 @@ from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
 from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
-from idiolect.report.notes import notes
+from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
 from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, worst
 from idiolect.runs.reader import Run, read
@@ -158,7 +158,7 @@ def _section(
         "clients": shown(run, View(run, rows, colours).sample),
         "new_clients": new_clients(run),
         "figures": drawn,
-        "said": notes(run),
+        "said": said(run),
         "notes": _stopped(run) + missing,
     }
 

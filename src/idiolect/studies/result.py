@@ -106,11 +106,11 @@ class Result:
         computed = "" if run.precision == "float32" else f"Computed in {run.precision}."
         more = " ".join(filter(None, (computed, defences.caption(run))))
         said = self.study.protocol.said(report.whose(run))
-        return report.render(report.summary(run), said, report.columns_of(run), more, report.notes(run))
+        return report.render(report.summary(run), said, report.columns_of(run), more, report.said(run))
 
     def notes(self) -> list[str]:
-        """What stands below the table: which clients do not count in it, and why."""
-        return list(report.notes(report.read(self.folder)))
+        """What stands below the table: which clients do not count and why, and whose training seems not finished."""
+        return list(report.said(report.read(self.folder)))
 
     def new_clients(self) -> list[report.NewClients]:
         """The accuracy of new clients, a row for each condition; empty if there are none."""
