@@ -202,3 +202,19 @@ def test_measures_and_predictions(idiolect: Command) -> None:
     refused(idiolect(f"{SMALL} --measure aurok --out s"), "unknown measure 'aurok'", "did you mean 'auroc'")
     refused(idiolect(f"{SMALL} --measure sensitivity --out s"), "sensitivity is for two classes", "choose recall")
     assert not Path("s").exists()
+
+
+def test_two_runs_in_one_table(idiolect: Command, finished: Path) -> None:
+    assert idiolect(f"{SMALL} --methods fedavg,local --rounds 1 --lr 0.1 --quiet --out s").code == 0
+    said = idiolect("report r s --export latex --columns accuracy,worst --out t")
+    assert (said.code, said.out) == (0, "Written: t/table.tex\n")
+    text = Path("t/table.tex").read_text()
+    assert all(f"\n{name} & " in text for name in ("FedAvg (r)", "FedAvg-FT", "FedAvg (s)", "Local"))
+    assert "The runs differ in lr: 0.01 in r, 0.1 in s." in text
+    assert "FedAvg (s) against FedAvg (r)" in idiolect("report r s --compare 'fedavg (s),fedavg (r)'").out
+    refused(idiolect("report r s --export latex --columns acuracy"), "no column 'acuracy'", "did you mean 'accuracy'")
+    refused(idiolect("report r --columns accuracy"), "--columns chooses columns of an exported table: add --export")
+    assert idiolect(f"{SMALL} --methods local --rounds 1 --partition iid --quiet --out u").code == 0
+    refused(
+        idiolect("report r u --compare fedavg,local"), "r and u cannot stand in one table", "iid (test_fraction 0.2) in"
+    )

@@ -218,7 +218,7 @@ def test_the_command(make, tmp_path, capsys):
     assert (code, out) == (0, f"Written: {tmp_path}/new/table.csv")
     code, out, err = said(capsys, folder, folder, "--compare", "fedpac,fedavg")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--compare is for one run: give one" in err
+    assert "a run is given twice: give each run once" in err
 
 
 def test_every_figure_is_a_picture(make, tmp_path):

@@ -28,26 +28,36 @@ def report_command(
         Path | None, option("The page; with --export the folder.", "report.html in the first run's folder")
     ] = None,
     compare: Annotated[
-        str | None, option("Compare two methods of a run client by client, with tests and intervals.", metavar="A,B")
+        str | None, option("Compare two methods client by client, with tests and intervals.", metavar="A,B")
     ] = None,
     export: Annotated[
         Form | None,
-        option("Write the table of a run (latex, csv), that of its clients (clients), or its figures (png), as files."),
+        option(
+            "Write the table of the runs (latex, csv), that of their clients (clients), or figures (png), as files."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        option("Columns of the exported table, as accuracy,worst.", "all", metavar="NAMES"),
     ] = None,
 ) -> None:
-    """Write the page of one run, or of several side by side; or compare two methods of a run, or export it.
+    """Write the page of one run, or of several side by side; or compare two of their methods, or export them.
+
+    Several runs of the same clients and protocol are exported and compared as one: a method that is in several of them
+    is labelled by its run.
 
     Example: idiolect report runs/digits --compare pfedfda,fedavg
     """
     from idiolect import report
+    from idiolect.core.option_spec import split_list
 
-    if (compare or export) and len(runs) > 1:
-        raise InputError(f"--{'compare' if compare else 'export'} is for one run: give one")
+    if columns is not None and not export:
+        raise InputError("--columns chooses columns of an exported table: add --export latex, csv or clients")
     if compare:
-        run = report.read(runs[0])
+        run = report.merged(runs)
         out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare))))
     if export:
-        for path in report.export(runs[0], export.value, out):
+        for path in report.export(runs, export.value, out, split_list(columns or "")):
             say(out_console, f"Written: {path}")
     if compare or export:
         return

@@ -6,6 +6,7 @@ from idiolect.report.common_clients import sentences as left_out_notes
 from idiolect.report.common_clients import whose
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
+from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
 from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
@@ -39,6 +40,7 @@ __all__ = [
     "export",
     "latex",
     "left_out_notes",
+    "merged",
     "named",
     "new_clients",
     "notes",

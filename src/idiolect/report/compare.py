@@ -259,6 +259,8 @@ def _harmed(run: Run, values: pd.DataFrame, label: str) -> int | None:
     alone = run.find("local")
     if alone is None or alone == label:
         return None
+    if alone != "local" and sum(m["name"] == "local" for m in run.manifest["methods"].values()) > 1:
+        return None  # it is not clear which
     mine, base = _values(values, label).align(_values(values, alone), join="inner")
     if mine.empty:
         return None

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import vl_convert
 
 from idiolect.core import files
-from idiolect.core.errors import InputError, option
+from idiolect.core.errors import InputError, nearest, option
 from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
+from idiolect.report.merge import AGAINST, merged
 from idiolect.report.notes import notes
 from idiolect.report.rows import summary
-from idiolect.report.tables import as_csv, as_latex, columns_of
+from idiolect.report.tables import as_csv, as_latex, chosen, columns_of, fields_of
 from idiolect.runs.reader import Run, read
 
 Form = Literal["latex", "csv", "clients", "png"]
@@ -37,32 +38,53 @@ _CONFIG: dict[str, Any] = {  # as on the page, on white
 }
 
 
-def export(run: Path, form: Form, out: Path | None = None) -> list[Path]:
+def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, columns: Sequence[str] = ()) -> list[Path]:
     """Write ``table.tex``, ``table.csv``, the clients' tables, or a PNG of every figure, into a folder.
 
-    The clients' tables are ``clients.csv`` (accuracy) and one for each other metric that the study asks for, as
-    ``clients-auroc.csv``; see ``idiolect.report.by_client``. The folder is by default the run's.
+    Several runs of the same clients and protocol stand in one table (see ``merge.merged``). ``columns`` chooses those
+    of a table, by name; see ``tables.chosen``. The clients' tables are ``clients.csv`` (accuracy) and one for each
+    other metric that the study asks for, as ``clients-auroc.csv``; see ``idiolect.report.by_client``. The folder is by
+    default that of the first run.
 
     Raises:
-        InputError: the run cannot be read, or ``out`` is a file.
+        InputError: a run cannot be read, the runs cannot stand in one table, a column is not known, or ``out`` is a
+            file.
         RunError: a file cannot be written.
     """
-    out = out or run
+    paths = [runs] if isinstance(runs, Path) else list(runs)
+    out = out or paths[0]
     if out.is_file():
         raise InputError(f"{out} is a file, but an export needs a folder: give one with {option('out')}")
-    found = read(run)
     if form == "png":
-        return pictures([found], out)
+        if columns:
+            raise InputError(f"{option('columns')} chooses columns of a table, and png has none: leave it out")
+        return pictures([read(path) for path in paths], out)
+    found = merged(paths)
     if form == "clients":
-        tables = {metric: frame(by_client(found, metric)).to_csv() for metric in asked(found)}
+        tables = {metric: _clients(found, metric, columns) for metric in asked(found)}
         names = {metric: "clients" if metric == "accuracy" else f"clients-{file_name(metric)}" for metric in tables}
         for metric, text in tables.items():
             files.write(out / f"{names[metric]}.csv", text)
         return [out / f"{name}.csv" for name in names.values()]
-    rows = summary(found)
-    path = out / TABLES[form]
-    files.write(path, as_latex(rows, columns_of(found), notes(found)) if form == "latex" else as_csv(rows))
+    rows, path = summary(found), out / TABLES[form]
+    if form == "latex":
+        some = chosen(columns_of(found), columns)
+        said = [
+            note for note in notes(found) if not note.startswith(AGAINST) or "versus_fedavg" in [c.field for c in some]
+        ]
+        text = as_latex(rows, some, said)
+    else:
+        text = as_csv(rows, [column.field for column in chosen(fields_of(found), columns)])
+    files.write(path, text)
     return [path]
+
+
+def _clients(run: Run, metric: str, columns: Sequence[str]) -> str:
+    """The table of clients as text."""
+    table = frame(by_client(run, metric))
+    if unknown := [name for name in columns if name not in table]:
+        raise InputError(f"there is no column {unknown[0]!r} of clients; {nearest(unknown[0], list(table.columns))}")
+    return str((table[list(columns)] if columns else table).to_csv())
 
 
 def pictures(runs: Sequence[Run], out: Path) -> list[Path]:

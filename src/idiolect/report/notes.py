@@ -9,8 +9,8 @@ from idiolect.runs.reader import Run, once
 
 @once
 def notes(run: Run) -> list[str]:
-    """Sentences about a run's table of results: which clients do not count in it, and why."""
-    return sentences(run)
+    """Sentences about a run's table: which clients do not count and why, and how runs differ that stand in it."""
+    return [*sentences(run), *run.manifest.get("notes", ())]
 
 
 @once

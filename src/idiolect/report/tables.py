@@ -12,7 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from idiolect.core.errors import printable
+from idiolect.core.errors import InputError, nearest, printable
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
@@ -115,6 +115,37 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     """The table's columns, with the header for so many clients."""
     header = worst(counted(run)["client"].nunique()).capitalize()
     return tuple(c._replace(header=header) if c.field == "worst_decile" else c for c in COLUMNS)
+
+
+def fields_of(run: Run) -> tuple[Column, ...]:
+    """What table.csv has: every field of ``Row``."""
+    known = {column.field: column for column in columns_of(run)}
+    return tuple(known.get(name, Column(name, name, str)) for name in Row._fields)
+
+
+_SHORT = {
+    "worst_decile": "worst", "versus_fedavg": "vs_fedavg", "calibration_error": "ece", "bytes_per_round": "bytes",
+    "seconds": "time",
+}  # fmt: skip
+
+
+def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
+    """The columns with these names, in this order; all if there are none. Label and title are always there.
+
+    A column is called as its field, or shorter: ``worst``, ``vs_fedavg``, ``ece``, ``bytes``, ``time``.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    if not names:
+        return columns
+    known = {_SHORT.get(column.field, column.field): column for column in columns}
+    by_field = {column.field: column for column in columns} | known
+    for name in names:
+        if name not in by_field:
+            raise InputError(f"there is no column {name!r}; {nearest(name, list(known))}")
+    first = [column for column in columns if column.field in ("label", "title")]
+    return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
 _TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
@@ -226,10 +257,10 @@ def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str
     return "\n".join([*parts, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Row], fields: Sequence[str] = Row._fields) -> str:
     """The fields of ``Row`` as comma-separated values: full digits, shares 0..1, empty if there is none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
+    writer.writerow(fields)
+    writer.writerows([getattr(row, field) for field in fields] for row in rows)
     return text.getvalue()

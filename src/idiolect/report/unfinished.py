@@ -43,8 +43,9 @@ def still_falls(loss_T: Sequence[float]) -> bool:
     """Whether a loss still falls steadily in the last third of the rounds.
 
     A line is fitted to the last third, at least four rounds. The loss falls if the line falls, in a third of the
-    rounds, by a tenth or more of the difference between the largest and the smallest loss of the run. It falls steadily if the line ends below every loss before the last
-    third, and p < 0.01 in a one-sided t test of its slope. With fewer than six rounds, nothing is said.
+    rounds, by a tenth or more of the difference between the largest and the smallest loss of the run. It falls steadily
+    if the line ends below every loss before the last third, and p < 0.01 in a one-sided t test of its slope. With fewer
+    than six rounds, nothing is said.
 
     >>> still_falls([3.0, 2.5, 2.1, 1.8, 1.6, 1.4]), still_falls([3.0, 1.0, 0.4, 0.2, 0.15, 0.13])
     (True, False)
