@@ -17,9 +17,9 @@ import torch
 import toy
 from torch.nn.functional import nll_loss
 
-from idiolect.core import tree
+from idiolect.core import keys, tree
 from idiolect.core.errors import RunError
-from idiolect.core.method import Data, Down, Method, Task
+from idiolect.core.method import Data, Down, Method, Model, Task, Weights
 from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.runs.checkpoint import load, save
@@ -348,6 +348,38 @@ def rounding_stays_small(build: toy.Build) -> None:
     nats = float((plain["loss"] - jolted["loss"]).abs().max())
     assert points <= POINTS, f"a start that differs by {JOLT} ends {points:.1f} points of accuracy away"
     assert nats <= NATS, f"a start that differs by {JOLT} ends {nats:.1e} nats away at a client"
+
+
+def _models(state: Any, start: Model) -> dict[str, Weights]:
+    """The bodies and heads in a state, by path: weights with the names and shapes of the network's, perhaps several."""
+    named, models = tree.named(state), dict[str, Weights]()
+    for part in start:
+        first = next(iter(part))
+        for prefix in [path.removesuffix(first) for path in named if path.endswith(f"/{first}")]:
+            same = {name: named[prefix + name] for name in part if prefix + name in named}
+            if {n: a.shape[a.ndim - part[n].ndim :] for n, a in same.items()} == {n: w.shape for n, w in part.items()}:
+                models[prefix.rstrip("/")] = same
+    return models
+
+
+def starts_alike(build: toy.Build) -> None:
+    """Under one seed, a method's model starts as every other method's, at the server and at the clients.
+
+    Of several models the first does, and no two are alike unless each is a client's. Parts of one number are no model.
+    """
+    task = toy.task()
+    start = task.network.init(keys.start(3))
+    state = begin(build(task), len(toy.SIZES), 3)
+    for place, found in _models({"server": state.server, "client": state.clients[0]}, start).items():
+        part = start.body if found.keys() == start.body.keys() else start.head
+        if all(bool((a == a.flatten()[0]).all()) for a in found.values()):
+            continue
+        for name, want in part.items():
+            copies = found[name].reshape(-1, *want.shape)
+            assert torch.equal(copies[0], want), f"{place}/{name} starts otherwise than the model of other methods"
+            distinct = {tuple(copy.flatten().tolist()) for copy in copies}
+            assert len(distinct) in (1, len(copies)), f"some of the models in {place} start alike"
+            assert len(distinct) == len(copies) or len(copies) == len(toy.SIZES), f"the models in {place} start alike"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from idiolect import methods
-from idiolect.core import tree
+from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
 
 
@@ -193,6 +193,34 @@ def reports_on_each(task: Task) -> Method:
     return good._replace(aggregate=aggregate)
 
 
+def own_start(task: Task) -> Method:
+    """Draws the clients' model with another key than the server's."""
+    good = methods.build("local", {}, task)
+    return good._replace(init_client=lambda key: good.init_client(keys.fold(key, "client")))
+
+
+def own_head(task: Task) -> Method:
+    """Draws the personal head anew."""
+    good = methods.build("fedper", methods.settle("fedper", {}), task)
+    return good._replace(init_client=lambda key: good.init_client(keys.fold(key, "head")))
+
+
+def server_apart(task: Task) -> Method:
+    """Starts the server, and not the clients, from a draw of its own."""
+    good = methods.build("lg_fedavg", methods.settle("lg_fedavg", {}), task)
+    return good._replace(init_server=lambda key: good.init_server(keys.fold(key, "server")))
+
+
+def equal_components(task: Task) -> Method:
+    """Starts all components of a mixture from one model, so that they stay alike."""
+    good = methods.build("fedem", methods.settle("fedem", {}), task)
+
+    def init_server(key: Tensor) -> Any:
+        return tree.map(lambda a: a[:1].expand_as(a).clone(), good.init_server(key))
+
+    return good._replace(init_server=init_server)
+
+
 SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "engines_agree": [global_generator],
     "resumes_exactly": [hidden_state],
@@ -205,5 +233,6 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "uploads_combine": [combines_without_weights, reports_on_each],
     "newcomers_join": [looks_ids_up, joins_untrained],
     "predicts_probabilities": [raw_logits, batch_statistics],
+    "starts_alike": [own_start, own_head, server_apart, equal_components],
     "rounding_stays_small": [scale_unheld, former_ridge, small_ridge],
 }

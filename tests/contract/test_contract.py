@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # specimens and toy travel to ot
 
 import checks
 import toy
-from specimens import SPECIMENS
+from specimens import SPECIMENS, own_start
 
 from idiolect import methods
-from idiolect.core import tree
-from idiolect.engines import Processes
+from idiolect.core import keys, tree
+from idiolect.core.method import SGD, Down, Training
+from idiolect.engines import Processes, Sequential
+from idiolect.simulation import Job, begin, fit
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
@@ -102,6 +105,50 @@ def test_every_check_has_a_specimen() -> None:
         n for n, f in vars(checks).items() if callable(f) and getattr(f, "__module__", "") == "checks" and n[0] != "_"
     }
     assert written == set(SPECIMENS)
+
+
+def _alone(build: toy.Build) -> Iterator[torch.Tensor]:
+    """What a single client predicts before the first round, and after three rounds of full batches."""
+    training = Training(2, toy.SIZES[0], SGD(lr=0.1, momentum=0))
+    task, whole = replace(toy.task(), clients=1, training=training), toy.data()
+    data = replace(whole, train=whole.train[:1], test=whole.test[:1], shifts=("",))
+    job = Job("alone", partial(build, task), data, 5)
+    method, state = build(task), begin(build(task), 1, 5)
+    for rounds in (0, 3):
+        if rounds:
+            state = fit(job, Sequential(), rounds=rounds, state=state)
+        down = method.send(state.server, torch.tensor([0]))
+        yield method.predict(Down(down.shared, tree.rows(down.own, 0)), state.clients[0], whole.x_R)
+
+
+AS_LOCAL: list[tuple[str, dict[str, object]]] = [
+    ("fedavg", {}), ("fedavg_ft", {}), ("fedprox", {"mu": 0.0}), ("scaffold", {}), ("fedper", {}), ("lg_fedavg", {}),
+    ("fedem", {"models": 1}), ("hypcluster", {"clusters": 1}), ("ditto", {"pull": 0.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), AS_LOCAL, ids=[name for name, _ in AS_LOCAL])
+def test_with_one_client_and_full_batches_it_is_training_alone(name: str, options: dict[str, object]) -> None:
+    (start, end), (local_start, local_end) = _alone(toy.builder(name, **options)), _alone(toy.builder("local"))
+    assert torch.equal(start, local_start)
+    torch.testing.assert_close(end, local_end, atol=1e-6, rtol=0)
+    assert (end - start).abs().max() > 0.01, "nothing was trained"
+
+
+def test_a_start_of_its_own_is_seen_with_one_client() -> None:
+    (start, end), (local_start, local_end) = _alone(own_start), _alone(toy.builder("fedavg"))
+    assert (start - local_start).abs().max() > 0.01
+    assert (end - local_end).abs().max() > 1e-3
+
+
+def test_all_methods_have_a_model_that_starts_alike_but_the_one_that_generates_it() -> None:
+    """Where nothing of a method looks like a model, ``starts_alike`` has nothing to compare."""
+    start, without = toy.task().network.init(keys.start(3)), set()
+    for name in methods.names():
+        state = begin(toy.builder(name)(toy.task()), len(toy.SIZES), 3)
+        if not checks._models({"server": state.server, "client": state.clients[0]}, start):
+            without.add(name)
+    assert without == {"pfedhn"}
 
 
 @pytest.mark.parametrize("name", methods.names())

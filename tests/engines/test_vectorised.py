@@ -568,7 +568,7 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
     task = replace(task, training=replace(task.training, epochs=1))
     method, ids, device = build(task), torch.arange(3), torch.device("meta")
     down = method.send(method.init_server(toy.key("init")), ids)
-    clients = tree.stack([method.init_client(toy.key("enrol"))] * 3)
+    clients = tree.stack([method.init_client(toy.key("init"))] * 3)
     x_R, y_R = toy.data().x_R, toy.data().y_R
     data = Data(x_R, y_R, torch.zeros(3, 12, dtype=torch.int64), torch.ones(3, 12))
     key = torch.stack([toy.key(i) for i in range(3)])

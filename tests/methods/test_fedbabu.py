@@ -150,7 +150,7 @@ def test_all_clients_have_one_head() -> None:
     downs = [o.one(method, server, k) for k in (0, 3, 1000)]
     for down in downs[1:]:
         assert torch.equal(down.shared.head["weight"], downs[0].shared.head["weight"])
-    assert method.init_client(o.key("enrol")) == ()
+    assert method.init_client(o.key("init")) == ()
     assert downs[0].shared.head["weight"].std() > 0, "the head should be random"
 
 

@@ -145,7 +145,7 @@ def test_without_a_better_candidate_the_client_goes_back_and_loses_its_training(
 
 def test_first_round_trains_from_the_start_and_divides_by_no_distance() -> None:
     method = methods.build("fedfomo", {"preset": "official"}, o.task())
-    server, client = method.init_server(key("init")), method.init_client(key("enrol"))
+    server, client = method.init_server(key("init")), method.init_client(key("init"))
     down = o.one(method, server, 0)
     assert not down.own.usable.any()
     assert not down.shared.usable.any()

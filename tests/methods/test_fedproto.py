@@ -229,7 +229,7 @@ def test_variants_of_fedpac() -> None:
     """Both are tested with the local classifier; L has nothing to align to in its first round, and no message."""
     for title, shared in (("FedProto-G", True), ("FedProto-L", False)):
         method = methods.build("fedproto", VARIANTS[title], o.task())
-        client = method.init_client(o.key("enrol"))
+        client = method.init_client(o.key("init"))
         down = o.one(method, method.init_server(o.key("init")), 0)
         assert bool(tree.leaves(down)) == shared
         first, up, info = method.local(down, client, o.data(*ROWS[0]), o.key())
@@ -267,7 +267,7 @@ def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
 def test_models_stay_at_home() -> None:
     """What a client sends does not hold its weights, and two clients stay unlike."""
     method = methods.build("fedproto", {}, o.task())
-    client = method.init_client(o.key("enrol"))
+    client = method.init_client(o.key("init"))
     server, new, up, _ = o.round_of(method, method.init_server(o.key("init")), dict.fromkeys(o.IDS, client), ROWS)
     assert [a.shape[1:] for a in tree.leaves(up)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]
     assert [a.shape for a in tree.leaves(server)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]

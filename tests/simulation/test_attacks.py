@@ -109,7 +109,7 @@ def test_an_attack_is_in_the_mean() -> None:
     """FedAvg with a client that sends minus twice its increment, from the honest increments by hand."""
     job = _job(attacks=(Attackers(frozenset({1}), SignFlip(scale=2.0)),))
     method, total = job.build(), float(sum(toy.SIZES))
-    server = method.init_server(keys.key(3, "init"))
+    server = method.init_server(keys.start(3))
     down = method.send(server, torch.tensor([0]))
     ups = [method.local(down, (), toy.rows(job.data, i), keys.key(3, 1, i, "local"))[1].value for i in range(6)]
     factor = [n / total * (-2 if i == 1 else 1) for i, n in enumerate(toy.SIZES)]

@@ -110,7 +110,7 @@ def test_identical_uploads_are_aggregated_as_without_a_rule(name: str) -> None:
     """Means become the estimate, and sums as many times the estimate as there are clients."""
     job = _job(name, None)
     method = job.build()
-    server, client = method.init_server(keys.key(3, "init")), method.init_client(keys.key(3, "enrol"))
+    server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3))
     up = method.local(method.send(server, torch.tensor([0])), client, toy.rows(job.data, 0), keys.key(1))[1]
     ups = tree.stack([up] * 5)
     want, _ = method.aggregate(server, ups, torch.arange(5))

@@ -29,6 +29,11 @@ def key(seed: int, *path: int | str) -> Tensor:
     return torch.full((), number(seed, *path), dtype=torch.int64)  # no copy where it is made on a device
 
 
+def start(seed: int) -> Tensor:
+    """The key of the first states, the server's and every client's: under one seed all methods start from one model."""
+    return key(seed, "init")
+
+
 def generator(seed: int, *path: int | str) -> np.random.Generator:
     """A numpy generator for draws made before mapping, on the host."""
     return np.random.default_rng(number(seed, *path))
@@ -37,6 +42,11 @@ def generator(seed: int, *path: int | str) -> np.random.Generator:
 def fold(key: Tensor, purpose: str | int | Tensor) -> Tensor:
     """A new key for a purpose or a step, independent of its parent; maps over clients."""
     return _mix(key ^ (number(0, purpose) if isinstance(purpose, str) else purpose * 2 + 1))
+
+
+def members(key: Tensor, count: int) -> list[Tensor]:
+    """Keys of several models: the first is the key itself, so that it starts like the model of every other method."""
+    return [key, *(fold(key, m) for m in range(1, count))]
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -113,14 +113,21 @@ class InitServer(Protocol[S_co]):
     """Where the server starts."""
 
     def __call__(self, key: Tensor) -> S_co:
-        """The server's state before the first round, a function of the key alone."""
+        """The server's state before the first round, a function of the key alone.
+
+        Under one seed the key is the same for the server, for every client and for every method. The model is drawn
+        with the key itself (``task.network.init(key)``), anything else with ``keys.fold(key, purpose)``.
+        """
 
 
 class InitClient(Protocol[C_co]):
     """Where every client starts."""
 
     def __call__(self, key: Tensor) -> C_co:
-        """A client's state before its first round. The key is common to all clients, as in the papers."""
+        """A client's state before its first round.
+
+        The key is common to all clients, as in the papers, and is the server's: the model starts alike at both.
+        """
 
 
 class Send(Protocol[S_contra]):

@@ -168,14 +168,14 @@ class Bundle:
     @cached_property
     def fresh(self) -> Tree:
         """The state of a client that has done nothing."""
-        return self.method.init_client(keys.key(self.about.key.seed, "enrol"))
+        return self.method.init_client(keys.start(self.about.key.seed))
 
     @cached_property
     def _template(self) -> Personal:
         """A model of the bundle's structure; the numbers mean nothing."""
         with blame(f"method {self.about.method.name}, on synthetic samples"):
             ids = torch.tensor([self.about.clients])
-            down = self.method.send(self.method.init_server(keys.key(0, "init")), ids)
+            down = self.method.send(self.method.init_server(keys.start(0)), ids)
             down = Down(down.shared, tree.rows(down.own, 0))
             if self.about.kind == "join":
                 return Personal(down, ())

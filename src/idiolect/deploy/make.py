@@ -142,7 +142,7 @@ class _Clients:
         """A client's state after the run; that of a new client is the initial one."""
         if k < self._data.trained:
             return self.state.clients[k]
-        return self.site.method.init_client(keys.key(self._job.seed, "enrol"))
+        return self.site.method.init_client(keys.start(self._job.seed))
 
 
 class _Measures:

@@ -34,8 +34,8 @@ def expected(method: Method, data: FederatedData, name: str) -> Up:
     x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8) if images else x_R
     samples = Data(x_R, torch.arange(count) % data.classes, torch.arange(count), torch.ones(count))
     with blame(f"{name}, on synthetic samples"):
-        down = method.send(method.init_server(keys.key(0, "init")), torch.tensor([0]))
-        client = tree.copy(method.init_client(keys.key(0, "enrol")))
+        down = method.send(method.init_server(keys.start(0)), torch.tensor([0]))
+        client = tree.copy(method.init_client(keys.start(0)))
         return method.local(Down(down.shared, tree.rows(down.own, 0)), client, samples, keys.key(0, 1))[1]
 
 

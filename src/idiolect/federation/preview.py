@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from idiolect.core import tree
+from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.federation.agreement import agree, plain, together
@@ -17,7 +17,6 @@ from idiolect.federation.messages import Refused, named, pack
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples, alone, sums
 from idiolect.federation.server import study_for
-from idiolect.federation.site import initial_key
 from idiolect.simulation.client_runner import Site
 from idiolect.studies import Study
 
@@ -59,8 +58,8 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
     for use in whole.methods:
         runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreed, kit.number, whole.name)))
         method = runner.method
-        down = method.send(method.init_server(initial_key(0)), torch.tensor([kit.number]))
-        client = tree.copy(method.init_client(initial_key(whole.seeds[0])))
+        down = method.send(method.init_server(keys.start(0)), torch.tensor([kit.number]))
+        client = tree.copy(method.init_client(keys.start(whole.seeds[0])))
         [found] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
         arrays = named("value", found.up.value) | named("weight", found.up.weight)  # type: ignore[union-attr]
         size = len(pack({}, arrays))

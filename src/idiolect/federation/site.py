@@ -239,7 +239,7 @@ class Worker:
         runner, like = self._runner(known, label, seed)
         folder = self._place(known, label, seed)
         belongs = {"study": about["digest"], "run": about["run"], "method": label, "seed": seed}
-        initial = tree.copy(runner.method.init_client(initial_key(seed)))
+        initial = tree.copy(runner.method.init_client(keys.start(seed)))
         state = PersonalState(folder, belongs, initial, self._vault)
         down = Down(**built(message.arrays, like._asdict()))
         if kind == "local" and (done := state.rounds) and round < done[-1]:
@@ -295,7 +295,7 @@ class Worker:
                 raise Refused(f"method {label!r} with seed {seed} is not in the study")
             data = alone(known.prepared, known.agreed, self._number, known.study.name)
             runner = Site(known.study.job(uses[0], seed, data))
-            like = runner.method.send(runner.method.init_server(initial_key(0)), torch.tensor([self._number]))
+            like = runner.method.send(runner.method.init_server(keys.start(0)), torch.tensor([self._number]))
             known.runs[label, seed] = runner, like
         return known.runs[label, seed]
 
@@ -303,11 +303,6 @@ class Worker:
 def digest(text: str) -> str:
     """The name of a text, 64 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def initial_key(seed: int) -> Tensor:
-    """The key with which every client's first state is made, as in the simulator."""
-    return keys.key(seed, "enrol")
 
 
 def study_of(text: str) -> Study:

@@ -121,7 +121,9 @@ def fedcr(
         return Server(start, torch.zeros(task.classes, latent), torch.ones(task.classes, latent))
 
     def init_client(key: Tensor) -> Client:
-        return Client(new_linear(key, latent, task.classes), () if share_encoder else encoder_of(key))
+        return Client(
+            new_linear(keys.fold(key, "head"), latent, task.classes), () if share_encoder else encoder_of(key)
+        )
 
     def encode(encoder: Encoder, x_B: Tensor) -> tuple[Tensor, Tensor]:
         return code_of(encoder, network.features(encoder.body, task.inputs(x_B)))

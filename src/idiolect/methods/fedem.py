@@ -78,6 +78,8 @@ def fedem(
     client, or one never drawn, needs forward passes only: its losses are computed once, so that the steps of [7] cost
     almost nothing.
 
+    The M models start from independent draws, the first of them as the model of other methods.
+
     Memory, in models: server M, message M each way, client 0 (M with ``keep_momentum``); training holds one model at a
     time beside the M received and the M trained. Local work is M times that of FedAvg.
 
@@ -105,7 +107,7 @@ def fedem(
         return torch.full((models,), 1 / models)
 
     def init_server(key: Tensor) -> Server:
-        return Server(tree.stack([task.network.init(keys.fold(key, m)) for m in range(models)]))
+        return Server(tree.stack([task.network.init(k) for k in keys.members(key, models)]))
 
     def init_client(key: Tensor) -> Personal:
         one = optimiser_state(task.training.optimiser, task.network.init(key))

@@ -37,9 +37,9 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
     learns which model a client chose. Down: all k models. At the client: nothing. A new client chooses by forward
     passes; before that it predicts by the mean of the k models' probabilities.
 
-    The k models start from independent draws. Such starts can collapse: all clients choose one model from the first
-    round on and the others never train. The metrics ``cluster`` (which model a client trained) and ``cluster_size``
-    (how many participants trained that one) show it.
+    The k models start from independent draws, the first of them as the model of other methods. Such starts can
+    collapse: all clients choose one model from the first round on and the others never train. The metrics ``cluster``
+    (which model a client trained) and ``cluster_size`` (how many participants trained that one) show it.
 
     Args:
         task: the problem.
@@ -54,7 +54,7 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
     """
 
     def init_server(key: Tensor) -> Server:
-        return Server(tree.stack([task.network.init(keys.fold(key, c)) for c in range(clusters)]))
+        return Server(tree.stack([task.network.init(k) for k in keys.members(key, clusters)]))
 
     def send(server: Server, ids: Tensor) -> Down:
         return Down(shared=server)

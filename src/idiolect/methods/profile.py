@@ -160,7 +160,7 @@ def _round(
     x_R = keys.normal(keys.key(1), (len(ids) * rows, *network.shape))
     row_KN = torch.arange(len(x_R)).view(len(ids), rows)
     y_R = torch.arange(len(x_R)) % classes
-    server, client = method.init_server(keys.key(0, "init")), method.init_client(keys.key(0, "enrol"))
+    server, client = method.init_server(keys.start(0)), method.init_client(keys.start(0))
     down = method.send(server, torch.tensor(ids))
     data = [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in row_KN]
     done = [method.local(_one(down, k), client, data[k], keys.key(0, k)) for k in ids]
@@ -355,13 +355,13 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         r = _round(
             partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
         )
-        new = r.method.init_client(keys.key(0, "enrol"))
+        new = r.method.init_client(keys.start(0))
         return _personalises(r, new) == "training", _personalises(r, r.client) == "training"
 
 
 def _joins(r: Round) -> str:
     """How a new client gets its model after the round."""
-    return _personalises(r, r.method.init_client(keys.key(0, "enrol")))
+    return _personalises(r, r.method.init_client(keys.start(0)))
 
 
 def _personalises(r: Round, client: Tree) -> str:

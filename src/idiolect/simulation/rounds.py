@@ -28,8 +28,9 @@ _TOGETHER = 128  # clients that are measured at a time, so that their messages f
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
     """The state before the first round; with a folder, large states of clients are kept there."""
-    initial = tree.copy(method.init_client(keys.key(seed, "enrol")))
-    return State(tree.copy(method.init_server(keys.key(seed, "init"))), store(initial, clients, folder), 0)
+    key = keys.start(seed)
+    initial = tree.copy(method.init_client(key))
+    return State(tree.copy(method.init_server(key)), store(initial, clients, folder), 0)
 
 
 def participants(seed: int, round: int, clients: int, participation: float, independent: bool = False) -> list[int]:
@@ -287,7 +288,7 @@ class _Run:
 
     def joined(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients that did not train, after the last round."""
-        fresh = self.method.init_client(keys.key(self.job.seed, "enrol"))
+        fresh = self.method.init_client(keys.start(self.job.seed))
         newcomers = range(self.job.data.trained, self.job.data.clients)
         return self.measured(server, number, newcomers, itertools.repeat(fresh), "new", protocol.clients == "new")
 
