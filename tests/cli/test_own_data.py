@@ -113,3 +113,29 @@ def test_a_run_that_python_gave_its_data_says_so(called: Command) -> None:
             "they were given in a Python program: run the study from there",
         )
     assert called("report r").code == 0
+
+
+@pytest.mark.parametrize(
+    ("partition", "words", "sentence"),
+    [
+        ("", "natural, official test split", "Tested on the official test split."),
+        (
+            "--partition natural:official_split=false", "natural (test_fraction 0.2), official splits divided again",
+            "Official splits divided again.",
+        ),
+    ],
+)  # fmt: skip
+def test_describe_the_table_and_the_page_say_which_split_is_used(
+    idiolect: Command, partition: str, words: str, sentence: str
+) -> None:
+    folder = Path("own")
+    folder.mkdir()
+    (folder / "train.csv").write_text("site,x,label\na,1,0\na,2,1\nb,3,0\nb,4,1\n")
+    (folder / "test.csv").write_text("site,x,label\na,90,0\nb,91,1\n")
+    how = f"--data own --client-column site {partition}"
+    assert words in " ".join(idiolect(f"describe {how}").out.split())
+    assert json.loads(idiolect(f"describe {how} --json").out)["official_split"] is not bool(partition)
+    ran = idiolect(f"run {how} --rounds 1 --methods local --engine sequential --out run")
+    assert sentence in " ".join(ran.out.split())
+    assert words in Path("run/report.html").read_text()
+    assert json.loads(Path("run/manifest.json").read_text())["official_split"] is not bool(partition)

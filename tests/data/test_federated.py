@@ -129,7 +129,12 @@ def test_manifest_counts_what_is_there():
     d = build("dirichlet:alpha=0.3,min_rows=5", "invert:clients=half")
     about = data.manifest(d)
     assert json.loads(json.dumps(about)) == about
-    assert set(about) == {"dataset", "classes", "class_names", "clients", "normalisation", "hash"}
+    assert set(about) == {
+        "dataset", "classes", "class_names", "official_split", "clients", "normalisation", "hash",
+    }  # fmt: skip
+    assert about["official_split"] is False, (
+        "100 of its samples are an official test split, which dirichlet divides again"
+    )
     assert about["dataset"] == "numbered"
     source = numbered()
     for k, client in enumerate(about["clients"]):
@@ -548,7 +553,8 @@ def said(caplog, **arguments):
     caplog.clear()
     with caplog.at_level("WARNING"):
         build(**arguments)
-    return [r.getMessage() for r in caplog.records if r.name == "idiolect.data.federated"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "idiolect.data.federated"]
+    return [line for line in lines if not line.startswith("the official test split of")]
 
 
 def test_a_class_in_nobodys_training_rows_is_said(monkeypatch, caplog):

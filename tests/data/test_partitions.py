@@ -207,8 +207,9 @@ def test_label_counts_do_not_depend_on_the_order_of_rows(name):
 @given(seed=seeds, clients=st.integers(1, 12), fraction=st.floats(0.02, 0.98), classes=st.integers(2, 15))
 def test_stratified_keeps_the_proportions_to_within_a_row(name, seed, clients, fraction, classes):
     source = toy(900, 100, classes)
-    plain = divide(name, source, clients, rng(seed), test_fraction=fraction)
-    split = divide(name, source, clients, rng(seed), test_fraction=fraction, stratified=True)
+    again = {"official_split": False} if name == "natural" else {}
+    plain = divide(name, source, clients, rng(seed), test_fraction=fraction, **again)
+    split = divide(name, source, clients, rng(seed), test_fraction=fraction, stratified=True, **again)
     assert (sizes(split) == sizes(plain)).all()
     assert sizes(split).min() >= 1
     assert disjoint(source, split)
@@ -1007,13 +1008,18 @@ def test_natural_with_the_official_split():
     usual = natural(source, None, rng(), column="writer")
     assert all(map(np.array_equal, every_part(usual), every_part(split))), "the default where everybody has both"
     source = written([4, 4, 4], train=6)  # a trains only, c tests only
-    assert sizes(natural(source, None, rng(), column="writer")).tolist() == [[3, 1]] * 3
-    with pytest.raises(
-        InputError, match=r"client 'a' of toy has samples in one official split only; leave such clients"
-    ):
-        natural(source, None, rng(), column="writer", official_split=True)
+    assert sizes(natural(source, None, rng(), column="writer", official_split=False)).tolist() == [[3, 1]] * 3
+    for kept in (True, None):
+        with pytest.raises(
+            InputError,
+            match=r"client 'a' of toy has no samples in the official test split \(1 more .*leave such clients",
+        ):
+            natural(source, None, rng(), column="writer", official_split=kept)
     split = natural(source, None, rng(), column="writer", official_split=True, min_rows=2)
     assert (split.names, sorted(split.train[0]), sorted(split.test[0])) == (("b",), [4, 5], [6, 7])
+    for how, what in (({"stratified": True}, "stratified"), ({"test_fraction": 0.5}, "test_fraction")):
+        with pytest.raises(InputError, match=f"{what} is not possible, because the official test split of toy is kept"):
+            natural(toy(1200, 600), None, rng(), column="writer", **how)
     with pytest.raises(InputError, match="toy has no official test split; take official_split=false"):
         natural(written([4, 4]), None, rng(), column="writer", official_split=True)
 

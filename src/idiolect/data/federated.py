@@ -28,6 +28,9 @@ from idiolect.data.shifted import fill
 
 log = logging.getLogger(__name__)
 
+_MANY = 0.1  # of the test samples
+_SAY_SO = ("dominant", "pathological")  # themselves, where they cannot keep the official splits
+
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
@@ -51,6 +54,8 @@ class FederatedData:
         file: the file of ``x_R``, if other processes can map it.
         validation: for each client the numbers of its samples that are kept for validation; () for none.
         encodings: for a table, how each of its columns became features.
+        official_split: whether clients train on samples of the data set's official training split only, and test on
+            those of its official test split only; None if it has no official test split.
     """
 
     name: str
@@ -68,6 +73,7 @@ class FederatedData:
     file: shared_memory.File | None = None
     validation: tuple[Tensor, ...] = ()
     encodings: tuple[Encoding, ...] = ()
+    official_split: bool | None = None
 
     def __repr__(self) -> str:
         """Shapes only."""
@@ -159,11 +165,23 @@ def build(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
         () if split.names is None else tuple(split.names[view.client] for view in views),
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
+        _keeps_official(source, split),
     )  # fmt: skip
     _warn(data)
-    if source.name not in SETS:
+    own = source.name not in SETS
+    _warn_of_new_classes(data, split, real=own and split.names is not None)
+    if own:
+        _warn_of_split(data, source, split, partition)
         _warn_of_own(data, source, split)
     return data
+
+
+def _keeps_official(source: Source, split: Split) -> bool | None:
+    """Whether a split keeps the official one; None if there is none."""
+    if source.train_rows == len(source.y_R):
+        return None
+    train, test = (np.concatenate(part) for part in (split.train, split.test))
+    return bool(train.max() < source.train_rows <= test.min())
 
 
 def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -196,6 +214,40 @@ def _warn(data: FederatedData) -> None:
             "samples",
             ", ".join(map(repr, unseen[:5])),
         )
+
+
+def _warn_of_new_classes(data: FederatedData, split: Split, *, real: bool) -> None:
+    """Warn of classes that clients only test on: at real clients of any, at drawn ones of a large share."""
+    count = len(split.train)
+
+    def counts(rows: Tensor) -> Tensor:
+        return torch.bincount(data.y_R[rows], minlength=data.classes)
+
+    new_K = np.array([int(counts(data.test[k])[counts(data.train[k]) == 0].sum()) for k in range(count)])
+    test_K = np.array([len(split.test[k]) for k in range(count)])
+    if not new_K.any() or not (real or new_K.sum() >= _MANY * test_K.sum()):
+        return
+    worst = int(np.argmax(new_K / test_K))
+    log.warning(
+        "%d of %d test samples (%.3g %%) are of classes that their client has no training samples of, at %d of %d "
+        "clients (most at %s: %d of %d): a model that is trained on this client alone gets them all wrong",
+        new_K.sum(), test_K.sum(), 100 * new_K.sum() / test_K.sum(), (new_K > 0).sum(), count,
+        f"client {split.names[worst]!r}" if split.names else f"client {worst}", new_K[worst], test_K[worst],
+    )  # fmt: skip
+
+
+def _warn_of_split(data: FederatedData, source: Source, split: Split, partition: Spec | Partitioner) -> None:
+    """Warn that a partition divides the official splits of the user's own data again, unless that was asked for."""
+    name = partition.name if isinstance(partition, Spec) else type(partition).__name__
+    asked = isinstance(partition, Spec) and partition.options.get("official_split") is False
+    if data.official_split is not False or asked or name in _SAY_SO:
+        return
+    log.warning(
+        "the official test split of %s is not kept: partition %s divides all samples again, and clients train on %d of "
+        "its %d test samples; the partitions natural, dominant and pathological keep it",
+        source.name, name, sum(int((rows >= source.train_rows).sum()) for rows in split.train),
+        len(source.y_R) - source.train_rows,
+    )  # fmt: skip
 
 
 def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:

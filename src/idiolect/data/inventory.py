@@ -12,7 +12,7 @@ from idiolect.data.federated import FederatedData
 
 
 def holdings(data: FederatedData) -> dict[str, Any]:
-    """How many samples of each class each client has, ready for JSON."""
+    """How many samples of each class each client has, and whether an official split is kept, ready for JSON."""
 
     def counts(rows: Tensor) -> list[int]:
         return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
@@ -28,10 +28,12 @@ def holdings(data: FederatedData) -> dict[str, Any]:
             about["joins"] = data.conditions[k - data.trained]
         return about
 
+    official = {} if data.official_split is None else {"official_split": data.official_split}
     return {
         "dataset": data.name,
         "classes": data.classes,
         "class_names": list(data.class_names),
+        **official,
         "clients": [client(k) for k in range(data.clients)],
     }
 

@@ -6,6 +6,7 @@ from idiolect.report.common_clients import sentences as left_out_notes
 from idiolect.report.common_clients import whose
 from idiolect.report.compare import Comparison, compare, compared, comparisons, named, render_comparison
 from idiolect.report.export import TABLES, export, pictures
+from idiolect.report.formatting import official_words
 from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
@@ -44,6 +45,7 @@ __all__ = [
     "named",
     "new_clients",
     "notes",
+    "official_words",
     "pictures",
     "read",
     "render",

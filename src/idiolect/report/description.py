@@ -57,10 +57,13 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         said = [f"{len(said)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
     found = [
         ("Data set", f"{data.name}: {data.classes} classes; a sample is {form}"),
-        ("Partition", divided(study["partition"], bool(data.names)) + f", seed {study['data_seed']}"),
+        (
+            "Partition",
+            divided(study["partition"], bool(data.names), data.official_split) + f", seed {study['data_seed']}",
+        ),
         ("Clients", f"{data.trained} that train, {new} new" if new else str(clients)),
         ("Training samples", _spread(about.train_KC.sum(1))),
-        ("Test samples", _spread(about.test_KC.sum(1))),
+        ("Test samples", _spread(about.test_KC.sum(1)) + _new_classes(about)),
         ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
         ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
@@ -75,6 +78,12 @@ def _spread(count_K: Any, total: bool = True) -> str:
     low, middle, high = int(count_K.min()), float(np.median(count_K)), int(count_K.max())
     text = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.0f}"
     return f"{text}; {int(count_K.sum()):,} in all" if total else text
+
+
+def _new_classes(about: Description) -> str:
+    """The share of test samples whose class their client does not train on, in words; "" if there are none."""
+    new = int(about.test_KC[about.train_KC == 0].sum())
+    return f"; {100 * new / about.test_KC.sum():.3g} % of classes that their client does not train on" if new else ""
 
 
 def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Description) -> Group:
@@ -123,6 +132,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
     return {
         "dataset": data.name,
         "partition": study["partition"],
+        "official_split": data.official_split,
         "shape": list(data.shape),
         "class_names": list(data.class_names),
         "label_divergence": {"mean": about.label_mean, "at_random": about.label_chance},

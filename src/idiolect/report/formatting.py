@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
+
+_AGAIN = "official splits divided again"
 
 
 def plain(text: object) -> str:
@@ -22,17 +26,41 @@ def plain(text: object) -> str:
     return f"{spec.name} ({options})" if options else spec.name
 
 
-def divided(partition: object, named: bool) -> str:
+def divided(partition: object, named: bool, official: bool | None = None) -> str:
     """How samples were divided, in words; if the study did not say it, what followed from its data.
+
+    ``official``: whether an official test split was kept; None if there was none.
 
     >>> divided(None, True), divided("iid", True)
     ('natural', 'iid')
     >>> divided(None, False)
     'dirichlet (alpha 0.3), because the data have no clients'
+    >>> divided("natural:test_fraction=0.2,stratified=false", True, official=True)
+    'natural, official test split'
+    >>> divided("natural:test_fraction=0.2,official_split=false", True, official=False)
+    'natural (test_fraction 0.2), official splits divided again'
     """
     if partition is None and not named:
-        return plain("dirichlet:alpha=0.3") + ", because the data have no clients"
-    return plain(partition or "natural")
+        words = plain("dirichlet:alpha=0.3") + ", because the data have no clients"
+    else:
+        spec = _parse(partition or "natural")
+        if isinstance(spec, Spec) and official is not None:
+            said = {"official_split", *(("test_fraction", "stratified") if official else ())}
+            spec = Spec(name=spec.name, options={k: v for k, v in spec.options.items() if k not in said})
+        words = plain(spec)
+    return words + ("" if official is None else f", {'official test split' if official else _AGAIN}")
+
+
+def official_words(manifest: Mapping[str, Any]) -> str:
+    """A sentence about which test samples a run's clients have, if its data have an official test split.
+
+    >>> official_words({}), official_words({"official_split": True}), official_words({"official_split": False})
+    ('', 'Tested on the official test split.', 'Official splits divided again.')
+    """
+    official = manifest.get("official_split")
+    if official is None:
+        return ""
+    return "Tested on the official test split." if official else f"{_AGAIN.capitalize()}."
 
 
 @lru_cache(maxsize=1024)

@@ -200,7 +200,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
         ("Clients", _clients(run)),
-        ("Partition", divided(run.study["partition"], named="name" in clients[0])),
+        ("Partition", divided(run.study["partition"], "name" in clients[0], run.manifest.get("official_split"))),
         ("Shifts", ", ".join(shifted) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),

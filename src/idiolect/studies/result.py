@@ -104,7 +104,7 @@ class Result:
         """The table as a terminal shows it."""
         run = report.read(self.folder)
         computed = "" if run.precision == "float32" else f"Computed in {run.precision}."
-        more = " ".join(filter(None, (computed, defences.caption(run))))
+        more = " ".join(filter(None, (report.official_words(run.manifest), computed, defences.caption(run))))
         said = self.study.protocol.said(report.whose(run))
         return report.render(report.summary(run), said, report.columns_of(run), more, report.said(run))
 

@@ -19,6 +19,8 @@ from idiolect.data.partitions.registry import PARTITIONS
 
 log = logging.getLogger(__name__)
 
+_FRACTION = 0.2
+
 
 def natural(
     source: Source,
@@ -28,20 +30,21 @@ def natural(
     column: str | None = None,
     min_rows: Least | None = None,
     official_split: bool | None = None,
-    test_fraction: Fraction = 0.2,
+    test_fraction: Fraction = _FRACTION,
     stratified: bool = False,
 ) -> Split:
     """A client for every value of a column: writers, hospitals; with a number of clients, the first by name.
 
     Args:
         column: the name of the column; null for the data set's own client column.
-        min_rows: leave out clients with fewer samples, and log how many they are. With null all clients are used, and
-            one with fewer than two samples is an error.
+        min_rows: leave out clients with fewer samples, or with samples in only one official split that is kept, and
+            log how many they are. With null all clients are used, and one that cannot both train and test is an error.
         official_split: whether a client trains on its samples of the official training split and tests on the others,
-            and not on a ``test_fraction`` of all; null means true if every client has samples of both.
-        test_fraction: the share of a client's samples that it tests on, drawn at random.
-        stratified: whether a client's test samples have the class proportions of its training samples; not with
-            official_split.
+            and not on a ``test_fraction`` of all; null means true if the data have an official test split.
+        test_fraction: the share of a client's samples that it tests on, drawn at random; not with an official
+            split that is kept.
+        stratified: whether a client's test samples have the class proportions of its training samples; not with an
+            official split that is kept.
 
     Raises:
         InputError: no such column, fewer values than clients, or a client that has too few samples.
@@ -51,22 +54,33 @@ def natural(
     al., 2018), which divides their samples, uses a tenth for testing by default.
     """
     by = _column(source, column, "natural")
-    if official_split and source.train_rows == len(source.y_R):
+    has_test = source.train_rows < len(source.y_R)
+    if official_split and not has_test:
         raise InputError(f"partition natural: {source.name} has no official test split; take official_split=false")
+    official = has_test and official_split is not False
+    if official and (stratified or test_fraction != _FRACTION):
+        what = "stratified" if stratified else "test_fraction"
+        raise InputError(
+            f"partition natural: {what} is not possible, because the official test split of {source.name} is kept: "
+            "leave it out, or give official_split=false too"
+        )
     rows_V = np.split(np.argsort(by.code_R, kind="stable"), np.bincount(by.code_R).cumsum()[:-1])
-    if official_split is None:
-        official_split = all(rows.min() < source.train_rows <= rows.max() for rows in rows_V)
 
     def lacks(rows: Rows) -> str:
-        if len(rows) < (min_rows or 2):
-            return "a single sample, which cannot be divided"
-        one_sided = official_split and not rows.min() < source.train_rows <= rows.max()
-        return "samples in one official split only" if one_sided else ""
+        if official and not rows.min() < source.train_rows <= rows.max():
+            return f"no samples in the official {'training' if rows.min() >= source.train_rows else 'test'} split"
+        return "a single sample, which cannot be divided" if len(rows) < (min_rows or 2) else ""
 
     lack_V = [lacks(rows) for rows in rows_V]
     chosen = [v for v, lack in enumerate(lack_V) if min_rows is None or not lack]
     if len(chosen) < len(rows_V):
         log.info("partition natural: %d of %d clients are left out", len(rows_V) - len(chosen), len(rows_V))
+    again = "divide all samples again with partition natural:official_split=false"
+    if official and all("official" in lack for lack in lack_V):
+        raise InputError(
+            f"partition natural: no client of {source.name} has samples in both official splits; give each client some "
+            f"in both, or {again}"
+        )
     if not chosen or len(chosen) < (clients or 0):
         limit = f" with min_rows={min_rows}" if min_rows else ""
         raise InputError(
@@ -74,15 +88,18 @@ def natural(
             f"take fewer clients{' or a smaller min_rows' if min_rows else ''}"
         )
     chosen = chosen[:clients]
-    for v in chosen:
-        if lack_V[v]:
-            raise InputError(
-                f"partition natural: client {by.names[v]!r} of {source.name} has {lack_V[v]}; leave such "
-                "clients out with partition natural:min_rows=2"
-            )
+    if lacking := [v for v in chosen if lack_V[v]]:
+        first, *others = lacking
+        more = f" ({len(others)} more cannot both train and test)" if others else ""
+        ways = "leave such clients out with partition natural:min_rows=2"
+        if "official" in lack_V[first]:
+            ways = f"give it some there, {ways}, or {again}"
+        raise InputError(
+            f"partition natural: client {by.names[first]!r} of {source.name} has {lack_V[first]}{more}; {ways}"
+        )
     rows_K = [rng.permutation(rows_V[v]) for v in chosen]
     names = tuple(by.names[v] for v in chosen)
-    if official_split:
+    if official:
         first_test = source.train_rows
         return Split([rows[rows < first_test] for rows in rows_K], [rows[rows >= first_test] for rows in rows_K], names)
     return train_test_split(source, rows_K, test_fraction, stratified, rng)._replace(names=names)
