@@ -22,8 +22,17 @@ from idiolect import data, methods, report
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.report import page as drawn
 from idiolect.report.figures import palette, sensitivity
-from idiolect.report.tables import duration
-from idiolect.reproduction import forecast, outcome_files, outcomes, pages, parts, recipes, reproduce, verdicts
+from idiolect.reproduction import (
+    forecast,
+    outcome_files,
+    outcomes,
+    pages,
+    parts,
+    recipes,
+    reproduce,
+    speeds,
+    verdicts,
+)
 from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
@@ -631,13 +640,13 @@ def test_cells_are_chosen_by_their_conditions() -> None:
 
 
 def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "_speed", lambda study, about: forecast.Speed(1e-3, 2e-3, 5e-4))
+    monkeypatch.setattr(speeds, "measured", lambda study, about: speeds.Speed(1e-3, 2e-3, 5e-4))
     cells = [
         made("local", rounds=40),
         made("fedper", participation=0.5),
         made("fedper", partition="dominant", keep=0.5),
     ]
-    planned = forecast.forecast(cells, tmp_path, workers=2)
+    planned = forecast.forecast(cells, tmp_path, workers=2, measure=True)
     assert [(p.method, p.rounds, p.done) for p in planned] == [("local", 40, 0), ("fedper", 4, 0), ("fedper", 4, 0)]
     assert not any(tmp_path.iterdir())
     rows = 0.8 * 1797 / 4  # of digits, a fifth for testing
@@ -645,20 +654,22 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert planned[1].seconds == pytest.approx((4 * 2 * rows * 1e-3 + 2 * 4 * rows * 2e-3) / 2)
     assert planned[2].seconds == pytest.approx((4 * 4 * 300 * 1e-3 + 2 * 4 * 300 * 2e-3) / 2)
     run(cells[:1], tmp_path)
-    after = forecast.forecast(cells, tmp_path, workers=2)
+    after = forecast.forecast(cells, tmp_path, workers=2, measure=True)
     assert (after[0].done, after[0].seconds) == (40, 0.0)
     (part,) = parts.parts(cells[1], tmp_path)
     with pytest.raises(idl.Interrupted):
         idl.run(part.study, part.folder, engine="sequential", budget=0.0)
-    assert forecast.forecast(cells, tmp_path, workers=2)[1].seconds == planned[1].seconds, "begun, but no round is done"
+    assert forecast.forecast(cells, tmp_path, workers=2, measure=True)[1].seconds == planned[1].seconds, (
+        "begun, but no round is done"
+    )
     diverges(part)
-    will_not = forecast.forecast(cells, tmp_path, workers=2)[1]
+    will_not = forecast.forecast(cells, tmp_path, workers=2, measure=True)[1]
     assert will_not.seconds == 0.0
     assert will_not.note == f"fedper diverged with seed 0 and is not tried again until {part.folder} is deleted"
     other = parts.parts(cells[2], tmp_path)[0].folder
     other.mkdir()
     (other / "study.yaml").write_text(part.study.to_yaml())
-    past = forecast.forecast(cells, tmp_path, workers=2)
+    past = forecast.forecast(cells, tmp_path, workers=2, measure=True)
     assert past[2].seconds is None
     assert past[2].note.startswith(f"{other} has another study (")
     assert past[0] == after[0]
@@ -691,14 +702,14 @@ def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
 def test_a_method_is_timed_on_made_up_rows() -> None:
     study = made("fedpac").study
     assert study is not None
-    speed = forecast._speed(study, data.describe("digits"))
-    assert min(speed) > 0
+    speed = speeds.measured(study, data.describe("digits"))
+    assert min(speed[:3]) > 0
     assert speed.training > speed.received, "ten epochs against a pass over the test samples"
 
 
 @pytest.mark.parametrize(("size", "rows"), [(48, 96), (50, 100), (64, 64), (100, 100), (300, 100)])
 def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, size: int, rows: int) -> None:
-    study, site, seen = made("local", batch_size=size).study, forecast.Site, set()
+    study, site, seen = made("local", batch_size=size).study, speeds.Site, set()
     assert study is not None
     run = site.run
 
@@ -707,12 +718,12 @@ def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, siz
         return run(self, *given)
 
     monkeypatch.setattr(site, "run", watched)
-    forecast._speed(study, data.describe("digits"))
+    speeds.measured(study, data.describe("digits"))
     assert seen == {rows}
 
 
 def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    study, site = made("local").study, forecast.Site
+    study, site = made("local").study, speeds.Site
     assert study is not None
     run = site.run
 
@@ -721,37 +732,80 @@ def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch)
         return run(*given)
 
     monkeypatch.setattr(site, "run", waiting)
-    assert max(forecast._speed(study, data.describe("digits"))) * 100 < 0.4
+    assert max(speeds.measured(study, data.describe("digits"))[:3]) * 100 < 0.4
 
 
-def test_a_speed_is_measured_once_and_only_while_there_is_patience(
+def test_a_speed_is_measured_once_and_only_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured: list[str] = []
+    measured, stepped = list[str](), list[int]()
 
-    def speed(study: Study, about: Any) -> forecast.Speed:
+    def speed(study: Study, about: Any) -> speeds.Speed:
         measured.append(study.methods[0].name)
-        return forecast.Speed(1e-3, 2e-3, 5e-4)
+        return speeds.Speed(1e-3, 2e-3, 5e-4)
 
-    monkeypatch.setattr(forecast, "_speed", speed)
-    cells = [made("local"), made("fedper"), made("fedper", rounds=40)]
-    unknown = forecast.forecast(cells, tmp_path / "r", workers=2, patience=0)
-    assert (measured, [p.seconds for p in unknown]) == ([], [None, None, None])
-    assert forecast.sentence(unknown) == "3 runs are left; a dry run measures how long they take on this machine"
-    known = forecast.forecast(cells[:1], tmp_path / "r", workers=2)
-    assert known[0].seconds is not None
-    partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2, patience=0)
-    assert [p.seconds for p in partly] == [known[0].seconds, None]
-    said = f"2 runs are left, about {duration(2 * known[0].seconds)} on this machine, estimated from 1 of them"
-    assert forecast.sentence(partly).startswith(said)
-    forecast.forecast(cells, tmp_path / "r", workers=2)
-    forecast.forecast(cells, tmp_path / "r", workers=2)
-    assert measured == ["local", "fedper"]
+    def step(study: Study, about: Any) -> float:
+        stepped.append(study.batch_size)
+        return 3e-5
+
+    monkeypatch.setattr(speeds, "measured", speed)
+    monkeypatch.setattr(speeds, "step", step)
+    cells = [made("local"), made("fedper"), made("pfedme", rounds=40), made("local", batch_size=7)]
+    rough = forecast.forecast(cells, tmp_path / "r", workers=2)
+    assert (measured, stepped) == ([], [cells[0].study.batch_size, 7]), "one step for each network and size of a batch"
+    assert all(p.rough and p.seconds for p in rough)
+    assert rough[0].seconds == rough[1].seconds, "both train as FedAvg does"
+    assert rough[2].seconds / rough[0].seconds > 10, "ten times the rounds, and more work in each"
+    assert forecast.sentence(rough).endswith("on this machine by a rough estimate; a dry run says more")
+    again = forecast.forecast(cells, tmp_path / "r", workers=2)
+    assert (again, len(stepped)) == (rough, 2), "a step is timed once"
+    known = forecast.forecast(cells[:1], tmp_path / "r", workers=2, measure=True)
+    assert (measured, known[0].rough) == (["local"], False)
+    partly = forecast.forecast(cells[:2], tmp_path / "r", workers=2)
+    assert [(p.seconds, p.rough) for p in partly] == [(known[0].seconds, False), (rough[1].seconds, True)]
+    recipe = Recipe("fedpac/table1", "a table", "results", tuple(cells))
+    console = Console(record=True, width=500)
+    console.print(forecast.render(recipe, partly))
+    said = console.export_text()
+    assert "1 of these times are rough estimates" in said
+    assert "1 of these times are from speeds that were measured on this machine" in said
+    for _ in range(2):
+        whole = forecast.forecast(cells, tmp_path / "r", workers=2, measure=True)
+    assert (measured, any(p.rough for p in whole)) == (["local", "fedper", "pfedme", "local"], False)
+    assert forecast.sentence(whole).endswith("on this machine")
     assert forecast.sentence([known[0]._replace(done=4, seconds=0.0)]) == ""
     (kept,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("speeds.json")
-    kept.write_text("[")
-    forecast.forecast(cells[:1], tmp_path / "r", workers=2)
-    assert measured == ["local", "fedper", "local"], "a broken file is measured again"
+    for broken in ("[", "[]", "{}"):
+        kept.write_text(broken)
+        assert forecast.forecast(cells[:1], tmp_path / "r", workers=2)[0].rough, (
+            "what is broken is as if it were not there"
+        )
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp:hidden=2000", "small_cnn", "resnet18"])
+def test_a_step_is_of_a_batch_or_of_fewer_samples_of_a_large_network(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """A dry run of a table of ResNet-18 once trained each of its methods on a hundred samples, for minutes."""
+    study = made("local", model=model, batch_size=20).study
+    assert study is not None
+    sizes, taken = list[int](), speeds._step
+
+    def watched(task: Any, x_B: Any, y_B: Any) -> None:
+        sizes.append(len(x_B))
+        taken(task, x_B, y_B)
+
+    monkeypatch.setattr(speeds, "_step", watched)
+    assert (
+        speeds.step(study, data.describe("digits") | {"shape": (3, 32, 32) if model == "resnet18" else (1, 8, 8)}) > 0
+    )
+    assert len(sizes) <= 4
+    assert max(sizes) <= 20
+    assert sum(sizes) <= 42
+
+
+def test_a_rough_estimate_knows_only_methods_that_there_are() -> None:
+    assert set(speeds._RELATIVE) <= set(idl.methods.names())
 
 
 @pytest.mark.parametrize(
@@ -771,7 +825,7 @@ def test_a_speed_is_measured_once_and_only_while_there_is_patience(
 def test_what_a_forecast_counts(settings: dict[str, Any], seconds: float) -> None:
     study = made("fedper", partition="dominant", keep=0.5, **settings).study
     assert study is not None
-    found = forecast._cost(study, data.describe("digits"), forecast.Speed(1e-3, 2e-3, 5e-4))
+    found = forecast._cost(study, data.describe("digits"), speeds.Speed(1e-3, 2e-3, 5e-4))
     assert found == pytest.approx(seconds)
 
 

@@ -88,7 +88,8 @@ def test_every_table_and_figure_is_listed(idiolect: Callable[[str], Said]) -> No
 def test_every_recipe_has_a_dry_run(
     idiolect: Callable[[str], Said], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idiolect.reproduction.forecast._speed", lambda study, about: (1e-3, 1e-3, 1e-3))
+    monkeypatch.setattr("idiolect.reproduction.speeds.step", lambda study, about: 1e-3)
+    monkeypatch.delattr("idiolect.reproduction.speeds.measured")
     said = idiolect(f"reproduce {name} --dry-run")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"{name}: ")
@@ -142,6 +143,7 @@ def test_every_recipe_has_a_dry_run(
             "precision=bf16 is for the engines processes and sequential, not vectorised: choose one of them with ",
         ),
         ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
+        ("reproduce fedpac/table1 --measure", "--measure is for --dry-run"),
         ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],
 )

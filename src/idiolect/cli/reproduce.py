@@ -39,6 +39,9 @@ def reproduce_command(
         ),
     ] = None,
     dry_run: Annotated[bool, flag("dry-run", "Show what would run and how long it would take.", _PANEL)] = False,
+    measure: Annotated[
+        bool, flag("measure", "With --dry-run: time each method here, which may take minutes, and keep it.", _PANEL)
+    ] = False,
     engine: Annotated[str, option("As for run.", USUAL_ENGINE, panel=ENGINE)] = USUAL_ENGINE,
     workers: Workers = None,
     precision: Annotated[
@@ -73,6 +76,8 @@ def reproduce_command(
     from idiolect.reproduction import forecast, outcome_files, outcomes, pages, recipes, reproduce, verdicts
     from idiolect.studies import Study, runner, trackers, watcher
 
+    if measure and not dry_run:
+        raise InputError("--measure is for --dry-run: it says how long a table takes, and trains nothing")
     made = recipes.get(recipe)
     cells = recipes.chosen(made, conditions(only), methods.split(",") if methods else None)
     some, seconds = _seeds(seeds), _seconds(budget)
@@ -93,13 +98,13 @@ def reproduce_command(
         return there[cell.slug]
 
     if dry_run:
-        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=known)
+        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, measure=measure, known=known)
         if as_json:
             print_json([r._asdict() for r in rows])
         else:
             out_console.print(forecast.render(made, rows))
         return
-    planned = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, patience=3, known=known)
+    planned = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=known)
     if said := forecast.sentence(planned):
         say(err_console, said)
     found = list(

@@ -1,56 +1,29 @@
-"""What a recipe would run, and how long that takes here, as measured on synthetic samples.
-
-The speed of a method on this machine is measured once and kept.
-"""
+"""What a recipe would run, and how long that takes here."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from idiolect import data, methods
-from idiolect.core import files
-from idiolect.core.errors import IdiolectError, InputError, RunError
-from idiolect.core.method import Down
+from idiolect import data
+from idiolect.core.errors import IdiolectError, option
 from idiolect.core.processor import cores
 from idiolect.core.terminal import Text
-from idiolect.data import FederatedData
-from idiolect.data.datasets import cache
-from idiolect.engines.threads import OneThread
 from idiolect.report.tables import duration
 from idiolect.reproduction.parts import Part, diverged, parts
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.runs import environment
+from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
-from idiolect.simulation import Job, begin
-from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
 
-_ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on, at most
-_UNIT = "processor seconds in whole batches"  # of the kept speeds; those in another unit are measured again
-
-
-class Speed(NamedTuple):
-    """Seconds of one client on one core that does nothing else, per training sample that it uses."""
-
-    training: float
-    """A round of ``local``."""
-    personalised: float
-    """An evaluation with ``personalise``."""
-    received: float
-    """An evaluation without ``personalise``."""
+_ROUGHLY = " by a rough estimate; a dry run says more"
 
 
 class Planned(NamedTuple):
@@ -68,6 +41,8 @@ class Planned(NamedTuple):
     folder: str
     note: str
     """What would prevent it from running."""
+    rough: bool = False
+    """Whether ``seconds`` is an estimate from a step of the network, not from the method's own speed."""
 
 
 def forecast(
@@ -77,23 +52,25 @@ def forecast(
     rounds: int | None = None,
     seeds: Sequence[int] = (0,),
     workers: int | None = None,
-    patience: float = float("inf"),
+    measure: bool = False,
     known: Callable[[Cell], Collection[int]] = lambda c: (),
 ) -> list[Planned]:
     """The runs of some cells, each once.
 
-    The time of a run that has started follows from its rounds so far. For another run, one round of one client is timed
-    with its method on synthetic samples, on one core; workers share a round evenly.
+    The time of a run that has started follows from its rounds so far. That of another run follows from its method's
+    speed on one core of this machine, if it was measured before, and else from a rough estimate; workers share a round
+    evenly.
 
     Args:
         cells: of a recipe.
         out, rounds, seeds: as for ``reproduce``.
         workers: how many share a round; None for one per core.
-        patience: seconds after which no more speeds are measured; runs with unknown speed have no time then.
+        measure: whether methods without a kept speed are measured, each with a round of one client on synthetic
+            samples, which is then kept. It takes minutes for large networks.
         known: seeds for which a cell needs no run.
     """
     several = workers or cores()
-    speeds = _Speeds(patience)
+    speeds = Speeds(measure)
     found: dict[Path, Planned] = {}
     for c in cells:
         if c.study is None:
@@ -109,40 +86,10 @@ def forecast(
     return list(found.values())
 
 
-class _Speeds:
-    """The speed of methods on this machine, from before or measured now."""
-
-    def __init__(self, patience: float) -> None:
-        self._ends = time.monotonic() + patience
-        place = cache.place("speeds")
-        self._path, self._new = place and place.with_suffix(".json"), False
-        self._here = {"machine": environment.machine()} | environment.versions()
-        self._known: dict[str, list[float]] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError):  # a broken file is measured again
-            kept = json.loads(self._path.read_bytes()) if self._path else {}
-            if kept.get("here") == self._here:
-                self._known = {str(k): [float(s) for s in v] for k, v in kept[_UNIT].items() if len(v) == 3}
-
-    def of(self, study: Study, about: dict[str, Any]) -> Speed | None:
-        """The speed of a study's one method; None if unknown and the time for measuring is used up."""
-        use = study.methods[0]
-        batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
-        like = str([use.name, use.options, study.model, about["shape"], about["classes"], *batches, study.precision])
-        if like not in self._known and time.monotonic() < self._ends:
-            self._known[like], self._new = list(_speed(study, about)), True
-        return Speed(*self._known[like]) if like in self._known else None
-
-    def keep(self) -> None:
-        """Keep the speeds for the next time; if that fails, they are measured again."""
-        if self._path and self._new:
-            with suppress(OSError, RunError, InputError):
-                files.write(self._path, json.dumps({"here": self._here, _UNIT: self._known}))
-
-
-def _planned(part: Part, workers: int, speeds: _Speeds) -> Planned:
+def _planned(part: Part, workers: int, speeds: Speeds) -> Planned:
     study, done = part.study, part.done
     use, note = study.methods[0], ""
-    seconds: float | None = 0.0
+    seconds, rough = 0.0, False
     if diverged(part.folder):
         note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {part.folder} is deleted"
     elif done < study.rounds:
@@ -151,10 +98,10 @@ def _planned(part: Part, workers: int, speeds: _Speeds) -> Planned:
         else:
             about = data.describe(str(study.dataset))
             speed = speeds.of(study, about)
-            seconds = None if speed is None else _cost(study, about, speed) / workers
+            seconds, rough = _cost(study, about, speed) / workers, speed.rough
         if not data.at_hand(str(study.dataset), study.data_dir):
             note = "its data are not on this machine and would be downloaded"
-    return _named(part, done, seconds, note)
+    return _named(part, done, seconds, note)._replace(rough=rough)
 
 
 def _named(part: Part, done: int, seconds: float | None, note: str) -> Planned:
@@ -191,12 +138,7 @@ def _joining(new: int | str | None, clients: int) -> int:
 
 def _used(study: Study, rows: float) -> float:
     """Training samples of a client that an epoch uses."""
-    return _whole(rows, study.batch_size) if study.drop_last else rows
-
-
-def _whole(rows: float, size: int) -> float:
-    """Samples in whole batches; all of them if they are fewer than one batch."""
-    return rows - rows % size if rows >= size else rows
+    return whole_batches(rows, study.batch_size) if study.drop_last else rows
 
 
 def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
@@ -215,49 +157,14 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
     return float(rows)
 
 
-def _speed(study: Study, about: dict[str, Any]) -> Speed:
-    """The time of a round and of an evaluation on synthetic samples, in whole batches as most of a client's are."""
-    shape, classes = tuple(about["shape"]), int(about["classes"])
-    trained = int(_whole(_ROWS, study.batch_size))
-    count = trained + _TESTED
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.arange(2 * count).view(2, count)
-    made_up = FederatedData(
-        name="random", x_R=torch.randint(256, (2 * count, *shape), dtype=torch.uint8, generator=draw),
-        y_R=torch.arange(2 * count) % classes, classes=classes,
-        train=tuple(r[:trained] for r in rows), test=tuple(r[trained:] for r in rows),
-        class_names=tuple(map(str, range(classes))), mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("", ""),
-    )  # fmt: skip
-    use = study.methods[0]
-    site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task(made_up)), made_up, 0))
-    state = begin(site.method, 2, 0)
-    sent = site.method.send(state.server, torch.tensor([0]))
-    own = Down(sent.shared, sent.own)
-
-    def timed(phase: Any) -> float:
-        best = float("inf")
-        for number in (1, 2):
-            start = time.process_time()  # not what other programs take at the moment, because the speed is kept
-            site.run(phase, number, [0], own, [state.clients[0]])
-            best = min(best, time.process_time() - start)
-        return best / trained
-
-    with OneThread():
-        return Speed(timed("local"), timed("evaluate"), timed("received"))
-
-
 def sentence(rows: Sequence[Planned]) -> str:
     """The rest of a plan in one line; empty if nothing is left."""
     left = [r for r in rows if r.rounds and r.done < r.rounds and r.seconds != 0.0]
     known = [r.seconds for r in left if r.seconds is not None]
-    if not left:
+    if not known:
         return ""
     many = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
-    if not known:
-        return f"{many} left; a dry run measures how long they take on this machine"
-    said = f"{many} left, about {duration(sum(known) * len(left) / len(known))} on this machine"
-    few = f", estimated from {len(known)} of them; a dry run measures all" if len(known) < len(left) else ""
-    return said + few
+    return f"{many} left, about {duration(sum(known))} on this machine{_ROUGHLY if any(r.rough for r in left) else ''}"
 
 
 def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
@@ -276,6 +183,16 @@ def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
     many = "1 run" if len(trained) == 1 else f"{len(trained)} runs"
     none = "Nothing can run yet." if any(r.seconds is None for r in trained) else "Nothing is left to run."
     below = [f"{many}, about {duration(sum(left))} on this machine." if left else none]
+    fresh = [r.rough for r in trained if r.seconds and not r.done]
+    guessed, measured = fresh.count(True), fresh.count(False)
+    if guessed:
+        below.append(
+            f"{guessed} of these times are rough estimates, which may be three times too long or too short: a training "
+            "step of each network was timed here, and methods are taken to need as much more than FedAvg as on another "
+            f"machine. {option('measure', True)} times each method here, in minutes, and keeps its speed."
+        )
+    if measured:
+        below.append(f"{measured} of these times are from speeds that were measured on this machine.")
     if computed := sum(r.note == "computed" for r in rows):
         below.append(f"{computed} cells are computed without training.")
     below += [f"Note: {n.rstrip('.')}." for n in dict.fromkeys(r.note for r in rows) if n and n != "computed"]
