@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +15,10 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import by_value, find_target, missing, text_of
+from idiolect.data.custom.columns import by_value, find_target, folded, missing, text_of
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.text_files import Roles
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.schema import Inputs
 
@@ -65,8 +65,8 @@ def read(
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
-    part = streaming.whole(where, target=target)
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    [part] = streaming.whole(where, target=target, roles=reader.roles(target))
     reader.check(part)
     label = find_target([str(c) for c in part.frame], target, str(where))
     y_N = labels(part.frame[label], classes, str(where))
@@ -85,7 +85,7 @@ def stream(
     """
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False)  # they come once
     size = IMAGES if inputs.kind == "images" else ROWS
-    for part in streaming.some(where, size, reader.numbers):
+    for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)
         used = {c.name for c in inputs.columns} | set(reader.names)
         beside = part.frame[[c for c in part.frame if str(c) not in used]]
@@ -126,10 +126,32 @@ class Reader:
         self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
-        self.numbers = [e.name for e in inputs.columns if e.kind == "number"]
+        self._by_name = {folded(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
         self._as_is, self._said = set(as_is), set[str]()
         if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
+
+    def roles(self, target: str | None) -> Roles:
+        """What the columns of a text file are for."""
+        return Roles(target, features=lambda name: self._column(name) is not None, known=self._known)
+
+    def is_number(self, name: str) -> bool:
+        """Whether the bundle takes numbers in a column of this name."""
+        column = self._column(name)
+        return column is not None and column.kind == "number"
+
+    def _column(self, name: str) -> Encoding | None:
+        return self._by_name.get(name) or self._by_name.get(folded(name))
+
+    def _known(self, name: str) -> tuple[float, float] | None:
+        """Mean and standard deviation of the numbers in a column; None if it has no scale."""
+        at = 0
+        for column in self.inputs.columns:
+            if column == self._column(name):
+                scaled = column.kind == "number" and column.value and column.scaled
+                return (self.inputs.mean[at] + column.shift, self.inputs.std[at]) if scaled else None
+            at += len(column.features)
+        return None
 
     def encode(self, part: Part) -> Tensor:
         """The samples of a part as stored.
@@ -181,11 +203,11 @@ class Reader:
     def _matched(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """The frame's columns by the bundle's names, of whatever order, letter case and spacing."""
         there = [str(c) for c in frame]
-        folded = {_folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
+        spelt = {folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
         wanted: dict[str, str] = {}
         lost = []
         for encoding in self.inputs.columns:
-            name = encoding.name if encoding.name in there else folded.get(_folded(encoding.name))
+            name = encoding.name if encoding.name in there else spelt.get(folded(encoding.name))
             if name is None:
                 lost.append(encoding.name)
             else:
@@ -256,7 +278,3 @@ class Reader:
 def _of_another_unit(x_N: NDArray[np.float64], mean: float, std: float) -> bool:
     far = (np.abs(x_N - mean) > _OFF * std).mean() > 0.5
     return bool(far or (abs(x_N.mean() - mean) > _APART * std and not 1 / _OFF < x_N.std() / std < _OFF))
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.casefold())

@@ -57,8 +57,10 @@ class Samples:
         self, where: str | Path, *, target: str | None = None, test: str | Path | None = None,
         drop: Sequence[str] = (), as_is: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.where, self._as_is, self._drop = str(where), tuple(as_is), drop
-        self._parts = [self._read(w, target) for w in (where, *([test] if test is not None else []))]
+        self.where, self._as_is = str(where), tuple(as_is)
+        places = (where, *([test] if test is not None else []))
+        read = streaming.whole(*places, target=target, drop=drop)
+        self._parts = [_without(part, drop, str(place)) for part, place in zip(read, places, strict=True)]
         self._labels = [find_target([str(c) for c in p.frame], target, self.where) for p in self._parts]
         self._read_images: list[Tensor] = []
 
@@ -121,13 +123,14 @@ class Samples:
             self._read_images = [images.read(p.pictures or [], None, self.where) for p in self._parts]
         return self._read_images
 
-    def _read(self, where: str | Path, target: str | None) -> Part:
-        part = streaming.whole(where, target=target)
-        columns = [str(c) for c in part.frame]
-        drop = [find(columns, name, "drop", str(where)) for name in self._drop]
-        if not len(part.frame):
-            raise InputError(f"{where} has no samples: give some")
-        return Part(part.frame.drop(columns=drop), part.pictures)
+
+def _without(part: Part, drop: Sequence[str], where: str) -> Part:
+    """A part without some columns."""
+    columns = [str(c) for c in part.frame]
+    dropped = [find(columns, name, "drop", where) for name in drop]
+    if not len(part.frame):
+        raise InputError(f"{where} has no samples: give some")
+    return Part(part.frame.drop(columns=dropped), part.pictures)
 
 
 def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:

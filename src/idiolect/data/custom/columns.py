@@ -31,6 +31,19 @@ _IDENTIFIERS = re.compile("ids?|identifier|uuid|guid|mrn|name|surname|email")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
+def check_frame(frame: pd.DataFrame, where: str) -> None:
+    """Check that a table has rows and that all names of columns are different.
+
+    Raises:
+        InputError: it has not.
+    """
+    twice = frame.columns[frame.columns.duplicated()].unique()
+    if len(twice):
+        raise InputError(f"{where} uses {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
+    if not len(frame):
+        raise InputError(f"{where} has no rows: add some, under one line of column names")
+
+
 def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
     """The column's own name.
 
@@ -193,6 +206,11 @@ def shift_of(x_R: NDArray[np.float64]) -> float:
     span = np.ptp(known) if known.size else 0.0
     lost = np.abs(known.astype(np.float32) - known).max(initial=0)
     return 0.0 if not span or lost <= min(0.5, 1e-6 * span) else float(np.median(known))
+
+
+def folded(name: str) -> str:
+    """A name of a column without letter case, spaces and marks, by which a site's own spelling is recognised."""
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def text_of(value: object) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.custom.programs import from_program
-from idiolect.data.custom.tables import looks_like_data, no_header, read_csv
+from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
 from idiolect.data.datasets.dataset import Source
 
 log = logging.getLogger(__name__)
 
-TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
+TEXT_FILES = (".csv", ".tsv")
+TABLES = (*TEXT_FILES, ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
 _LEVELS = 64
@@ -103,17 +104,19 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     name = path.stem if path.is_file() else path.resolve().name
     within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file():
-        parts = [_table(path, options, within)]
+        parts = [_table(path, options, within, _texts([path], options, within))]
     elif not path.is_dir():
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return read_dataset(from_disk(path), name=name, within=within, **options)
     elif (tables := _split_tables(path)) and not metadata_of(path):
-        parts = [_tables(files, options, within) for files in tables]
+        texts = _texts([file for files in tables for file in files], options, within)
+        parts = [_tables(files, options, within, texts) for files in tables]
     else:
         places = [path] if metadata_of(path) else _split_folders(path)
         if any(map(metadata_of, places)):
-            parts = [beside_metadata(place, options, within) for place in places]
+            texts = _texts([table for place in places if (table := metadata_of(place))], options, within)
+            parts = [beside_metadata(place, options, within, texts) for place in places]
         else:
             options["target"] = options["target"] or "class"
             parts = [by_levels(place, options, within) for place in places]
@@ -125,7 +128,16 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
 # --- tables
 
 
-def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
+def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None) -> dict[Path, pd.DataFrame]:
+    """Those of some tables that are text files, read together, so that their numbers are read in one way."""
+    files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
+    if within:
+        within.check(files)
+    owner = options["client_column"]
+    return read_csvs(files, Roles(options["target"], [*options["drop"], *([] if owner is None else [owner])]))
+
+
+def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
@@ -134,8 +146,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         part = parquet(path, options["drop"], within)
     elif kind == ".jsonl":
         part = Part(jsonl(path))
-    elif kind in TABLES:
-        frame = read_csv(path, as_text=options["client_column"])
+    elif kind in TEXT_FILES:
+        frame = texts[path]
         columns = [str(c) for c in frame]
         try:
             find_target(columns, options["target"], str(path))
@@ -148,8 +160,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
         raise InputError(
             f"{path} is not a table that idiolect reads: give one of {listed(TABLES)}, or a folder of images"
         )
-    if "file_name" in part.frame and part.pictures is None:
-        names = part.frame["file_name"]
+    if PICTURES in part.frame and part.pictures is None:
+        names = part.frame[PICTURES]
         paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
         lost = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
         if lost:
@@ -159,13 +171,15 @@ def _table(path: Path, options: dict[str, Any], within: Within | None) -> Part:
             )
         if within:
             within.check([file for file in paths if file])
-        return Part(part.frame.drop(columns="file_name"), [Encoded(str(file), file) for file in paths])
+        return Part(part.frame.drop(columns=PICTURES), [Encoded(str(file), file) for file in paths])
     return part
 
 
-def _tables(files: list[Path], options: dict[str, Any], within: Within | None) -> Part:
+def _tables(
+    files: list[Path], options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]
+) -> Part:
     """The shards of one split."""
-    parts = [_table(file, options, within) for file in files]
+    parts = [_table(file, options, within, texts) for file in files]
     if len({(*part.frame, part.pictures is None) for part in parts}) > 1:
         raise InputError(f"{listed(files)} have different columns: give all the same columns")
     pictures = None if parts[0].pictures is None else [one for part in parts for one in part.pictures or ()]
@@ -275,12 +289,14 @@ def _split_folders(folder: Path) -> list[Path]:
     return [folder / split for split in choose_splits(names, str(folder)) if split] if are_splits(names) else [folder]
 
 
-def beside_metadata(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
-    """Images beside the table that says what they are."""
+def beside_metadata(
+    folder: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame] | None = None
+) -> Part:
+    """Images beside the table that says what they are; ``texts`` are such tables that have been read."""
     path = metadata_of(folder)
     if path is None:
         raise InputError(f"{folder} has no metadata.csv, which the other split has: add it")
-    part = _table(path, options, within)
+    part = _table(path, options, within, _texts([path], options, within) if texts is None else texts)
     if part.pictures is None:
         raise InputError(
             f"{path} has no column file_name ({listed(part.frame)}): give this name to the column of the image files"

@@ -14,7 +14,7 @@ import torch
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import images, tables
-from idiolect.data.custom.columns import codes, find, find_target, labels, listed, suspects
+from idiolect.data.custom.columns import check_frame, codes, find, find_target, labels, listed, suspects
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.datasets.dataset import Column, Source
@@ -245,7 +245,7 @@ def assemble(
 
 def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
     for part in parts:
-        tables.check_frame(part.frame, name)
+        check_frame(part.frame, name)
     first, *rest = parts
     for part in rest:
         other = {str(column) for column in first.frame.columns.symmetric_difference(part.frame.columns)}

@@ -6,8 +6,9 @@ import codecs
 import io
 import json
 import os
+import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
@@ -22,43 +24,78 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 from idiolect.core.errors import InputError
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
+from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.hub import said
 from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.numbers import MISSING, Evidence, fit_commas
 from idiolect.data.custom.parts import Part, from_arrow
-from idiolect.data.custom.tables import EXCEL, check_frame, looks_like_data, no_header, read_csv, separator_of
+from idiolect.data.custom.text_files import (
+    EXCEL,
+    Roles,
+    looks_like_data,
+    marks_of,
+    no_header,
+    read_csv,
+    read_csvs,
+    readings_by,
+    separator_of,
+    typed,
+    without_missing,
+)
 
 _HEAD = 2**18  # bytes of a text file by which its form is known
 _BLOCK = 2**22  # bytes of a text file that are read at a time
 _CORES = 8  # that parse such blocks at most
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "n/a", "#N/A", "-nan", "<NA>", "NaN "]
+_MARKS = tuple(map(re.compile, (
+    rb" \d{3}(?!\d)", rb"'\d{3}(?!\d)", rb"\xc2\xa0\d{3}", rb"\xe2\x80[\x89\x99\xaf]\d{3}", rb"\xe2\x88\x92\d",
+)))  # fmt: skip
+"""One of these is in every text file with numbers such as 1 234, or with another minus; a literal first is fast."""
+_COMMAS = {True: re.compile(rb'"[ +-]?\d[\d.]*,\d'), False: re.compile(rb",\d")}
+"""Is in every text file with commas in numbers, by whether commas separate its cells."""
+_OVERLAP = 64  # bytes of a block that are looked at again with the next one
 
 
-def whole(where: str | Path, *, target: str | None) -> Part:
-    """All samples of a labelled table, or of a folder of images, ``<class>/<image>`` or beside a metadata.csv.
+def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), roles: Roles | None = None) -> list[Part]:
+    """All samples of labelled tables, or of folders of images, ``<class>/<image>`` or beside a metadata.csv.
 
     The target of folders of classes is the column "class", unless another name is given.
+
+    Args:
+        places: tables or folders; numbers are read in one way in all of them.
+        target: the column of labels.
+        drop: columns that are not used.
+        roles: of the columns of text files; by default all others are features.
 
     Raises:
         InputError: there is nothing of the kind, or it cannot be read.
     """
-    path = _place(where)
+    options: dict[str, Any] = {"target": target, "client_column": None, "drop": list(drop), "resize": None}
+    paths = [_place(place) for place in places]
+    tables = [path for path in paths if path.is_file() and path.suffix.lower() in folders.TEXT_FILES]
+    texts = read_csvs(tables, roles or Roles(target, drop))
+    return [_whole(path, options, texts) for path in paths]
+
+
+def _whole(path: Path, options: dict[str, Any], texts: Mapping[Path, pd.DataFrame]) -> Part:
     within = Within(path.parent if path.is_file() else path)
-    options: dict[str, Any] = {"target": target, "client_column": None, "drop": [], "resize": None}
+    if path in texts:
+        return Part(texts[path])
     if path.is_file():
         return _file(path, within)
     if folders.metadata_of(path):
         return folders.beside_metadata(path, options, within)
-    return folders.by_levels(path, options | {"target": target or "class"}, within)
+    return folders.by_levels(path, options | {"target": options["target"] or "class"}, within)
 
 
-def some(where: str | Path, size: int, numbers: Collection[str] = ()) -> Iterator[Part]:
+def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
     """The samples of a table or a folder of images, about ``size`` at a time, in order.
 
     Args:
         where: a table (.csv, .tsv, .parquet, .jsonl), or a folder of images, in folders or not.
         size: samples at a time.
-        numbers: columns that hold numbers, for texts that a faster reader then reads.
+        roles: of the columns of a text file.
+        numbers: says of a column's name whether it holds numbers.
 
     Raises:
         InputError: there is nothing of the kind, or it cannot be read.
@@ -74,8 +111,8 @@ def some(where: str | Path, size: int, numbers: Collection[str] = ()) -> Iterato
         yield from _parquet(path, size, within)
     elif path.suffix.lower() == ".jsonl":
         yield from _lines(path, size)
-    elif path.suffix.lower() in folders.TABLES:
-        yield from _csv(path, numbers)
+    elif path.suffix.lower() in folders.TEXT_FILES:
+        yield from _csv(path, roles, numbers)
     else:
         yield _file(path, within)
 
@@ -95,8 +132,6 @@ def _file(path: Path, within: Within) -> Part:
         return folders.parquet(path, [], within)
     if kind == ".jsonl":
         return Part(folders.jsonl(path))
-    if kind in folders.TABLES:
-        return Part(read_csv(path))
     if kind in SUFFIXES:
         return Part(pd.DataFrame(index=range(1)), [Encoded(str(path), path)])
     raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(folders.TABLES)}")
@@ -123,8 +158,11 @@ def _lines(path: Path, size: int) -> Iterator[Part]:
             yield Part(pd.DataFrame(rows))
 
 
-def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
-    """The file by Arrow's reader, which is fast, if its first block is plain; else all at once, with more patience."""
+def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
+    """The file by Arrow's reader, which is fast, if its first block is plain; else all at once, with more patience.
+
+    Where numbers may have other marks than decimal points, the whole file is looked at before its first row is given.
+    """
     with path.open("rb") as file:
         head = file.read(_HEAD)
     try:
@@ -132,32 +170,77 @@ def _csv(path: Path, numbers: Collection[str]) -> Iterator[Part]:
     except UnicodeDecodeError:
         text = ""
     if not text.strip() or "\0" in text or EXCEL.match(text):
-        yield Part(read_csv(path))
+        yield Part(read_csv(path, roles))
         return
     separator = separator_of(text)
     names = [str(c).strip() for c in pd.read_csv(io.StringIO(text), sep=separator, nrows=0, dtype=str).columns]
     if looks_like_data(names):
         raise no_header(path, names)
     check_frame(pd.DataFrame(columns=names, index=[0]), str(path))
-    how = ConvertOptions(
-        column_types={name: pa.float64() if name in numbers else pa.string() for name in names},
-        null_values=_MISSING,
-        strings_can_be_null=True,
-        decimal_point="," if separator == ";" and "," in text else ".",
-    )
     parsing = ParseOptions(delimiter=separator, newlines_in_values='"' in text)
     parsed = _in_parallel if "\n" in text and not parsing.newlines_in_values else _in_order
+
+    features = roles.used(names)
+    used = [name for name in features if numbers(name)]
     begun = False
-    try:
+
+    def rows(floats: Collection[str]) -> Iterator[pd.DataFrame]:
+        """Some rows at a time: these columns as numbers, and all others as stripped texts."""
+        kinds = {name: pa.float64() if name in floats else pa.string() for name in names}
+        how = ConvertOptions(column_types=kinds, null_values=MISSING, strings_can_be_null=False)
         for table in parsed(path, names, parsing, how):
-            begun = True
-            yield Part(table.to_pandas(split_blocks=True))  # columns are used one by one: no copy
+            texts = {name: _known(table.column(name), name in features) for name in names if name not in floats}
+            columns = {name: texts[name] if name in texts else table.column(name) for name in names}
+            yield pa.table(columns).to_pandas(split_blocks=True)  # columns are used one by one: no copy
+
+    try:
+        if _is_plain(path, text, separator, used):
+            for frame in rows(used):
+                begun = True
+                yield Part(frame)
+        else:
+            evidence, label = Evidence(), [name for name in (roles.label(names),) if name is not None]
+            for frame in rows(()):
+                looked_at = {name: frame[name] for name in (*used, *label)}
+                evidence.add(str(path), looked_at, readings_by(looked_at))
+            marks = marks_of(evidence, str(path), [separator], label, roles)
+            bits = {name: evidence.bits(str(path), name) for name in used}
+            for frame in rows(()):
+                begun = True
+                yield Part(pd.DataFrame(typed({name: frame[name] for name in names}, marks, bits, roles)))
     except (pa.ArrowException, OSError) as error:
         if begun:
             what = "a line has too many cells, or a text where the others have numbers"
             raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
     if not begun:
-        yield Part(read_csv(path))
+        yield Part(read_csv(path, roles))
+
+
+def _known(column: pa.ChunkedArray, feature: bool) -> pa.ChunkedArray:
+    """Stripped texts, null where missing."""
+    text = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(text, pa.array(MISSING if feature else ("",), pa.string())), None, text)
+
+
+def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -> bool:
+    """Whether the numbers of a text file surely have decimal points, and nothing between thousands."""
+    patterns = (*_MARKS, _COMMAS[separator == ","])
+    with path.open("rb") as file:
+        end = b""
+        while block := file.read(_BLOCK):
+            if any(pattern.search(end + block) for pattern in patterns):
+                return False
+            end = block[-_OVERLAP:]
+    if separator == ",":
+        return True
+    lines = head if len(head) < _HEAD else head.rpartition("\n")[0]
+    try:
+        rows = pd.read_csv(io.StringIO(lines), sep=separator, dtype=str, skipinitialspace=True)
+    except pd.errors.ParserError:
+        return False
+    rows.columns = rows.columns.str.strip()
+    found = readings_by({name: without_missing(rows[name].str.strip()) for name in numbers if name in rows})
+    return any(bits > 0 and not fit_commas(bits) for bits in found)
 
 
 def _in_order(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.RecordBatch]:

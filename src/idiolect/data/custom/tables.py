@@ -1,14 +1,11 @@
-"""Text files read into frames, and frames into features."""
+"""Frames made into features."""
 
 from __future__ import annotations
 
-import codecs
-import io
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +26,6 @@ _BLOCK = 4096  # rows that are copied at a time
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
-_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
-_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
-EXCEL = re.compile(r"sep=(.)\r?\n")
-"""A first line that Excel understands."""
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
@@ -194,127 +187,3 @@ def _first(values: pd.Series[Any], texts: list[str]) -> str:
 
 def _dates(name: str) -> InputError:
     return InputError(f"column {name!r} has dates or times: drop it, or convert it to a number such as days")
-
-
-# --- text files
-
-
-def read_csv(path: Path, as_text: str | None = None) -> pd.DataFrame:
-    """Read separated values with a line of names; columns of numbers become numbers, except the column ``as_text``.
-
-    The separator is the comma, semicolon, tab or bar that is most frequent in the line of names. If it is not the
-    comma, decimal commas are read. Empty cells, the usual NA, NaN, null, None and a question mark are missing values.
-
-    Raises:
-        InputError: it is not text, has no rows or no line of names, or a line has too many cells.
-    """
-    text = _decode(path)
-    excel = EXCEL.match(text)
-    text = text[excel.end() :] if excel else text
-    separator = excel[1] if excel else separator_of(text)
-    how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
-    try:
-        names = pd.read_csv(io.StringIO(text), nrows=1, keep_default_na=False, **how)
-        raw = pd.read_csv(io.StringIO(text), na_values=["?"], **how)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        reason = str(error).strip().rpartition("error: ")[2].lower()
-        raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
-    header = [str(name).strip() for name in names.iloc[0]]
-    named = [i for i, name in enumerate(header) if name]
-    if len(named) < len(header):
-        log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
-    frame = raw.iloc[1:, named].dropna(how="all").reset_index(drop=True)
-    frame.columns = pd.Index([header[i] for i in named])
-    if frame.columns.has_duplicates and looks_like_data(header):
-        raise no_header(path, header)
-    check_frame(frame, str(path))
-    return _typed(frame, as_text, commas=separator != ",")
-
-
-def check_frame(frame: pd.DataFrame, where: str) -> None:
-    """Check that a table has rows and that all names of columns are different.
-
-    Raises:
-        InputError: it has not.
-    """
-    twice = frame.columns[frame.columns.duplicated()].unique()
-    if len(twice):
-        raise InputError(f"{where} uses {len(twice)} column names more than once ({listed(twice, 5)}): rename them")
-    if not len(frame):
-        raise InputError(f"{where} has no rows: add some, under one line of column names")
-
-
-def looks_like_data(names: list[str]) -> bool:
-    """Whether a line of column names looks like a row."""
-    return any(NUMBER.fullmatch(name) for name in names)
-
-
-def no_header(path: Path, names: list[str]) -> InputError:
-    """The error for a file whose line of column names looks like a row."""
-    numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
-    what = f"a line of which {numbers} of {len(names)} cells are numbers"
-    return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
-
-
-def _decode(path: Path) -> str:
-    content = path.read_bytes()
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    elif b"\0" in content:
-        raise InputError(f"{path} is not a text file: save it as CSV in UTF-8")
-    else:
-        encoding = "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError:
-        log.warning("%s is not in UTF-8 and is read as latin-1: check its letters, or save it in UTF-8", path)
-        return content.decode("latin-1")
-
-
-def separator_of(text: str) -> str:
-    """What separates the cells of a table: the comma, semicolon, tab or bar that is most frequent in its first line."""
-    plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
-    first = next(filter(str.strip, plain.splitlines()), "")
-    return max(",;\t|", key=first.count)
-
-
-def _typed(frame: pd.DataFrame, as_text: str | None, *, commas: bool) -> pd.DataFrame:
-    """The columns of texts as numbers, truth values or stripped texts; with ``commas`` decimal commas may occur."""
-    R = len(frame)
-    # All columns end to end: one by one, the thousands of columns of a wide table would take a minute.
-    cell_N = pd.concat([frame[name] for name in frame], ignore_index=True).str.strip()
-
-    def matched(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        return cell_N.str.fullmatch(pattern).to_numpy(dtype=np.bool_, na_value=False)
-
-    def every(found_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return np.asarray(found_N.reshape(-1, R).all(axis=1))
-
-    gone_N = cell_N.isna().to_numpy(dtype=np.bool_)
-    other_N = ~(gone_N | matched(_INFINITE))
-    number_C = every(matched(NUMBER) | ~other_N)
-    truth_C = every(cell_N.str.lower().isin(["true", "false"]).to_numpy(dtype=np.bool_) | gone_N) & ~every(gone_N)
-    comma_C = np.zeros_like(number_C)
-    if commas:
-        without_N = ~cell_N.str.contains(",", regex=False).to_numpy(dtype=np.bool_, na_value=False)
-        fitting_C = every(matched(_COMMA) | ~other_N) & ~every(~other_N)
-        if (fitting_C & ~every(without_N) & [name != as_text for name in frame]).any():
-            comma_C = fitting_C
-    made = {}
-    for k, name in enumerate(frame):
-        column = cell_N.iloc[k * R : (k + 1) * R].reset_index(drop=True)
-        if name == as_text:
-            pass
-        elif comma_C[k]:
-            column = _number(column.str.replace(".", "", regex=False).str.replace(",", ".", regex=False))
-        elif truth_C[k]:
-            column = column.str.lower().map({"true": True, "false": False})
-        elif number_C[k]:
-            column = _number(column)
-        made[name] = column
-    return pd.DataFrame(made)
-
-
-def _number(column: pd.Series[Any]) -> pd.Series[Any]:
-    doubles = column.astype(np.float64)
-    return doubles if np.isinf(doubles).any() else pd.to_numeric(column)

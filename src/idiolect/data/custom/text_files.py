@@ -1,0 +1,223 @@
+"""Text files with separated values, read into frames."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from idiolect.core.errors import InputError
+from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
+from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, plain, readings_of
+
+# R rows, N cells of all columns, C columns
+
+log = logging.getLogger(__name__)
+
+EXCEL = re.compile(r"sep=(.)\r?\n")
+"""A first line that Excel understands."""
+_ZEROS = re.compile(r"^([+-]?\d+)\.0*$")
+PICTURES = "file_name"
+"""The column of the paths of images."""
+
+
+class Roles(NamedTuple):
+    """What the columns of a table are for: the others are features.
+
+    Attributes:
+        target: the column of labels, whose texts are the names of classes; None for the only one with a usual name.
+        texts: further columns that stay texts, such as that of the clients.
+        features: says of a column's name whether it is a feature; None for all others.
+        known: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
+            written.
+    """
+
+    target: str | None = None
+    texts: Collection[str] = ()
+    features: Callable[[str], bool] | None = None
+    known: Callable[[str], tuple[float, float] | None] | None = None
+
+    def label(self, columns: Sequence[str]) -> str | None:
+        """The target column, if there is one."""
+        try:
+            return find_target(columns, self.target, "")
+        except InputError:
+            return None
+
+    def used(self, columns: Sequence[str]) -> list[str]:
+        """The columns of features."""
+        rest = [name for name in columns if name not in (self.label(columns), *self.texts)]
+        return [name for name in rest if self.features is None or self.features(name)]
+
+
+class _Cells(NamedTuple):
+    """A text file as it is written."""
+
+    path: Path
+    separator: str
+    columns: dict[str, pd.Series[Any]]
+    """Stripped texts, NaN where a cell is empty."""
+
+
+def read_csv(path: Path, roles: Roles | None = None) -> pd.DataFrame:
+    """As ``read_csvs``, of one file."""
+    return read_csvs([path], roles or Roles())[path]
+
+
+def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
+    """Read files of separated values with a line of names.
+
+    Columns of numbers or truth values become such, except those that are no features. The separator is the comma,
+    semicolon, tab or bar that is most frequent in the line of names. The decimal mark, and the mark between thousands,
+    are decided once for all files, from all their columns of numbers (see ``Evidence.marks``). Empty cells are missing
+    values; of features, so are the texts ``MISSING``.
+
+    Raises:
+        InputError: a file is not text, has no rows or no line of names, or a line has too many cells; or columns
+            contradict each other about the marks.
+    """
+    files = [_cells(path) for path in paths]
+    evidence, bits, targets = Evidence(), [], set()
+    for file in files:
+        label, used = roles.label(list(file.columns)), roles.used(list(file.columns))
+        for name in used:
+            file.columns[name] = without_missing(file.columns[name])
+        looked_at = {name: file.columns[name] for name in (*used, label) if name is not None}
+        found_C = readings_by(looked_at)
+        bits.append(dict(zip(looked_at, found_C, strict=True)))
+        targets |= {label} if label is not None else set()
+        if PICTURES not in file.columns:  # beside images, columns are no features
+            evidence.add(str(file.path), looked_at, found_C)
+    marks = marks_of(evidence, listed(paths, 3), [file.separator for file in files], targets, roles)
+    return {
+        file.path: pd.DataFrame(typed(file.columns, PLAIN if PICTURES in file.columns else marks, found, roles))
+        for file, found in zip(files, bits, strict=True)
+    }
+
+
+def marks_of(
+    evidence: Evidence, where: str, separators: Sequence[str], targets: Collection[str], roles: Roles
+) -> Marks:
+    """As ``Evidence.marks``, with what is known of features."""
+    known = {name: about for name in evidence.names if (about := roles.known and roles.known(name))}
+    return evidence.marks(where, separators, targets, known)
+
+
+def without_missing(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A feature's texts with NaN where one says that the value is missing."""
+    return column.mask(column.isin(MISSING))
+
+
+def readings_by(columns: Mapping[str, pd.Series[Any]]) -> list[int]:
+    """The ways in which each of some columns is numbers (see ``readings_of``)."""
+    # All columns end to end: one by one, the thousands of columns of a wide table would take a minute.
+    found = readings_of(pd.concat(columns.values(), ignore_index=True), len(columns)) if columns else ()
+    return [int(bits) for bits in found]
+
+
+def typed(
+    columns: Mapping[str, pd.Series[Any]], marks: Marks, bits: Mapping[str, int], roles: Roles
+) -> dict[str, pd.Series[Any]]:
+    """Columns of features as numbers, truth values or texts, and the texts of the target as names of classes.
+
+    Args:
+        columns: stripped texts, NaN where a value is missing.
+        marks: in which numbers are written.
+        bits: the ways in which the columns of features and the target are numbers.
+        roles: of the columns.
+    """
+    label = roles.label(list(columns))
+    made = {}
+    for name, column in columns.items():
+        if name in bits and not bits[name] and column.dropna().str.lower().isin(["true", "false"]).all():
+            column = column.str.lower().map({"true": True, "false": False})
+            column = column.map({True: "True", False: "False"}) if name == label else column
+        elif name in bits and fit(bits[name], marks):
+            column = plain(column, marks)
+            column = _classes(column) if name == label else _number(column)
+        made[name] = column
+    return made
+
+
+def _cells(path: Path) -> _Cells:
+    text = _decode(path)
+    excel = EXCEL.match(text)
+    text = text[excel.end() :] if excel else text
+    separator = excel[1] if excel else separator_of(text)
+    how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
+    how |= {"keep_default_na": False, "na_values": [""]}
+    try:
+        names = pd.read_csv(io.StringIO(text), nrows=1, **how)
+        raw = pd.read_csv(io.StringIO(text), **how)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        reason = str(error).strip().rpartition("error: ")[2].lower()
+        raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
+    header = ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
+    named = [i for i, name in enumerate(header) if name]
+    if len(named) < len(header):
+        log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
+    frame = raw.iloc[1:, named].dropna(how="all")
+    frame.columns = pd.Index([header[i] for i in named])
+    if frame.columns.has_duplicates and looks_like_data(header):
+        raise no_header(path, header)
+    check_frame(frame, str(path))
+    cell_N = pd.concat([frame[name] for name in frame], ignore_index=True).str.strip()
+    cell_N = cell_N.mask(cell_N == "")
+    R = len(frame)
+    return _Cells(
+        path,
+        separator,
+        {name: cell_N.iloc[k * R : (k + 1) * R].reset_index(drop=True) for k, name in enumerate(frame)},
+    )
+
+
+def looks_like_data(names: list[str]) -> bool:
+    """Whether a line of column names looks like a row."""
+    return any(NUMBER.fullmatch(name) for name in names)
+
+
+def no_header(path: Path, names: list[str]) -> InputError:
+    """The error for a file whose line of column names looks like a row."""
+    numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
+    what = f"a line of which {numbers} of {len(names)} cells are numbers"
+    return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in content:
+        raise InputError(f"{path} is not a text file: save it as CSV in UTF-8")
+    else:
+        encoding = "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        log.warning("%s is not in UTF-8 and is read as latin-1: check its letters, or save it in UTF-8", path)
+        return content.decode("latin-1")
+
+
+def separator_of(text: str) -> str:
+    """What separates the cells of a table: the comma, semicolon, tab or bar that is most frequent in its first line."""
+    plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
+    first = next(filter(str.strip, plain.splitlines()), "")
+    return max(",;\t|", key=first.count)
+
+
+def _classes(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The names of classes that are numbers, as they are written, but 2.0 as 2; infinite ones as such."""
+    names = column.str.replace(_ZEROS, r"\1", regex=True).astype(object)
+    return names.mask(column.str.fullmatch(INFINITE).fillna(False).astype(bool), np.inf)
+
+
+def _number(column: pd.Series[Any]) -> pd.Series[Any]:
+    doubles = column.astype(np.float64)
+    return doubles if np.isinf(doubles).any() else pd.to_numeric(column)
