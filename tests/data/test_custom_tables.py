@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom import folders, from_frame, open_data
+from idiolect.data.custom import folders, from_arrays, from_frame, open_data, streaming
 from idiolect.data.custom.tables import as_they_are, encoded
-from idiolect.data.custom.text_files import read_csv
+from idiolect.data.custom.text_files import Roles, read_csv
 from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.samples import labels
+from idiolect.federation.samples import Samples
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis
 63,m,True,north,sick
@@ -145,6 +147,120 @@ def test_targets_that_are_numbers_are_sorted_as_numbers(tmp_path):
     assert source.y_R.tolist() == [2, 1, 0]
     source = open_data(save(tmp_path, "x,stage\n1,0.5\n2,1.5\n3,1\n"), target="stage")
     assert source.class_names == ("0.5", "1", "1.5")
+
+
+WORDS = ["None", "Apnea", "NA", "Apnea", "null", "None"]
+SITES = ["N/A", "N/A", "NULL", "?", "NULL", "?"]
+
+
+def read_words(kind, tmp_path, words, sites):
+    frame = pd.DataFrame({"x": [1.0, 2, 3, 4, 5, 7], "label": words, "site": sites})
+    if kind == "arrays":
+        return from_arrays(frame[["x"]].to_numpy(), np.array(words), clients=sites)
+    if kind == "frame":
+        return from_frame(frame, client_column="site")
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        frame.to_parquet(path)
+    elif kind == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
+    return open_data(path, client_column="site")
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "frame", "arrays"])
+def test_words_for_missing_values_are_names_of_classes_and_clients(tmp_path, caplog, kind):
+    source = read_words(kind, tmp_path, WORDS, SITES)
+    assert source.class_names == ("Apnea", "NA", "None", "null")
+    assert source.y_R.tolist() == [2, 0, 1, 0, 3, 2]
+    [owner] = source.columns.values()
+    assert owner.names == ("?", "N/A", "NULL")
+    said = [r.message for r in caplog.records if "is taken as the name of a" in r.message]
+    assert len(said) == 6
+    assert any("'None', in 2 rows, is taken as the name of a class" in line for line in said)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "frame"])
+@pytest.mark.parametrize("empty", ["", None, "  "])
+def test_only_empty_cells_of_target_and_client_are_missing(tmp_path, kind, empty):
+    with pytest.raises(InputError, match=r"target 'label' of \w+ is missing in 1 of 6 rows \(the first is row 1"):
+        read_words(kind, tmp_path, ["None", empty, *WORDS[2:]], SITES)
+    with pytest.raises(InputError, match=r"client_column 'site' of \w+ is missing in 1 of 6 rows \(the first is row 2"):
+        read_words(kind, tmp_path, WORDS, [*SITES[:2], empty, *SITES[3:]])
+
+
+def test_the_text_that_numpy_makes_of_nan_is_missing(tmp_path):
+    words = np.array(["a", np.nan, "b"])  # texts
+    assert words.dtype.kind == "U"
+    frame = pd.DataFrame({"x": [1.0, 2, 3], "label": words, "site": words})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for read in (
+        lambda: from_arrays(np.eye(3), words),
+        lambda: from_arrays(np.eye(3), ["a", float("nan"), "b"]),
+        lambda: from_arrays(np.eye(3), [0, 1, 1], clients=words),
+        lambda: from_frame(frame),
+        lambda: from_frame(frame.assign(label=[0, 1, 1]), client_column="site"),
+        lambda: open_data(tmp_path / "t.parquet"),
+    ):
+        with pytest.raises(InputError, match=r"is missing in 1 of 3 rows \(the first is row 1"):
+            read()
+
+
+def test_words_for_missing_values_in_features(tmp_path):
+    words = ["NA", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", " NA ", ""]
+    rows = "".join(f"{word},{word},{k % 2}\n" for k, word in enumerate(words))
+    source = open_data(save(tmp_path, f"a,b,y\n1,u,0\n2,v,1\n{rows}"))
+    assert source.feature_names == ("a", "a is missing", "b=u", "b=v", "b=missing")
+    assert source.x_R[2:, [1, 4]].eq(1).all()
+
+
+def test_every_reader_keeps_the_words_of_target_and_client(tmp_path):
+    path = save(tmp_path, "x,site,label\n1,NA,None\n2,b,Apnea\n,NA,None\n")
+    roles = Roles(features=lambda name: name == "x")
+    [part] = streaming.some(path, 10, roles, lambda name: name == "x")
+    assert part.frame["label"].tolist() == ["None", "Apnea", "None"]
+    assert part.frame["site"].tolist() == ["NA", "b", "NA"]
+    assert Samples(path, drop=["site"]).offer().classes == ("Apnea", "None")
+    assert Samples(path, target="site").offer().classes == ("NA", "b")
+    assert labels(pd.Series(["None", "Apnea"]), ("Apnea", "None"), "t").tolist() == [1, 0]
+
+
+def test_texts_of_a_target_stay_as_they_are_written(tmp_path, caplog):
+    read = lambda *texts: open_data(save(tmp_path, "x,y\n" + "".join(f"{k},{t}\n" for k, t in enumerate(texts))))  # noqa: E731
+    assert read("1E5", "2E3", "1E5").class_names == ("2E3", "1E5")
+    assert read("007", "10", "9").class_names == ("007", "9", "10")
+    assert read("1.0", "0.0", "2.").class_names == ("0", "1", "2")
+    assert read("0.5", "1.5", "-1").class_names == ("-1", "0.5", "1.5")
+    assert read("TRUE", "false", "True").class_names == ("False", "True")
+    assert read("inferior", "infinite", "nan").class_names == ("inferior", "infinite", "nan")
+    assert read('"0,5"', '"1,5"', '"0,5"').class_names == ("0.5", "1.5")
+    assert read('"1,234"', '"1,234,567"', '"1,234"').class_names == ("1234", "1234567")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["Oslo", "oslo", "Bergen"], "'Oslo' and 'oslo'"),
+        (["New York", "New  York", "Rome"], "'New  York' and 'New York'"),
+        (["ward a", "WardA", "b"], "'WardA' and 'ward a'"),
+        (["7", "007", "8"], "'007' and '7'"),
+        (["Zürich", "Zu\u0308rich", "Basel"], "'Zürich'"),
+        (["a", "b", "ab"], ""),
+        (["1", "10", "100"], ""),
+    ],
+)
+def test_names_that_differ_only_in_their_writing_are_named(tmp_path, caplog, names, said):
+    for column in ("site", "label"):
+        caplog.clear()
+        other = "label" if column == "site" else "site"
+        frame = pd.DataFrame({"x": [1.0, 2, 3], column: names, other: ["u", "v", "u"]})
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        source = open_data(tmp_path / "t.csv", client_column="site")
+        assert len(source.class_names if column == "label" else source.columns["site"].names) == 3
+        told = [r.message for r in caplog.records if "differ only in letter case" in r.message]
+        assert len(told) == bool(said)
+        assert said in "".join(told)
 
 
 def test_a_target_needs_no_name_where_it_is_plain():

@@ -100,7 +100,7 @@ def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.
     Raises:
         InputError: a label is missing or is not a class.
     """
-    gone = np.flatnonzero(missing(values))
+    gone = np.flatnonzero(missing(values, ("",)))
     if gone.size:
         raise InputError(
             f"the label is missing in {gone.size} of {len(values)} rows of {where} (the first is row {gone[0]}, "

@@ -16,6 +16,7 @@ from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import codes, find, find_target
+from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import Reader, labels
@@ -75,7 +76,9 @@ class Samples:
         """
         names: set[str] = set()
         for part, label in zip(self._parts, self._labels, strict=True):
-            names |= set(codes(part.frame[label], f"the target {label!r}")[1])
+            y_N, there = codes(part.frame[label], f"the target {label!r}")
+            look(f"the target {label!r} of {self.where}", "class", y_N, there)
+            names |= set(there)
         train, label = self._parts[0], self._labels[0]
         if train.pictures is not None:
             shape = tuple(self._pixels()[0].shape[1:])

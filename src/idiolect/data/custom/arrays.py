@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom.columns import codes, labels, listed, shift_of
+from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
+from idiolect.data.custom.names import look
 from idiolect.data.datasets.dataset import Column, Encoding, Source
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,11 @@ def from_arrays(
         raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
     counts = [len(x_R) for x_R in rows]
     y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names)
+    look("y", "class", y_R, names)
     columns = {}
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
+        look("clients", "client", columns["client"].code_R, columns["client"].names)
     x_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
     encodings = () if x_R.ndim > 2 else _encodings(x_R)
     x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R, encodings)
@@ -197,7 +200,7 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
             raise InputError(f"{what} has the shape {array.shape}: give one value per row{fix}")
         if len(array) != count:
             raise InputError(f"{what} has {len(array)} values for {count} rows of x: give one value per row")
-        columns.append(pd.Series(array))
+        columns.append(without_nan(pd.Series(array)))
     return pd.concat(columns, ignore_index=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,16 +74,26 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
     return found[0]
 
 
-def missing(values: pd.Series[Any]) -> NDArray[np.bool_]:
-    """For each row whether its value is missing: none, an empty text, or "nan", which NumPy makes of a missing text."""
+def missing(values: pd.Series[Any], texts: Collection[str] = ("", "nan")) -> NDArray[np.bool_]:
+    """For each row whether its value is missing: none, or one of some texts in any letter case.
+
+    By default, "nan" is one of them, which NumPy makes of a missing text.
+    """
     if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f":
         return np.asarray(np.isnan(values.to_numpy()))
     gone_R = values.isna().to_numpy(dtype=np.bool_)
     if pd.api.types.is_numeric_dtype(values):
         return gone_R
     gone_R = gone_R.copy()
-    gone_R[~gone_R] = by_value(lambda v: isinstance(v, str) and v.strip().lower() in ("", "nan"), values[~gone_R])
+    gone_R[~gone_R] = by_value(lambda v: isinstance(v, str) and v.strip().lower() in texts, values[~gone_R])
     return gone_R
+
+
+def without_nan(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Values with None in place of the text "nan", which NumPy makes of a missing text."""
+    if pd.api.types.infer_dtype(values, skipna=True) not in ("string", "mixed"):
+        return values
+    return values.mask(by_value(lambda v: isinstance(v, str) and v == "nan", values).astype(bool))
 
 
 def by_value(function: Callable[[Any], Any], values: pd.Series[Any]) -> NDArray[Any]:
@@ -98,10 +108,12 @@ def by_value(function: Callable[[Any], Any], values: pd.Series[Any]) -> NDArray[
 def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """For each row the place of its value among the names, (R,), and the names, in order of number, category or text.
 
+    A text is a name, whatever it says; only an empty one is missing.
+
     Raises:
         InputError: a value is missing or is a list or the like.
     """
-    gone = np.flatnonzero(missing(values))
+    gone = np.flatnonzero(missing(values, ("",)))
     if gone.size:
         raise InputError(
             f"{what} is missing in {gone.size} of {len(values)} rows (the first is row {gone[0]}, counting from 0): "

@@ -14,9 +14,10 @@ import torch
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import images, tables
-from idiolect.data.custom.columns import check_frame, codes, find, find_target, labels, listed, suspects
+from idiolect.data.custom.columns import check_frame, codes, find, find_target, labels, listed, suspects, without_nan
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.names import look
 from idiolect.data.datasets.dataset import Column, Source
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def from_arrow(
                     f"are for 0 to {len(classes) - 1}; correct the numbers, or name every class"
                 )
             frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
-    return Part(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")]), pictures)
+    return Part(_named(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")])), pictures)
 
 
 def choose_splits(names: Sequence[str], where: str) -> tuple[str, str | None]:
@@ -215,10 +216,12 @@ def assemble(
         raise InputError(f"resize: {name} is a table, and resize is only for images: leave it out")
 
     y_R, class_names = labels(frame[label], f"target {label!r} of {name}")
+    look(f"target {label!r} of {name}", "class", y_R, class_names)
     owners = {}
     if owner is not None:
         whose = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
+        look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
     beside = [c for c in columns if c not in {label, owner, *dropped}]
     few = suspects(frame, beside, owner, used=parts[0].pictures is None)
     if parts[0].pictures is None:
@@ -267,7 +270,10 @@ def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True)
+    frame = frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True)
+    if frame.columns.has_duplicates:  # which has a message of its own
+        return frame
+    return frame.assign(**{str(c): without_nan(frame[c]) for c in frame if not pd.api.types.is_numeric_dtype(frame[c])})
 
 
 def _holds_images(kind: pa.DataType) -> bool:

@@ -1,0 +1,56 @@
+"""Names of classes, clients and categories that may be a mistake."""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idiolect.data.custom.columns import NUMBER, listed
+from idiolect.data.custom.numbers import MISSING
+
+# R samples
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3  # groups of names in a message
+
+
+def alike(texts: Iterable[str]) -> list[list[str]]:
+    """The groups of texts that differ only in letter case, in spaces, or in how they write a number.
+
+    >>> alike(["Oslo", "oslo", "New York", "New  York", "7", "007", "Bergen"])
+    [['Oslo', 'oslo'], ['New York', 'New  York'], ['7', '007']]
+    """
+    groups: dict[str | float, list[str]] = {}
+    for text in texts:
+        plain = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+        groups.setdefault(float(plain) if NUMBER.fullmatch(plain) else plain, []).append(text)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) -> None:
+    """Warn of names that differ only in their writing, and of those that often say that a value is missing.
+
+    Args:
+        what: they are the values of, for messages.
+        kind: "class" or "client".
+        code_R: for each row the place of its name.
+        names: as ``codes`` gives them.
+    """
+    groups = [" and ".join(map(repr, group)) for group in alike(names)]
+    if groups:
+        log.warning(
+            "%s: names that differ only in letter case, spaces or the writing of a number are different %s (%s): "
+            "write them in one way if they are the same",
+            what, "classes" if kind == "class" else f"{kind}s", listed(groups, _SHOWN),
+        )  # fmt: skip
+    for name in sorted(set(MISSING) & set(names)):
+        log.warning(
+            "%s: %r, in %d rows, is taken as the name of a %s: leave the cells empty if the value is missing there",
+            what, name, int((code_R == names.index(name)).sum()), kind,
+        )  # fmt: skip
