@@ -28,6 +28,22 @@ def test_own_data_and_a_hospital_that_joins(called: Command) -> None:
     assert called("run --resume --out r --quiet").code == 0
 
 
+def test_a_score_is_no_class_unless_it_is_said(called: Command) -> None:
+    rows = "".join(f"{'ab'[k % 2]},{k % 7},{k % 45}\n" for k in range(450))
+    Path("s.csv").write_text("site,x,score\n" + rows)
+    line = "--data s.csv --client-column site --target score"
+    for command in ("run", "describe"):
+        refused(called(f"{command} {line}"), "has 45 different whole numbers", "--task classification")
+    refused(called(f"describe {line} --task ranking"), "task='ranking' is not valid", "'classification'")
+    told = json.loads(called(f"describe {line} --task classification --json").out)
+    assert len(told["class_names"]) == 45
+    Path("s.yaml").write_text("data: s.csv\ntarget: score\nclient_column: site\ntask: classification\n")
+    assert called("describe s.yaml").code == 0
+    assert called(f"run {line} --task classification {TINY} --quiet --out r").code == 0
+    assert yaml.safe_load(Path("r/study.yaml").read_text())["task"] == "classification"
+    refused(called("run --task classification"), "task is for your own data")
+
+
 def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:
     said = called(f"run {OWN} {TINY} --json")
     assert json.loads(said.out)["new_clients"] == []

@@ -14,6 +14,7 @@ from idiolect.data.custom.tables import as_they_are, encoded
 from idiolect.data.custom.text_files import Roles, read_csv
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import labels
+from idiolect.federation.agreement import Offer, together
 from idiolect.federation.samples import Samples
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis
@@ -378,6 +379,67 @@ def frame(**columns):
 def test_what_does_not_fit_is_said(table, options, message):
     with pytest.raises(InputError, match=message):
         from_frame(table, **options)
+
+
+def scored(values, **more):
+    y = np.array(values)
+    return pd.DataFrame({"x": np.random.default_rng(0).normal(size=len(y)), "y": y, **more})
+
+
+SCORES = [*range(1, 71)] * 2
+DAYS = [*(7 * np.arange(830)), 7, 14]
+AMOUNTS = [SCORES, DAYS, [*range(0, -31, -1), 0], [*range(100, 132), 100], [*range(62)] * 3, [*range(100)] * 2]
+
+
+@pytest.mark.parametrize("values", AMOUNTS, ids=["scores", "days", "negative", "32 values", "62 from 0", "100 from 0"])
+def test_many_whole_numbers_in_a_table_are_amounts_unless_said_otherwise(tmp_path, values):
+    count = len(set(values))
+    said = (
+        f"has {count} different whole numbers, which looks like regression or a count: .*divide.*another column.*"
+        r"task='classification'"
+    )
+    table = scored(values)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_parquet(tmp_path / "t.parquet")
+    for read in (
+        lambda **more: from_frame(table, **more),
+        lambda **more: from_frame(table.astype({"y": float}), **more),
+        lambda **more: open_data(tmp_path / "t.csv", **more),
+        lambda **more: open_data(tmp_path / "t.parquet", **more),
+        lambda **more: from_arrays(table[["x"]].to_numpy(), table.y, **more),
+    ):
+        with pytest.raises(InputError, match=said) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+        if count < 1000:
+            source = read(task="classification")
+            assert source.class_names == tuple(map(str, sorted(set(values))))
+    with pytest.raises(InputError, match=f"the target 'y' of .*t.csv has {count} different whole numbers"):
+        Samples(tmp_path / "t.csv").offer()
+    assert len(Samples(tmp_path / "t.csv").offer("classification").classes) == count
+
+
+def test_whole_numbers_that_are_classes(tmp_path):
+    letters = np.array([*range(62)] * 3)
+    images = np.random.default_rng(0).integers(0, 255, (186, 4, 4)).astype(np.uint8)
+    assert from_arrays(images, letters).classes == 62, "codes of classes"
+    assert from_arrays(np.ones((186, 2)), letters, class_names=[f"c{k}" for k in range(62)]).classes == 62
+    assert from_frame(scored(letters).assign(y=pd.Categorical(letters))).classes == 62
+    assert from_frame(scored([f"c{k}" for k in letters])).classes == 62
+    assert from_frame(scored([*range(30)] * 2)).classes == 30
+    assert from_frame(scored([*range(10)] * 2)).classes == 10
+    with pytest.raises(InputError, match="y has 62 different whole numbers"):
+        from_arrays(images, letters + 18)  # such as ages
+    with pytest.raises(InputError, match="task='regress' is not known: give classification, or leave it out"):
+        from_frame(scored([0, 1]), task="regress")
+
+
+def test_the_sites_of_a_federation_together():
+    one = {"kind": "table", "columns": (Encoding("x"),)}
+    offers = {f"s{k}": Offer(**one, classes=tuple(map(str, range(k, 70, 3)))) for k in range(3)}
+    with pytest.raises(InputError, match="the target of all sites together has 70 different whole numbers"):
+        together(offers)
+    assert len(together(offers, "classification")[1]) == 70
 
 
 def test_fifty_texts_are_not_too_many():

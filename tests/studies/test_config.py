@@ -107,12 +107,12 @@ def test_evaluation(rounds: int, every: int | None, expected: int) -> None:
 
 def test_methods_are_told_how_to_train() -> None:
     study = idl.Study(local_epochs=3, batch_size=7, lr=0.2, momentum=0, weight_decay=0, drop_last=True)
-    assert study.task(study.federation()).training == Training(3, 7, SGD(0.2, 0, 0), drop_last=True)
+    assert study.task_of(study.federation()).training == Training(3, 7, SGD(0.2, 0, 0), drop_last=True)
 
 
 def test_methods_are_told_to_train_by_adam() -> None:
     study = idl.Study(local_epochs=3, batch_size=7, optimiser="adam", lr=0.002, weight_decay=0.1)
-    assert study.task(study.federation()).training == Training(3, 7, Adam(0.002, weight_decay=0.1))
+    assert study.task_of(study.federation()).training == Training(3, 7, Adam(0.002, weight_decay=0.1))
     assert study.momentum == 0
     with pytest.raises(InputError, match=r"momentum=0\.9 is for optimiser=sgd, not adam: leave momentum out"):
         idl.Study(optimiser="adam", momentum=0.9)

@@ -333,6 +333,6 @@ def test_what_decides_the_rows_reaches_them() -> None:
     assert federation.shifts == ("invert", "", "", "rotate:degrees=180")
     assert (plain.mean, federation.mean) != (federation.mean, plain.mean)
     assert federation.mean == (0.5,)
-    assert study.task(federation).clients == 2
+    assert study.task_of(federation).clients == 2
     assert idl.Study(data=arrays(), **QUICK, data_seed=1).federation().train[0].tolist() == plain.train[0].tolist()
     assert data.manifest(idl.Study(data=arrays(), **QUICK, data_seed=1).federation()) != data.manifest(plain)

@@ -48,7 +48,7 @@ def test_neither_a_repr_nor_a_file_of_a_run_holds_a_value(tmp_path: Path, given:
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 8
     assert [path.name for path in files if leaks(path.read_bytes())] == []
-    said = [study, result, study.data, federation, study.jobs(federation), study.task(federation)]
+    said = [study, result, study.data, federation, study.jobs(federation), study.task_of(federation)]
     text = "\n".join([*map(repr, said), *map(str, said), caplog.text])
     assert not leaks(text.encode())
     assert "array" not in text

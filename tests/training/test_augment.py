@@ -291,7 +291,7 @@ def test_engines_agree(name: str) -> None:
 def test_a_study_hands_it_over() -> None:
     assert Study().augment == "none"
     study = Study(augment="crop_flip", clients=4)
-    assert study.task(study.federation()).training.augment == "crop_flip"
+    assert study.task_of(study.federation()).training.augment == "crop_flip"
     with pytest.raises(InputError, match=r"augment='mirror' is not valid: .*'none' or 'crop_flip'"):
         Study(augment="mirror")
 

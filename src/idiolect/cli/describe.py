@@ -39,7 +39,7 @@ def describe_command(
 
     whole = study_of(study, settings, [], None, allow_import)
     federation = whole.federation()
-    whole.task(federation)  # here a network that does not fit the samples is an error
+    whole.task_of(federation)  # here a network that does not fit the samples is an error
     about = heterogeneity.describe_clients(federation)
     written = whole.model_dump(mode="json")
     shown = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)

@@ -32,7 +32,7 @@ def study_of(
         settings = {"name": own_name} | settings
     there = Study.look(path) if path else None
     written = there.model_dump(exclude_unset=True) if there else {}  # the rest depends on what is overridden
-    by_name, own_data = ("dataset", "data_dir"), ("data", "target", "client_column", "drop", "resize")
+    by_name, own_data = ("dataset", "data_dir"), ("data", "target", "task", "client_column", "drop", "resize")
     for own, other in (("data", by_name), ("dataset", own_data)):
         if own in settings:  # one replaces the other
             written = {k: v for k, v in written.items() if k not in other}

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed
 from idiolect.data import FederatedData
-from idiolect.data.custom.columns import ordered
-from idiolect.data.datasets.dataset import Encoding
+from idiolect.data.custom.columns import check_amounts, ordered
+from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy.schema import Inputs
 
 _Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -120,11 +120,14 @@ def data_of(
     )  # fmt: skip
 
 
-def together(offers: Mapping[str, Offer]) -> tuple[Inputs, tuple[str, ...]]:
+def together(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple[Inputs, tuple[str, ...]]:
     """The form of the samples and the classes that all sites' offers allow; mean and deviation are still 0 and 1.
 
+    ``task`` is the study's: "classification" says that many different numbers are classes.
+
     Raises:
-        InputError: sites have samples of different kinds, sizes or columns, or there is only one class.
+        InputError: sites have samples of different kinds, sizes or columns, there is only one class, or the classes of
+            tables look like amounts.
     """
     (first, one), *_ = offers.items()
     for site, other in offers.items():
@@ -136,6 +139,8 @@ def together(offers: Mapping[str, Offer]) -> tuple[Inputs, tuple[str, ...]]:
     classes = tuple(ordered({name for offer in offers.values() for name in offer.classes}))
     if len(classes) < 2:
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
+    if one.kind == "table":
+        check_amounts("the target of all sites together", classes, task)
     if one.kind == "images":
         channels = (one.shape[0],)
         return Inputs(kind="images", shape=one.shape, mean=(0.0,) * channels[0], std=(1.0,) * channels[0]), classes
@@ -160,7 +165,7 @@ def strange_to(agreed: Agreed, site: str, offer: Offer) -> list[str]:
         kind="images" if images else "table", shape=agreed.inputs.shape if images else (), columns=there,
         classes=agreed.classes,
     )  # fmt: skip
-    _, classes = together({"the run": whole, site: offer})
+    _, classes = together({"the run": whole, site: offer}, "classification")  # which was decided at the start
     if new := sorted(set(classes) - set(agreed.classes)):
         raise InputError(
             f"{site} has samples of the class {new[0]!r}, which no site had at the start: leave them out, or start a "

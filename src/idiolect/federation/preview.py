@@ -31,11 +31,12 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
     """
     yield f"To: {kit.server}, whose certificate is signed by {kit.folder / 'ca.pem'}"
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
-    offer = samples.offer()
+    task = "classification" if study is None else Study.look(study).task  # the study decides
+    offer = samples.offer(task)
     said = plain(offer)
     yield f"First, {len(pack({'offer': said})):,} bytes about the samples, by which features and classes are agreed on:"
     yield json.dumps(said, ensure_ascii=False)
-    inputs, classes = together({kit.site: offer, "others": offer})
+    inputs, classes = together({kit.site: offer, "others": offer}, task)
     ready = samples.prepared(inputs, classes, 0, kit.number, look=False)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, named('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"

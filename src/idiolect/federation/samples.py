@@ -15,10 +15,10 @@ from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import codes, find, find_target
+from idiolect.data.custom.columns import check_amounts, codes, find, find_target
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
-from idiolect.data.datasets.dataset import Encoding
+from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy.samples import Reader, labels
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.agreement import Agreed, Offer, Sums, data_of
@@ -68,11 +68,14 @@ class Samples:
     def __len__(self) -> int:
         return sum(len(part.frame) for part in self._parts)
 
-    def offer(self) -> Offer:
+    def offer(self, task: TaskName | None = None) -> Offer:
         """What the site says of them before anything is agreed.
 
+        Args:
+            task: that of the study; "classification" says that many different numbers of the target are classes.
+
         Raises:
-            InputError: a column cannot be a feature, or a label is missing.
+            InputError: a column cannot be a feature, a label is missing, or the target looks like an amount.
         """
         names: set[str] = set()
         for part, label in zip(self._parts, self._labels, strict=True):
@@ -80,6 +83,8 @@ class Samples:
             look(f"the target {label!r} of {self.where}", "class", y_N, there)
             names |= set(there)
         train, label = self._parts[0], self._labels[0]
+        if train.pictures is None:
+            check_amounts(f"the target {label!r} of {self.where}", sorted(names), task)
         if train.pictures is not None:
             shape = tuple(self._pixels()[0].shape[1:])
             return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))

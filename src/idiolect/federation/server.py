@@ -193,7 +193,7 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
         return {i: found[i] for i in sorted(found)}
 
     offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
-    inputs, classes = together({talk.sites[i]: offer for i, offer in offers.items()})
+    inputs, classes = together({talk.sites[i]: offer for i, offer in offers.items()}, study.task)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)}
     summed: dict[int, Sums] = ask(
         "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
@@ -217,7 +217,7 @@ def rehearsed(
     Raises:
         InputError: the samples do not fit each other.
     """
-    inputs, classes = together({site: own.offer() for site, own in samples.items()})
+    inputs, classes = together({site: own.offer(study.task) for site, own in samples.items()}, study.task)
     every = enumerate(samples.values())
     ready = [own.prepared(inputs, classes, study.data_seed, k, look=False) for k, own in every]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}

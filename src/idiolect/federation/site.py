@@ -125,7 +125,7 @@ class Worker:
         study = self._read(about)
         self._offered[about["digest"], about["run"]] = study
         self._say(f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}")
-        return {"offer": plain(self._samples.offer())}, {}
+        return {"offer": plain(self._samples.offer(study.task))}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:

@@ -108,7 +108,7 @@ def whole_batches(rows: float, size: int) -> float:
 
 def step(study: Study, about: dict[str, Any]) -> float:
     """Processor seconds of a training step per sample, of a study's network: of a batch, or of fewer samples."""
-    task = study.task(_made_up(about, study.batch_size, 0))
+    task = study.task_of(_made_up(about, study.batch_size, 0))
     shape, classes = tuple(about["shape"]), int(about["classes"])
 
     def timed(rows: int) -> float:
@@ -148,7 +148,7 @@ def measured(study: Study, about: dict[str, Any]) -> Speed:
     trained = int(whole_batches(_ROWS, study.batch_size))
     made_up = _made_up(about, trained, _TESTED)
     use = study.methods[0]
-    site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task(made_up)), made_up, 0))
+    site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0))
     state = begin(site.method, 2, 0)
     sent = site.method.send(state.server, torch.tensor([0]))
     own = Down(sent.shared, sent.own)

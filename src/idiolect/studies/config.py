@@ -23,6 +23,7 @@ from idiolect.core.method import Augment, Task
 from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
+from idiolect.data.datasets.dataset import TaskName
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import on_uploads, poisoned
 from idiolect.simulation.measures import check, named
@@ -67,6 +68,7 @@ class Study(BaseModel):
     data_dir: str | None = field("data_dir")
     data: str | Source | None = field("data")
     target: str | None = field("target")
+    task: TaskName | None = field("task")
     client_column: str | None = field("client_column")
     drop: tuple[str, ...] = field("drop")
     resize: str | None = field("resize")
@@ -131,7 +133,7 @@ class Study(BaseModel):
             resolve(momentum=0.0)
         if self.data is None:
             resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
-            own = [k for k in ("target", "client_column", "drop", "resize") if getattr(self, k)]
+            own = [k for k in ("target", "task", "client_column", "drop", "resize") if getattr(self, k)]
             if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
                 pass
             elif own:
@@ -332,8 +334,9 @@ class Study(BaseModel):
             if self.data.startswith(_GIVEN):
                 raise InputError(f"data {self.data}: they were given in a Python program: run the study from there")
             return data.open_data(
-                self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize
-            )
+                self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize,
+                task=self.task,
+            )  # fmt: skip
         folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
         if folder and not folder.is_dir():
             raise InputError(
@@ -341,7 +344,7 @@ class Study(BaseModel):
             )
         return data.load(str(self.dataset), folder)
 
-    def task(self, federation: FederatedData) -> Task:
+    def task_of(self, federation: FederatedData) -> Task:
         """The task that the methods get.
 
         Raises:
@@ -368,7 +371,7 @@ class Study(BaseModel):
         """The job of a method and a seed."""
         server = server_optimiser_of(self.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
-        made = partial(methods.build, use.name, use.options, self.task(federation), server=server)
+        made = partial(methods.build, use.name, use.options, self.task_of(federation), server=server)
         return Job(
             use.label, made, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),

@@ -64,6 +64,10 @@ SETTINGS = {
     "target": Setting(
         DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True
     ),
+    "task": Setting(
+        DATA, "What the target is: classification says that its many different numbers are classes.",
+        unset="decided by the target's values", metavar="TASK",
+    ),
     "client_column": Setting(
         DATA, "Column that says which client a sample belongs to.", metavar="COLUMN"
     ),

@@ -16,7 +16,7 @@ from torch import Tensor
 from idiolect.core.errors import InputError
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.names import look
-from idiolect.data.datasets.dataset import Column, Encoding, Source
+from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ def from_arrays(
     clients: ArrayLike | Tensor | None = None,
     name: str = "arrays",
     class_names: Sequence[str] | None = None,
+    task: TaskName | None = None,
     test: Sequence[Any] | None = None,
 ) -> Source:
     """A data set from NumPy arrays, torch tensors or lists.
@@ -51,6 +52,7 @@ def from_arrays(
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         name: what to call the data set.
         class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
+        task: "classification" if y's many different numbers are classes; with ``class_names`` they always are.
         test: an official test split (x, y) or (x, y, clients).
 
     Raises:
@@ -66,7 +68,7 @@ def from_arrays(
         shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
         raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
     counts = [len(x_R) for x_R in rows]
-    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names)
+    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names, task, x_R=rows[0])
     look("y", "class", y_R, names)
     columns = {}
     if clients is not None:
@@ -204,8 +206,10 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
     return pd.concat(columns, ignore_index=True)
 
 
-def _classes(y: pd.Series[Any], class_names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y_R, found = labels(y, "y")
+def _classes(
+    y: pd.Series[Any], class_names: Sequence[str] | None, task: TaskName | None, x_R: NDArray[Any]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    y_R, found = labels(y, "y", task if class_names is None else "classification", table=x_R.ndim == 2)
     if class_names is None:
         return y_R, found
     names = tuple(map(str, class_names))

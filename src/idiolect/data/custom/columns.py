@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.errors import listed as listed
+from idiolect.data.datasets.dataset import TaskName
 
 # R samples of all clients
 
@@ -22,6 +23,8 @@ TARGETS = ("label", "labels", "target", "class", "diagnosis", "y")
 MOST_CLASSES = 1000
 MOST_TEXTS = 50
 _FEW = 20  # up to so many different fractions may still be grades
+FRACTIONS = "numbers with fractions"
+_WHOLES = 30  # and so many whole numbers classes
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _OWNERS = re.compile(
     "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
@@ -138,22 +141,30 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
     return np.array([place[name] for name in names], np.int64)[code_R], tuple(order)
 
 
-def labels(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def labels(
+    values: pd.Series[Any], what: str, task: TaskName | None = None, *, table: bool = True
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The samples' classes (R,) and the names of the classes.
+
+    Args:
+        values: of the target.
+        what: they are, for messages.
+        task: "classification" says that many different numbers are classes; so does a column of categories.
+        table: whether the samples are rows of a table. Of images, the numbers 0, 1, 2, ... are codes of classes.
 
     Raises:
         InputError: a label is missing, there is only one class, or the values are measurements or identifiers.
     """
+    if task not in (None, *get_args(TaskName)):
+        raise InputError(f"task={task!r} is not known: give {' or '.join(get_args(TaskName))}, or leave it out")
     y_R, names = codes(values, what)
     count = len(names)
     if count == 1:
         raise InputError(f"{what} has only one class ({names[0]}): give a column with two classes or more")
-    numbers = all(NUMBER.fullmatch(name) for name in names)
-    if numbers and count > _FEW and not all(_WHOLE.fullmatch(name) for name in names):
-        raise InputError(
-            f"{what} has {count} different numbers with fractions, which looks like regression: idiolect "
-            "classifies, so divide the numbers into classes first, or give another column"
-        )
+    if task is None and not isinstance(values.dtype, pd.CategoricalDtype):
+        amounts = amounts_in(names, table=table)
+        if amounts is not None and (amounts == FRACTIONS or count < len(values)):
+            raise _regression(what, count, amounts)
     if count > MOST_CLASSES:
         raise InputError(
             f"{what} has {count} classes, more than {MOST_CLASSES}: is it an identifier? Give the column of labels"
@@ -161,6 +172,41 @@ def labels(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[
     if count == len(values) > _FEW:
         raise InputError(f"{what} has a different value in every row: is it an identifier? Give the column of labels")
     return y_R, names
+
+
+def amounts_in(names: Sequence[str], *, table: bool) -> str | None:
+    """What the names of classes are if they look like amounts; None if they look like classes.
+
+    More than 20 numbers with fractions are amounts, and so are more than 30 whole numbers, such as scores, counts or
+    days. Of images, 0, 1, 2, ... without a gap are codes of classes, however many.
+    """
+    if not all(NUMBER.fullmatch(name) for name in names):
+        return None
+    if not all(_WHOLE.fullmatch(name) for name in names):
+        return FRACTIONS if len(names) > _FEW else None
+    if len(names) <= _WHOLES or (not table and sorted(map(int, names)) == list(range(len(names)))):
+        return None
+    return "whole numbers"
+
+
+def check_amounts(what: str, names: Sequence[str], task: TaskName | None) -> None:
+    """Check that the names of classes in tables of several sites do not look like amounts.
+
+    Raises:
+        InputError: they do, and the task is not said to be classification.
+    """
+    amounts = amounts_in(names, table=True) if task is None else None
+    if amounts is not None:
+        raise _regression(what, len(names), amounts)
+
+
+def _regression(what: str, count: int, amounts: str) -> InputError:
+    looks = "regression" if amounts == FRACTIONS else "regression or a count"
+    return InputError(
+        f"{what} has {count} different {amounts}, which looks like {looks}: idiolect classifies, so divide the numbers "
+        f"into a few classes first, give another column, or say with {option('task', 'classification')} that they are "
+        "classes"
+    )
 
 
 def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, used: bool) -> tuple[str, ...]:

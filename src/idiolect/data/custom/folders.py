@@ -27,7 +27,7 @@ from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.custom.programs import from_program
 from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
-from idiolect.data.datasets.dataset import Source
+from idiolect.data.datasets.dataset import Source, TaskName
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ def open_data(
     client_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
+    task: TaskName | None = None,
     outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
@@ -67,6 +68,7 @@ def open_data(
             level, "client" if None. Without one, a partition divides the samples.
         drop: columns to leave out, such as identifiers.
         resize: for images, 32 or "32x24" for width x height in pixels.
+        task: "classification" if the target's many different numbers are classes.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
             absolute or with ``..``) leads to: only for data from someone you trust.
 
@@ -74,7 +76,9 @@ def open_data(
         InputError: there is nothing of the kind, reading is not permitted, or a file, column or image cannot be used.
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
-    options: dict[str, Any] = {"target": target, "client_column": client_column, "drop": drop, "resize": resize}
+    options: dict[str, Any] = {
+        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task
+    }  # fmt: skip
     try:
         return _open(where, options, outside)
     except OSError as error:
@@ -118,7 +122,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
             texts = _texts([table for place in places if (table := metadata_of(place))], options, within)
             parts = [beside_metadata(place, options, within, texts) for place in places]
         else:
-            options["target"] = options["target"] or "class"
+            options |= {"target": options["target"] or "class", "task": "classification"}  # folders are classes
             parts = [by_levels(place, options, within) for place in places]
             if "client" in parts[0].frame and options["client_column"] is None:
                 options["client_column"] = "client"

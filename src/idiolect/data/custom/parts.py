@@ -18,7 +18,7 @@ from idiolect.data.custom.columns import check_frame, codes, find, find_target, 
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
-from idiolect.data.datasets.dataset import Column, Source
+from idiolect.data.datasets.dataset import Column, Source, TaskName
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ def from_frame(
     target: str | None = None,
     client_column: str | None = None,
     drop: Sequence[str] = (),
+    task: TaskName | None = None,
     name: str = "table",
     test: pd.DataFrame | None = None,
 ) -> Source:
@@ -52,6 +53,7 @@ def from_frame(
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         drop: columns to leave out, such as identifiers.
+        task: "classification" if the target's many different numbers are classes.
         name: what to call the data set.
         test: an official test split, with the same columns.
 
@@ -59,7 +61,7 @@ def from_frame(
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
     parts = [Part(_named(f)) for f in ((frame,) if test is None else (frame, test))]
-    return assemble(name, parts, target=target, client_column=client_column, drop=drop)
+    return assemble(name, parts, target=target, client_column=client_column, drop=drop, task=task)
 
 
 def from_dataset(
@@ -70,6 +72,7 @@ def from_dataset(
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
+    task: TaskName | None = None,
     name: str = "dataset",
 ) -> Source:
     """A data set from a ``Dataset`` of Hugging Face, or from train and test (else two splits) of a ``DatasetDict``.
@@ -81,6 +84,7 @@ def from_dataset(
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
+        task: "classification" if the target's many different numbers are classes.
         name: what to call the data set.
 
     Raises:
@@ -88,7 +92,7 @@ def from_dataset(
     """
     return read_dataset(
         dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
-        name=name,
+        task=task, name=name,
     )  # fmt: skip
 
 
@@ -100,6 +104,7 @@ def read_dataset(
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
+    task: TaskName | None = None,
     name: str = "dataset",
     within: Within | None = None,
 ) -> Source:
@@ -120,7 +125,7 @@ def read_dataset(
         table = split.with_format("arrow")[:]
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
         parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
-    return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize)
+    return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize, task=task)
 
 
 def from_arrow(
@@ -202,6 +207,7 @@ def assemble(
     client_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
+    task: TaskName | None = None,
 ) -> Source:
     """One or two parts, training before test, as a ``Source``."""
     size = images.parse_size(resize)
@@ -215,7 +221,7 @@ def assemble(
     if parts[0].pictures is None and size:
         raise InputError(f"resize: {name} is a table, and resize is only for images: leave it out")
 
-    y_R, class_names = labels(frame[label], f"target {label!r} of {name}")
+    y_R, class_names = labels(frame[label], f"target {label!r} of {name}", task, table=parts[0].pictures is None)
     look(f"target {label!r} of {name}", "class", y_R, class_names)
     owners = {}
     if owner is not None:

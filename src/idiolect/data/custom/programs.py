@@ -39,13 +39,13 @@ def from_program(path: str, **options: Any) -> Source:
         return from_frame(given, name=path, **asked)
     if any(hasattr(one, "features") for one in (given.values() if isinstance(given, dict) else [given])):
         return from_dataset(given, name=path, **options)
-    if set_ := [k for k, v in options.items() if v]:
+    if set_ := [k for k, v in options.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(given, Source):
         return given
     if isinstance(given, tuple) and len(given) in (2, 3):
         x, y, *clients = given
-        return from_arrays(x, y, clients=clients[0] if clients else None, name=path)
+        return from_arrays(x, y, clients=clients[0] if clients else None, task=options["task"], name=path)
     raise InputError(
         f"data {path} returns a {type(given).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
         "pandas DataFrame or a data set of datasets"

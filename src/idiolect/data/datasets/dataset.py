@@ -13,6 +13,9 @@ from torch import Tensor
 
 # R samples, C channels, H height, W width, F features
 
+TaskName = Literal["classification"]
+"""What is learnt of a target, where its values alone do not say it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
