@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import folders, from_arrays, from_frame, open_data, streaming
@@ -16,6 +17,7 @@ from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import labels
 from idiolect.federation.agreement import Offer, together
 from idiolect.federation.samples import Samples
+from idiolect.studies import Study
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis
 63,m,True,north,sick
@@ -379,6 +381,42 @@ def frame(**columns):
 def test_what_does_not_fit_is_said(table, options, message):
     with pytest.raises(InputError, match=message):
         from_frame(table, **options)
+
+
+PLUSES = pd.DataFrame(
+    {"CD4+": [1, 2, 4], "CD4": [3, 1, 2], "a+b": [5, 4, 4], "a": [0, 1, 0], "x": [2, 7, 1], "y": [0, 1, 0]}
+)
+
+
+@pytest.mark.parametrize(
+    ("drop", "left"),
+    [
+        ("CD4+", ["CD4", "a+b", "a", "x"]),
+        ('"CD4+"+x', ["CD4", "a+b", "a"]),
+        ("CD4++x", ["CD4", "a+b", "a"]),
+        ("CD4+x", ["CD4+", "a+b", "a"]),
+        ("x+a+b", ["CD4+", "CD4", "a"]),
+        (["a+b", "CD4+"], ["CD4", "a", "x"]),
+        ('"a" + x', ["CD4+", "CD4", "a+b"]),
+        (["x"], ["CD4+", "CD4", "a+b", "a"]),
+    ],
+)
+def test_names_with_a_plus_can_be_dropped(tmp_path, drop, left):
+    assert from_frame(PLUSES, drop=drop).feature_names == tuple(left)
+    PLUSES.to_csv(tmp_path / "t.csv", index=False)
+    study = Study(data=str(tmp_path / "t.csv"), drop=drop, partition="iid", clients=1)
+    assert [e.name for e in study._source().encodings] == left
+    assert Study(**yaml.safe_load(study.to_yaml())) == study
+    offer = Samples(tmp_path / "t.csv", drop=[drop] if isinstance(drop, str) else drop).offer()
+    assert [column.name for column in offer.columns] == left
+
+
+@pytest.mark.parametrize("drop", ["CD8+", '"CD8+"+x', "x+nothing"])
+def test_a_name_with_a_plus_that_is_not_there(drop):
+    with pytest.raises(
+        InputError, match=r"drop: table has no column .*a name that has a \+ itself stands in double quo"
+    ):
+        from_frame(PLUSES, drop=drop)
 
 
 def scored(values, **more):

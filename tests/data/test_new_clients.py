@@ -174,3 +174,35 @@ def test_the_manifest_says_who_joins():
 def test_conditions_that_cannot_be(new_clients, new_shifts, match):
     with pytest.raises(InputError, match=match):
         build(new_clients=new_clients, new_shifts=[new_shifts])
+
+
+SIGNS = ("+C", "A", "A+B", "B", "D+")
+
+
+@pytest.mark.parametrize(
+    ("new_clients", "joining"),
+    [
+        ("A+B", ["A+B"]),
+        ('"A"+"B"', ["A", "B"]),
+        ('"A+B"+A', ["A", "A+B"]),
+        ("D+", ["D+"]),
+        ("A+D+", ["A", "D+"]),
+        ("+C", ["+C"]),
+        ('"+C"+"D+"', ["+C", "D+"]),
+        ("B+", ["B"]),
+    ],
+)
+def test_names_with_a_plus(new_clients, joining):
+    source = numbered()
+    source.columns["hospital"] = source.columns["hospital"].__class__(source.columns["hospital"].code_R, SIGNS)
+    d = build("natural", clients=None, source=source, new_clients=new_clients)
+    assert list(d.names[d.trained :]) == joining
+
+
+def test_a_name_with_a_plus_that_is_not_there_or_means_one_client(caplog):
+    source = numbered()
+    source.columns["hospital"] = source.columns["hospital"].__class__(source.columns["hospital"].code_R, SIGNS)
+    with pytest.raises(InputError, match=r"no client 'X'; .* a name that has a \+ itself stands in double quotes"):
+        build("natural", clients=None, source=source, new_clients="X+A")
+    build("natural", clients=None, source=source, new_clients="A+B")
+    assert 'new_clients=A+B means the client with this name; for A and B write "A"+"B"' in caplog.text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from idiolect.core.documents import parse_yaml
 from idiolect.core.errors import InputError, brief, nearest
 
+_QUOTED_NAME = re.compile(r'\s*\+\s*(?=(?:[^"]*"[^"]*")*[^"]*$)')  # a plus outside of double quotes
 _CALL = re.compile(r"([^:(\s]+)\((.*)\)", re.DOTALL)
 
 
@@ -86,6 +87,38 @@ def scalar(text: str) -> Any:
         except ValueError:
             continue
     return text.strip()
+
+
+PLUS = "names are joined by +, and a name that has a + itself stands in double quotes, as '\"CD4+\"+age'"
+"""How names are joined, for messages."""
+
+
+def split_names(text: str, known: Collection[str]) -> list[str]:
+    """Names that are joined by +; one that itself contains a + stands in double quotes, or is recognised.
+
+    A text that is exactly a known name is this name. Otherwise it is divided at each +, so that as many of the pieces
+    as possible are known names.
+
+    >>> split_names("CD4+", ["CD4+", "age"]), split_names("age+CD4+", ["CD4+", "age"])
+    (['CD4+'], ['age', 'CD4+'])
+    >>> split_names('"A+B"+C', ["A", "B", "C", "A+B"]), split_names("A+B", ["A", "B"])
+    (['A+B', 'C'], ['A', 'B'])
+    """
+    if text in known:
+        return [text]
+    pieces = [piece for piece in _QUOTED_NAME.split(text) if piece is not None]
+    names: list[str] = []
+    at = 0
+    while at < len(pieces):
+        if pieces[at].startswith('"') and pieces[at].endswith('"') and len(pieces[at]) > 1:
+            names.append(pieces[at][1:-1])
+            at += 1
+            continue
+        ends = range(len(pieces), at, -1)  # the longest known name first
+        end = next((end for end in ends if "+".join(pieces[at:end]).strip() in known), at + 1)
+        names.append("+".join(pieces[at:end]).strip())
+        at = end
+    return names
 
 
 def split_list(text: str) -> list[str]:

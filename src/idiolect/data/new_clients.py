@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from idiolect.core.errors import InputError, nearest
-from idiolect.core.option_spec import Spec
+from idiolect.core.option_spec import PLUS, Spec, split_names
 from idiolect.data.partitions import Split
 from idiolect.data.shifts import KINDS, shift_of
 
@@ -27,10 +27,17 @@ def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], in
                 "new_clients=%s means the last %s clients; for the client with the name %s write %s+", *[text] * 4
             )
     else:
-        asked = [name.strip() for name in text.removesuffix("+").split("+")]
+        asked = split_names(text, names)
+        asked = asked[:-1] if asked[1:] and not asked[-1] else asked  # the plus of 7+
         if unknown := [name for name in asked if name not in names]:
             hint = nearest(unknown[0], names) if names else "these clients have no names: give a number or a share"
-            raise InputError(f"new_clients={text}: there is no client {unknown[0]!r}; {hint}")
+            joined = f"; {PLUS}" if "+" in text else ""
+            raise InputError(f"new_clients={text}: there is no client {unknown[0]!r}; {hint}{joined}")
+        if asked == [text] and set(apart := text.split("+")) <= set(names) and len(apart) > 1:
+            log.warning(
+                "new_clients=%s means the client with this name; for %s write %s",
+                text, " and ".join(apart), "+".join(f'"{name}"' for name in apart),
+            )  # fmt: skip
         chosen = sorted({names.index(name) for name in asked})
     if not 0 < len(chosen) < count:
         raise InputError(

@@ -15,7 +15,7 @@ from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import check_amounts, codes, find, find_target
+from idiolect.data.custom.columns import check_amounts, codes, dropped, find_target
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding, TaskName
@@ -134,11 +134,10 @@ class Samples:
 
 def _without(part: Part, drop: Sequence[str], where: str) -> Part:
     """A part without some columns."""
-    columns = [str(c) for c in part.frame]
-    dropped = [find(columns, name, "drop", where) for name in drop]
     if not len(part.frame):
         raise InputError(f"{where} has no samples: give some")
-    return Part(part.frame.drop(columns=dropped), part.pictures)
+    out = dropped([str(c) for c in part.frame], drop, where)
+    return Part(part.frame.drop(columns=out), part.pictures)
 
 
 def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:

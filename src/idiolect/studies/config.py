@@ -182,7 +182,12 @@ class Study(BaseModel):
             return value
         return value.model_dump() if isinstance(value, Spec) else f"{_GIVEN}{type(value).__name__}"
 
-    @pydantic.field_validator("sizes", "drop", mode="before")
+    @pydantic.field_validator("drop", mode="before")
+    @classmethod
+    def _together(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value  # a + may be part of a name, which the data say
+
+    @pydantic.field_validator("sizes", mode="before")
     @classmethod
     def _joined(cls, value: object) -> object:
         if isinstance(value, str):

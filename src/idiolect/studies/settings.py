@@ -71,7 +71,9 @@ SETTINGS = {
     "client_column": Setting(
         DATA, "Column that says which client a sample belongs to.", metavar="COLUMN"
     ),
-    "drop": Setting(DATA, "Columns to leave out, joined by +.", (), metavar="COLUMNS"),
+    "drop": Setting(
+        DATA, "Columns to leave out, joined by +; a name that has a + in double quotes.", (), metavar="COLUMNS"
+    ),
     "resize": Setting(DATA, "Bring images to one size, as 32 or 32x24 (width x height).", metavar="SIZE"),
     "data_dir": Setting(
         DATA, "Folder that holds DATASET/{train,test}.parquet.", unset="$IDIOLECT_DATA, else the hub", type=Path
@@ -97,7 +99,8 @@ SETTINGS = {
         PARTITION, "Keep 25% or 50 (samples) of each client's training samples.", unset="all"
     ),
     "new_clients": Setting(
-        PARTITION, "Clients that do not train and get a model afterwards: the last 10 or 20%, or names joined by +.",
+        PARTITION, "Clients that do not train and get a model afterwards: the last 10 or 20%, or names joined by +; a "
+        "name that has a + in double quotes.",
         unset="nobody",
     ),
     "data_seed": Setting(PARTITION, "Seed of the split and the shifts.", 0, type=int),

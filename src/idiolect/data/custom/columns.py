@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.errors import listed as listed
+from idiolect.core.option_spec import PLUS, split_names
 from idiolect.data.datasets.dataset import TaskName
 
 # R samples of all clients
@@ -56,6 +57,20 @@ def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
     if name not in columns:
         raise InputError(f"{setting}: {where} has no column {name!r}; {nearest(name, columns)}")
     return name
+
+
+def dropped(columns: Sequence[str], drop: Iterable[str], where: str) -> list[str]:
+    """The columns to leave out, of which several may be joined by +.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    names = [(text, name) for text in drop for name in split_names(text, columns)]
+    for text, name in names:
+        if name not in columns:
+            joined = f"; {PLUS}" if "+" in text else ""
+            raise InputError(f"drop: {where} has no column {name!r}; {nearest(name, columns)}{joined}")
+    return [name for _, name in names]
 
 
 def find_target(columns: Sequence[str], target: str | None, where: str) -> str:

@@ -66,7 +66,7 @@ def open_data(
             of classes need none.
         client_column: the column that says which client each sample belongs to; for folders of clients the name of that
             level, "client" if None. Without one, a partition divides the samples.
-        drop: columns to leave out, such as identifiers.
+        drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
         task: "classification" if the target's many different numbers are classes.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
@@ -138,7 +138,7 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
     if within:
         within.check(files)
     owner = options["client_column"]
-    return read_csvs(files, Roles(options["target"], [*options["drop"], *([] if owner is None else [owner])]))
+    return read_csvs(files, Roles(options["target"], [] if owner is None else [owner], options["drop"]))
 
 
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:

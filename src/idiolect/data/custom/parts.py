@@ -13,8 +13,19 @@ import pyarrow.compute as pc
 import torch
 
 from idiolect.core.errors import InputError
+from idiolect.core.option_spec import split_names
 from idiolect.data.custom import images, tables
-from idiolect.data.custom.columns import check_frame, codes, find, find_target, labels, listed, suspects, without_nan
+from idiolect.data.custom.columns import (
+    check_frame,
+    codes,
+    dropped,
+    find,
+    find_target,
+    labels,
+    listed,
+    suspects,
+    without_nan,
+)
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
@@ -52,7 +63,7 @@ def from_frame(
         frame: one row for each sample.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
-        drop: columns to leave out, such as identifiers.
+        drop: columns to leave out, such as identifiers; several may be joined by +.
         task: "classification" if the target's many different numbers are classes.
         name: what to call the data set.
         test: an official test split, with the same columns.
@@ -138,6 +149,7 @@ def from_arrow(
     within: Within | None = None,
 ) -> Part:
     """A table in the hub's layout; ``class_names`` has the names for columns that contain numbers of classes."""
+    drop = [name for text in drop for name in split_names(text, table.column_names)]
     found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
     if image_column is not None:
         found = [c for c in found if c == find(table.column_names, image_column, "image_column", where)]
@@ -215,9 +227,9 @@ def assemble(
     columns = [str(c) for c in frame]
     label = find_target(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
-    dropped = [find(columns, c, "drop", name) for c in ([drop] if isinstance(drop, str) else drop)]
-    if owner == label or {label, owner} & set(dropped):
-        raise InputError(f"target {label}, client_column {owner} and drop {listed(dropped)} must be different columns")
+    out = dropped(columns, [drop] if isinstance(drop, str) else drop, name)
+    if owner == label or {label, owner} & set(out):
+        raise InputError(f"target {label}, client_column {owner} and drop {listed(out)} must be different columns")
     if parts[0].pictures is None and size:
         raise InputError(f"resize: {name} is a table, and resize is only for images: leave it out")
 
@@ -228,7 +240,7 @@ def assemble(
         whose = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
-    beside = [c for c in columns if c not in {label, owner, *dropped}]
+    beside = [c for c in columns if c not in {label, owner, *out}]
     few = suspects(frame, beside, owner, used=parts[0].pictures is None)
     if parts[0].pictures is None:
         encodings = tables.fitted(frame[beside], name)

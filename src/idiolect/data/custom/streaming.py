@@ -73,7 +73,7 @@ def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), rol
     options: dict[str, Any] = {"target": target, "client_column": None, "drop": list(drop), "resize": None}
     paths = [_place(place) for place in places]
     tables = [path for path in paths if path.is_file() and path.suffix.lower() in folders.TEXT_FILES]
-    texts = read_csvs(tables, roles or Roles(target, drop))
+    texts = read_csvs(tables, roles or Roles(target, drop=drop))
     return [_whole(path, options, texts) for path in paths]
 
 

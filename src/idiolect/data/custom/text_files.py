@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from idiolect.core.errors import InputError
+from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
 from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, plain, readings_of
 
@@ -34,6 +35,7 @@ class Roles(NamedTuple):
     Attributes:
         target: the column of labels, whose texts are the names of classes; None for the only one with a usual name.
         texts: further columns that stay texts, such as that of the clients.
+        drop: columns that are left out, of which several may be joined by +; they stay texts too.
         features: says of a column's name whether it is a feature; None for all others.
         known: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
             written.
@@ -41,6 +43,7 @@ class Roles(NamedTuple):
 
     target: str | None = None
     texts: Collection[str] = ()
+    drop: Sequence[str] = ()
     features: Callable[[str], bool] | None = None
     known: Callable[[str], tuple[float, float] | None] | None = None
 
@@ -53,7 +56,8 @@ class Roles(NamedTuple):
 
     def used(self, columns: Sequence[str]) -> list[str]:
         """The columns of features."""
-        rest = [name for name in columns if name not in (self.label(columns), *self.texts)]
+        out = [name for text in self.drop for name in split_names(text, columns)]
+        rest = [name for name in columns if name not in (self.label(columns), *self.texts, *out)]
         return [name for name in rest if self.features is None or self.features(name)]
 
 
