@@ -687,3 +687,41 @@ def test_a_number_that_is_a_name_too_is_said(caplog):
     assert "for the client with the name 2 write 2+" in caplog.text
     assert last.names[-2:] == ("3", "4")
     assert build("natural", source=source, clients=None, new_clients="2+").names == ("1", "3", "4", "2")
+
+
+@pytest.mark.parametrize("width", [1, 4, 20])
+def test_one_mean_and_std_are_for_all_columns(width):
+    x_R = torch.arange(60.0).reshape(-1, 1).repeat(1, width)
+    columns = tuple(Encoding(f"c{k}") for k in range(width))
+    one = Source("t", x_R, torch.arange(60) % 2, 2, ("a", "b"), (3.0,), (2.0,), 60, encodings=columns)
+    each = dataclasses.replace(one, mean=(3.0,) * width, std=(2.0,) * width)
+    assert build(source=one).mean == (3.0,) * width
+    assert data.manifest(build(source=one)) == data.manifest(build(source=each))
+    scales = data.manifest(build(source=one))["normalisation"]["columns"]
+    assert scales == {f"c{k}": {"mean": 3.0, "std": 2.0} for k in range(width)}
+    assert data.manifest(build(source=dataclasses.replace(one, encodings=())))["normalisation"]["mean"] == [3.0] * width
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"),
+    [
+        ((0.0,) * 3, (1.0,), "t: mean has 3 numbers for 20 features: give one for all, or one for each"),
+        ((0.0,), (1.0,) * 19, "t: std has 19 numbers for 20 features"),
+        ((), (1.0,), "t: mean has 0 numbers for 20 features"),
+        ((0.0,) * 20, None, "t: mean and std belong together: give both, or neither"),
+        (None, (1.0,), "t: mean and std belong together"),
+        ((0.0,), (0.0,), "t: std has a number that is not possible: give finite numbers above 0"),
+        ((float("nan"),), (1.0,), "t: mean has a number that is not possible: give finite numbers"),
+    ],
+)
+def test_a_wrong_mean_or_std_is_said(mean, std, said):
+    with pytest.raises(InputError, match=f"^{said}"):
+        Source("t", torch.zeros(6, 20), torch.arange(6) % 2, 2, ("a", "b"), mean, std, 6)
+
+
+def test_images_have_channels():
+    pixels = torch.zeros(6, 3, 4, 4, dtype=torch.uint8)
+    with pytest.raises(InputError, match="t: mean has 2 numbers for 3 channels"):
+        Source("t", pixels, torch.arange(6) % 2, 2, ("a", "b"), (0.5,) * 2, (0.5,) * 2, 6)
+    grey = Source("t", pixels, torch.arange(6) % 2, 2, ("a", "b"), (0.5,), (0.25,), 6)
+    assert data.build(grey, Spec.parse("iid"), [], 1, 0).std == (0.25,) * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[fl
             raise InputError("normalise=symmetric is for images, and these samples are numbers: take training")
         return (0.5,) * x_R.shape[1], (0.5,) * x_R.shape[1]
     if normalise == "reference" and source.mean is not None and source.std is not None:
-        return source.mean, source.std
+        return _for_each(source.mean, x_R.shape[1]), _for_each(source.std, x_R.shape[1])
     axes = tuple(a for a in range(x_R.ndim) if a != 1)
     count, total, square = (np.zeros(x_R.shape[1]) for _ in range(3))
     for rows in torch.split(torch.from_numpy(row_N), 4096):
@@ -36,3 +37,8 @@ def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[fl
     std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
     mean[plain] = 0.0
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _for_each(values: Sequence[float], width: int) -> tuple[float, ...]:
+    """One number for each of ``width`` channels or features, where one for all may be given."""
+    return tuple(map(float, values)) * (width if len(values) == 1 else 1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from idiolect.core.errors import InputError
 
 # R samples, C channels, H height, W width, F features
 
@@ -79,13 +83,17 @@ class Source:
         y_R: labels in 0..classes-1, int64.
         classes: the number of classes.
         class_names: one name per class.
-        mean: per channel or feature (axis 1), on a scale of 0 to 1 for images; None to take the training samples'.
-        std: per channel or feature, like ``mean``.
+        mean: per channel or feature (axis 1), or one number for all, on a scale of 0 to 1 for images; None to take the
+            training samples'.
+        std: per channel or feature, like ``mean``, and above 0.
         train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
         columns: by name, what else is known of each sample.
         client_column: the column that says which client a sample belongs to, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
+
+    Raises:
+        InputError: mean or std is given without the other, has another number of values, or one that is not possible.
     """
 
     name: str
@@ -100,6 +108,21 @@ class Source:
     client_column: str | None = None
     encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise InputError(f"{self.name}: mean and std belong together: give both, or neither")
+        width = self.x_R.shape[1] if self.x_R.ndim > 1 else 1
+        for what, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, width):
+                kind = "channels" if self.x_R.dtype == torch.uint8 else "features"
+                raise InputError(
+                    f"{self.name}: {what} has {len(values)} numbers for {width} {kind}: give one for all, or one for "
+                    "each"
+                )
+            if any(not math.isfinite(v) or (what == "std" and v <= 0) for v in values or ()):
+                above = " above 0" if what == "std" else ""
+                raise InputError(f"{self.name}: {what} has a number that is not possible: give finite numbers{above}")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
