@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,26 @@ def test_a_score_is_no_class_unless_it_is_said(called: Command) -> None:
     assert called(f"run {line} --task classification {TINY} --quiet --out r").code == 0
     assert yaml.safe_load(Path("r/study.yaml").read_text())["task"] == "classification"
     refused(called("run --task classification"), "task is for your own data")
+
+
+@pytest.mark.skipif(os.sep != "/", reason="backslashes separate folders there")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run --data 'images\\train'", ["there is no file or folder images\\train", "write images/train"]),
+        ("describe --data 'sub\\p.csv' --target outcome", ["backslashes do not separate folders", "write sub/p.csv"]),
+        ("describe --data 'C:\\Users\\p.csv'", ["this is a path of Windows", "with / between folders"]),
+        ("describe --dataset mnist --data-dir 'my\\sets'", ["--data-dir", "write my/sets"]),
+        ("run 'studies\\one.yaml'", ["studies\\one.yaml", "write studies/one.yaml"]),
+        (f"run {OWN} --out 'runs\\one'", ["--out", "write runs/one"]),
+        ("predict 'a\\site' --data p.csv", ["write a/site"]),
+        ("join site --data 'a\\p.csv'", ["--data", "write a/p.csv"]),
+        ("report 'runs\\a' runs/b", ["write runs/a"]),
+    ],
+)
+def test_backslashes(called: Command, tmp_path: Path, line: str, words: list[str]) -> None:
+    refused(called(line), *words)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
 
 
 def test_nobody_joins_nothing_is_said_of_it(called: Command) -> None:

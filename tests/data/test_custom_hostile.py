@@ -65,6 +65,23 @@ def test_odd_metadata(tmp_path: Path, about: str, key: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.skipif(os.sep != "/", reason="backslashes separate folders there")
+def test_backslashes_in_names_of_images(tmp_path: Path) -> None:
+    (tmp_path / "img").mkdir()
+    for k in range(3):
+        Image.new("L", (4, 4)).save(tmp_path / f"img/{k}.png")
+    for wrong in ("img\\1.png", "gone\\1.png", ".\\img\\1.png"):
+        (tmp_path / "metadata.csv").write_text(f"file_name,label\nimg/0.png,a\n{wrong},b\nimg/2.png,a\n")
+        right = wrong.replace("\\", "/")
+        with pytest.raises(InputError) as caught:
+            open_data(tmp_path)
+        assert f"names the image {wrong}, which does not exist" in str(caught.value)
+        assert f"backslashes do not separate folders here: write {right}" in str(caught.value)
+    Image.new("L", (4, 4)).save(tmp_path / "img\\1.png")  # which is a name like others here
+    (tmp_path / "metadata.csv").write_text("file_name,label\nimg/0.png,a\nimg\\1.png,b\nimg/2.png,a\n")
+    assert len(open_data(tmp_path).y_R) == 3
+
+
 @pytest.mark.skipif(os.name != "posix", reason="names are bytes there")
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     picture = io.BytesIO()

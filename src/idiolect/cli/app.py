@@ -67,7 +67,7 @@ def idiolect(
 app.command("run", cls=Command)(run_command)
 app.command("describe", cls=Command)(describe_command)
 app.command("reproduce", cls=Command)(reproduce_command)
-app.command("report")(report_command)
+app.command("report", cls=Command)(report_command)
 app.command("bundle", cls=Command)(bundle_command)
 app.command("join", cls=Command)(join_command)
 app.command("predict", cls=Command)(predict_command)

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from idiolect.core.errors import InputError
+from idiolect.core.files import about_backslashes
 from idiolect.studies.settings import DATA, DEFENCE, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
 COMMON, ENGINE = "Most used", "Engine"
@@ -67,6 +68,20 @@ AsJson = Annotated[bool, flag("json", "Print the table as JSON.", OUTPUT)]
 
 class Command(TyperCommand):
     """A command that lists ``--help`` among its other options, not in a separate panel above them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it.
+
+        Raises:
+            InputError: a path has backslashes, which do not separate folders here.
+        """
+        for parameter in self.params:
+            if getattr(parameter.type, "name", "") in ("path", "file", "directory"):
+                value = ctx.params.get(parameter.name)
+                for path in value if isinstance(value, list | tuple) else [value]:
+                    if backslashes := about_backslashes(path or ""):
+                        raise InputError(f"{parameter.get_error_hint(ctx).strip(chr(39))} {path}: {backslashes}")
+        return super().invoke(ctx)
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -24,6 +25,20 @@ UNSEALED = _MARK.decode() + _DIGITS * "0"
 """Takes the place of the digest in content that will be sealed."""
 DRAFT = ".idiolect-*.tmp"
 """A pattern for the names of files that are being written."""
+
+
+def about_backslashes(path: str | Path) -> str:
+    r"""What to write in place of a path that has backslashes, where these do not separate folders; "" if nothing.
+
+    >>> about_backslashes("images/train"), about_backslashes(r"images\train") if os.sep == "/" else ""
+    ('', 'backslashes do not separate folders here: write images/train')
+    """
+    text = str(path)
+    if os.sep == "\\" or "\\" not in text or os.path.lexists(os.path.expanduser(text)):
+        return ""
+    if re.match(r"[A-Za-z]:\\|\\\\", text):
+        return "this is a path of Windows: give the path on this machine, with / between folders"
+    return f"backslashes do not separate folders here: write {text.replace(chr(92), '/')}"
 
 
 def write(path: Path, content: bytes | str, mode: int | None = None) -> None:

@@ -18,6 +18,7 @@ from idiolect import data, methods, models
 from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Augment, Task
 from idiolect.core.network import Precision
@@ -280,7 +281,7 @@ class Study(BaseModel):
         try:
             settings = read_yaml(Path(path))
         except OSError as error:
-            raise InputError(f"cannot read study {path}: {error.strerror}") from None
+            raise InputError(f"cannot read study {path}: {about_backslashes(path) or error.strerror}") from None
         except ValueError as error:
             raise InputError(f"{path} is not YAML ({error}): fix it") from None
         if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
@@ -344,9 +345,8 @@ class Study(BaseModel):
             )  # fmt: skip
         folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
         if folder and not folder.is_dir():
-            raise InputError(
-                f"data_dir={self.data_dir}: there is no such folder; leave it out to download {self.dataset} by name"
-            )
+            fix = about_backslashes(folder) or f"leave it out to download {self.dataset} by name"
+            raise InputError(f"data_dir={self.data_dir}: there is no such folder; {fix}")
         return data.load(str(self.dataset), folder)
 
     def task_of(self, federation: FederatedData) -> Task:

@@ -18,6 +18,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from idiolect.core.errors import InputError
+from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
 from idiolect.data import shared_memory
 from idiolect.data.custom.columns import find_target, listed
@@ -168,6 +169,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
         names = part.frame[PICTURES]
         paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
         lost = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
+        if lost and (backslashes := about_backslashes(str(names.iloc[lost[0]]))):
+            raise InputError(f"{path} names the image {names.iloc[lost[0]]}, which does not exist: {backslashes}")
         if lost:
             raise InputError(
                 f"{path} names {len(lost)} images that do not exist (the first is {names.iloc[lost[0]]}): write "
@@ -384,6 +387,8 @@ def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterato
 
 
 def _nothing(path: Path) -> InputError:
+    if backslashes := about_backslashes(path):
+        return InputError(f"there is no file or folder {path}: {backslashes}")
     above = path.parent
     hub = f"; for a data set of the Hugging Face hub write {ON_HUB}{path}" if HUB_NAME.fullmatch(str(path)) else ""
     if not above.is_dir():

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
 from idiolect.core.errors import InputError
+from idiolect.core.files import about_backslashes
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
 from idiolect.data.custom.columns import check_frame
@@ -120,7 +121,8 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
 def _place(where: str | Path) -> Path:
     path = Path(os.path.expanduser(where))
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: give a table or a folder of images")
+        fix = about_backslashes(path) or "give a table or a folder of images"
+        raise InputError(f"there is no file or folder {path}: {fix}")
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a pipe or a device: save the data in a file and give that")
     return path
