@@ -21,8 +21,9 @@ import jinja2
 from markupsafe import Markup
 
 from idiolect.federation.events import Events
+from idiolect.federation.exchange import Request, Response
 from idiolect.federation.kits import ServerKit, address
-from idiolect.federation.web import Request, Response, Server
+from idiolect.federation.web import Server
 
 Status = Callable[[], dict[str, Any]]
 REFRESH = 5

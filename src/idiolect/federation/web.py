@@ -1,6 +1,6 @@
 """A small HTTP server whose visitors are known by their certificates, and whom strangers cost little.
 
-asyncio carries it and h11 reads HTTP. What a stranger can use up is bounded: connections that have not proved who they
+asyncio carries it. What a stranger can use up is bounded: connections that have not proved who they
 are, in all and from one address, and the seconds that each may take. When there are too many, the oldest of them is
 closed, so somebody who proves it at once always finds room.
 """
@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
+import ipaddress
+import os
 import socket
 import ssl
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
-from urllib.parse import parse_qs, urlsplit
-
-import h11
 
 from idiolect.core.errors import RunError
-
-_HEAD = 2**14  # bytes of a request's head
-_BLOCK = 2**18  # bytes that are written at a time
+from idiolect.federation.exchange import Exchange, Refusal, Request, Response, said
 
 
 class Limits(NamedTuple):
@@ -35,9 +32,11 @@ class Limits(NamedTuple):
     strangers: int = 128
     """Connections that have not proved who they are."""
     address: int = 32
-    """Of these, from one address."""
+    """Of these, from one address; the first 64 bits of an address of IPv6 count."""
     each: int = 6
     """Connections of one known visitor."""
+    all: int = 100_000
+    """Connections of everybody, so that files are left for the rest of the process."""
     handshake: float = 10.0
     """For a TLS handshake."""
     head: float = 10.0
@@ -46,36 +45,6 @@ class Limits(NamedTuple):
     """Between two parts of a body, in either direction."""
     idle: float = 120.0
     """Between two requests of a known visitor."""
-
-
-class Request(NamedTuple):
-    """What a visitor asks."""
-
-    visitor: str
-    """Who; "" if nobody has to prove it."""
-    address: str
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    """By name in lower case."""
-    body: bytes
-
-
-class Response(NamedTuple):
-    """What it gets."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = {}
-
-
-class Refusal(Exception):
-    """A request is not answered as asked; the text says why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Application(Protocol):
@@ -99,8 +68,10 @@ class _Visit:
     """A connection."""
 
     address: str
+    origin: str
     task: asyncio.Task[None] | None = None
     why: str = "it did not say who it is in time"
+    """What is said when it is closed; "" for a visitor that is let in."""
     transport: asyncio.BaseTransport | None = field(default=None, repr=False)
 
 
@@ -124,34 +95,38 @@ class Server:
         self._limits = limits or Limits()
         self._strangers: dict[_Visit, None] = {}
         self._known: dict[str, dict[_Visit, None]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: None)  # a visitor that goes away is no event
-        self._thread = threading.Thread(target=self._run, name=f"web {place[1]}", daemon=True)
-        self._listener: socket.socket | None = None
+        self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         host, port = self._place
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server(
-                self._place, family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512
-            )
+            listener = socket.create_server(self._place, family=family, backlog=512)
         except OSError as error:
-            why = error.strerror or error
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             raise RunError(f"cannot listen on {host}:{port} ({why}): is the port in use?") from None
-        self._listener.setblocking(False)
+        listener.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)  # a visitor that goes away is no event
+        self._thread = threading.Thread(target=self._run, args=(self._loop, listener), name=f"web {port}", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        assert self._loop is not None
+        assert self._thread is not None
+        self.call(self._loop.stop)
         self._thread.join(3)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the server's thread."""
-        with suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(function, *arguments)
+        """Call a function in the server's thread; nothing happens before it is entered and after it has ended."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self, visitor: str) -> None:
         """Close all connections of a visitor."""
@@ -162,44 +137,59 @@ class Server:
 
         self.call(cancel)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        assert self._listener is not None
-        accepting = self._loop.create_task(self._accept(self._listener))
+    def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        asyncio.set_event_loop(loop)
+        loop.create_task(self._accept(listener))
         try:
-            self._loop.run_forever()
+            loop.run_forever()
         finally:
-            accepting.cancel()
-            tasks = asyncio.all_tasks(self._loop)
+            tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._listener.close()
-            self._loop.close()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed
+            listener.close()
+            loop.close()
 
     async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, found = await self._loop.sock_accept(listener)
+                connection, found = await loop.sock_accept(listener)
             except OSError as error:  # no file descriptors are left, or the visitor has gone again
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._application.refused("", f"a connection cannot be taken ({error.strerror})")
-                    self._make_room(1)
-                    await asyncio.sleep(0.05)
+                    self._drop_one()
+                await asyncio.sleep(0.05)
                 continue
-            visit = _Visit(str(found[0]))
-            same = [one for one in self._strangers if one.address == visit.address]
-            if len(same) >= self._limits.address:
-                self._drop(same[0], f"more than {self._limits.address} connections at a time that do not say who it is")
-            elif len(self._strangers) >= self._limits.strangers:
-                self._make_room(len(self._strangers) - self._limits.strangers + 1)
+            visit = _Visit(str(found[0]), _origin(str(found[0])))
+            if not self._has_room(visit):
+                self._application.refused(visit.address, "all connections that this process may have are in use")
+                connection.close()
+                continue
             self._strangers[visit] = None
-            visit.task = self._loop.create_task(self._visited(visit, connection))
+            self._count += 1
+            visit.task = loop.create_task(self._visited(visit, connection))
             await asyncio.sleep(0)  # it begins, so that it closes its connection even if it is cancelled at once
 
-    def _make_room(self, count: int) -> None:
-        for visit in list(self._strangers)[:count]:
-            self._drop(visit, "too many connections at a time that do not say who they are")
+    def _has_room(self, visit: _Visit) -> bool:
+        """Whether one more connection can be taken; for it others are closed that have not said who they are."""
+        limits = self._limits
+        same = [one for one in self._strangers if one.origin == visit.origin]
+        if len(same) >= limits.address:
+            self._drop(same[0], f"more than {limits.address} connections at a time that do not say who they are")
+        elif len(self._strangers) >= limits.strangers or self._count >= limits.all:
+            return self._drop_one()
+        return True
+
+    def _drop_one(self) -> bool:
+        """Close the oldest connection of the address that has most of those that do not say who they are."""
+        most = Counter(one.origin for one in self._strangers).most_common(1)
+        for visit in self._strangers:
+            if visit.origin == most[0][0]:
+                self._drop(visit, "too many connections at a time that do not say who they are")
+                return True
+        return False
 
     def _drop(self, visit: _Visit, why: str) -> None:
         visit.why = why
@@ -211,19 +201,21 @@ class Server:
             reader = asyncio.StreamReader(limit=2**18)
             protocol = asyncio.StreamReaderProtocol(reader)
             seconds = self._limits.handshake if self._tls else None
-            visit.transport, _ = await self._loop.connect_accepted_socket(
+            loop = asyncio.get_running_loop()
+            visit.transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=seconds
             )
             assert isinstance(visit.transport, asyncio.Transport)
-            writer = asyncio.StreamWriter(visit.transport, protocol, reader, self._loop)
+            writer = asyncio.StreamWriter(visit.transport, protocol, reader, loop)
             await self._served(visit, reader, writer)
         except asyncio.CancelledError:
             if visit.why:
                 self._application.refused(visit.address, visit.why)
         except (ssl.SSLError, TimeoutError, ConnectionError, OSError) as error:
-            if visit in self._strangers:
+            if visit.why:
                 self._application.refused(visit.address, _said_of(error))
         finally:
+            self._count -= 1
             self._strangers.pop(visit, None)
             if visit.transport is None:
                 connection.close()
@@ -238,109 +230,60 @@ class Server:
             name = self._application.visitor(peer.getpeercert(True) if peer else None, visit.address)
         except Refusal as refusal:
             stranger = refusal  # is told why, which takes a request
+            self._application.refused(visit.address, str(refusal))
+        visit.why = ""  # what it does from now on is said where it is refused
         own = self._known.setdefault(name, {}) if name and stranger is None else None
         if own is not None:
-            del self._strangers[visit]
-            visit.why = ""
+            self._strangers.pop(visit, None)
             own[visit] = None
             for old in list(own)[: -self._limits.each]:
                 _cancel(old)
         try:
-            state = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
-            while await self._exchange(visit, state, reader, writer, name, stranger):
+            exchange = Exchange(reader, writer, self._limits.head, self._limits.body)
+            while await self._answered(visit, exchange, name, stranger):
                 pass
         finally:
             if own is not None:
                 own.pop(visit, None)
 
-    async def _exchange(
-        self, visit: _Visit, state: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-        name: str, stranger: Refusal | None,
-    ) -> bool:  # fmt: skip
-        """One request and its response; whether another one may follow."""
-        limits, head = self._limits, None
+    async def _answered(self, visit: _Visit, exchange: Exchange, name: str, stranger: Refusal | None) -> bool:
+        """Answer one request; whether another one may follow."""
+        app, bare = self._application, False
         try:
-            head = await self._head(state, reader, limits.idle if name else limits.head)
+            head = await exchange.head(self._limits.idle if name else self._limits.head)
             if head is None:
                 return False
-            split = urlsplit(head.target.decode("ascii", "replace"))
-            headers = {k.decode("ascii"): v.decode("latin-1") for k, v in head.headers}
+            bare = head.method == "HEAD"
             if stranger is not None:
                 raise stranger
-            room = self._application.room(name, split.path, headers)
-            length = headers.get("content-length", "0")
-            if not length.isdecimal() or int(length) > room:
-                raise Refusal(413, f"a request of {length[:20]} bytes, and {room:,} are taken")
-            body = await self._body(state, reader, room)
-            query = {key: values[0] for key, values in parse_qs(split.query).items()}
-            method = head.method.decode("ascii")
-            request = Request(name, visit.address, method, split.path, query, headers, body)
-            response = await self._application.answer(request)
+            body = await exchange.body(app.room(name, head.path, head.headers))
+            response = await app.answer(head._replace(visitor=name, address=visit.address, body=body))
         except Refusal as refusal:
-            self._application.refused(visit.address, str(refusal))
+            if stranger is None:
+                app.refused(visit.address, str(refusal))
             response = said(refusal.status, {"why": str(refusal)})
-        except h11.RemoteProtocolError as error:
-            self._application.refused(visit.address, f"what it sends is not HTTP ({error})")
-            response = said(error.error_status_hint, {"why": "this is not HTTP as it should be"})
         except TimeoutError:
-            if name and state.their_state is h11.IDLE:
-                return False
-            raise
-        await self._write(state, writer, response, head is not None and head.method == b"HEAD")
-        if state.our_state is h11.MUST_CLOSE or state.their_state is not h11.DONE:
-            writer.close()
+            if exchange.begun:
+                app.refused(visit.address, "its request took too long")
             return False
-        state.start_next_cycle()
-        return True
-
-    async def _head(self, state: h11.Connection, reader: asyncio.StreamReader, patience: float) -> h11.Request | None:
-        event, begun = state.next_event(), bool(state.trailing_data[0])
-        end = self._loop.time() + (self._limits.head if begun else patience)
-        while event is h11.NEED_DATA:
-            async with asyncio.timeout_at(end):
-                block = await reader.read(2**16)
-            if not begun:
-                begun, end = True, min(end, self._loop.time() + self._limits.head)
-            state.receive_data(block)
-            event = state.next_event()
-        return event if isinstance(event, h11.Request) else None
-
-    async def _body(self, state: h11.Connection, reader: asyncio.StreamReader, room: int) -> bytes:
-        parts, size = list[bytes](), 0
-        while True:
-            event = state.next_event()
-            if event is h11.NEED_DATA:
-                async with asyncio.timeout(self._limits.body):
-                    state.receive_data(await reader.read(2**18))
-            elif isinstance(event, h11.Data):
-                size += len(event.data)
-                if size > room:
-                    raise Refusal(413, f"a request of more than {room:,} bytes")
-                parts.append(bytes(event.data))
-            else:
-                return b"".join(parts)
-
-    async def _write(self, state: h11.Connection, writer: asyncio.StreamWriter, response: Response, bare: bool) -> None:
-        headers = list(response.headers.items())
-        if response.status != 204:
-            headers.append(("content-length", str(len(response.body))))
-        if state.their_state is not h11.DONE:
-            headers.append(("connection", "close"))
-        blocks = [state.send(h11.Response(status_code=response.status, headers=headers))]
-        if not bare and response.status != 204:
-            body = response.body
-            blocks += [state.send(h11.Data(data=body[k : k + _BLOCK])) for k in range(0, len(body), _BLOCK)]
-        blocks.append(state.send(h11.EndOfMessage()))
-        for block in blocks:
-            if block:
-                writer.write(block)
-                async with asyncio.timeout(self._limits.body):
-                    await writer.drain()
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a request does, the others are answered
+            app.refused(visit.address, f"it could not be answered ({type(error).__name__}: {error})")
+            response = said(500, {"why": "this could not be answered"})
+        return await exchange.write(response, bare=bare)
 
 
-def said(status: int, values: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """A response of plain values."""
-    return Response(status, json.dumps(values).encode(), {"content-type": "application/json"} | dict(headers or {}))
+def _origin(address: str) -> str:
+    """What the connections of one visitor have in common: the address, or the first 64 bits of one of IPv6."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped else f"{int(found) >> 64:x}"
 
 
 def descriptors(needed: int) -> int:
