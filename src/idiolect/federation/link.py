@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import ssl
 import threading
@@ -21,12 +22,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from cryptography import x509
+
 from idiolect.core.errors import InputError
-from idiolect.federation.certificates import public_of
+from idiolect.federation.certificates import out_of_date, public_of, trouble
 from idiolect.federation.events import Events
+from idiolect.federation.exchange import Refusal, Request, Response, said
 from idiolect.federation.kits import ServerKit, address
 from idiolect.federation.roster import Roster
-from idiolect.federation.web import Limits, Refusal, Request, Response, Server, descriptors, said
+from idiolect.federation.web import Limits, Server, descriptors
 
 HOLD = 10.0
 """Seconds that a site's question for work stays open while there is none; so a message is fetched at once."""
@@ -46,6 +50,9 @@ _ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
 _TIMES = 16
 _SMALL = 2**16  # bytes of any other request
 _LOOK = 2.0  # seconds between two looks for a new roster or certificate
+_DAY = 86400.0
+_OTHERS = 128  # open files for all that is no connection
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 
 
 class Reply(NamedTuple):
@@ -96,14 +103,18 @@ class Link:
         self._wake: dict[str, asyncio.Event] = {}
         self.keys: dict[str, bytes] = {}
         """The public key of each site in PEM that is not revoked, by name; changed in place."""
-        self._files = self._times()
+        self._files: list[int] = []
         self._tls = context_of(kit)
         self._enrol(kit.roster)
         limits = limits or Limits()
-        needed = limits.strangers + limits.each * len(kit.roster.members) + 128
+        needed = limits.strangers + limits.each * len(kit.roster.members) + _OTHERS
         if (have := descriptors(needed)) < needed:
-            limits = limits._replace(strangers=max(8, min(limits.strangers, have // 8)))
+            strangers = max(8, min(limits.strangers, have // 8))
+            limits = limits._replace(strangers=strangers, all=min(limits.all, have - min(_OTHERS, have // 2)))
             self._say(f"this process may open {have} files, and {needed} are needed when all sites are here: raise it")
+        self._warned: list[str] = []
+        self._warned_at = float("-inf")
+        self._warn()
         self._server = Server(self, listen, self._tls, limits)
 
     def __enter__(self) -> Self:
@@ -160,13 +171,15 @@ class Link:
         """The site with the key of a certificate.
 
         Raises:
-            Refusal: no site has it, or it is revoked.
+            Refusal: no site has it, it is revoked, or the certificate in the roster has expired.
         """
         member = None if certificate is None else self._members.get(public_of(certificate))
         if member is None:
             raise Refusal(403, "its key is not in the roster of this federation")
         if member.revoked:
             raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}")
+        if wrong := out_of_date(member.x509):
+            raise Refusal(403, f"the certificate of {member.name} {wrong}: the operator has to renew it")
         return member.name
 
     def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
@@ -211,7 +224,9 @@ class Link:
         try:
             about = json.loads(request.body)
             name, version, clock = str(about["connection"])[:64], int(about["roster"]), float(about["clock"])
-        except (ValueError, KeyError, TypeError) as error:
+            if not math.isfinite(clock):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise Refusal(400, f"this is not how a site connects ({type(error).__name__})") from None
         if self._current.get(site) != name:
             self._current[site] = name
@@ -221,6 +236,9 @@ class Link:
         if abs(skew := clock - time.time()) > SKEW:
             what = f"the clock of {site} is {abs(skew) / 60:.0f} minutes {'ahead' if skew > 0 else 'behind'}"
             self._say.rarely((site, "clock"), what, site=site, address=request.address, skew=round(skew))
+        if version > self._roster.version:
+            what = f"{site} has seen roster {version}, and this server has {self._roster.version}: copy the newest here"
+            self._say.rarely((site, "roster"), what, site=site, address=request.address, older=True)
         return said(200, {"roster": self._roster.text if version < self._roster.version else None})
 
     async def _work(self, request: Request) -> Response:
@@ -266,7 +284,9 @@ class Link:
         A site that was killed or cut off leaves an open question for work behind. This would take the next message, and
         nobody would get it.
         """
-        if self._current.get(site) != headers.get(CONNECTION, ""):
+        if site not in self._current:
+            raise Refusal(428, f"{site} has to connect first: this server has started since")
+        if self._current[site] != headers.get(CONNECTION, ""):
             raise Refusal(410, f"{site} has connected again since")
 
     def _waken(self, site: str) -> None:
@@ -289,19 +309,25 @@ class Link:
         """Take over a new roster or a new certificate while sites are here."""
         while True:
             await asyncio.sleep(_LOOK)
-            if (times := self._times()) == self._files:
-                continue
-            self._files = times
             try:
-                self._reload()
-            except (InputError, OSError, ssl.SSLError) as error:
+                if (times := self._times()) != self._files:
+                    self._files = times
+                    self._reload()
+                elif time.monotonic() - self._warned_at > _DAY:
+                    self._warn()
+            except (ValueError, OSError) as error:
                 self._say(f"the kit cannot be read again; what it had counts ({error})", refused=str(error))
 
     def _reload(self) -> None:
-        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
         new = Roster.read(self._kit.roster_file, self._kit.authority)
+        if new.federation != self._roster.federation:
+            raise InputError(f"the roster is of the federation {new.federation}")
         if new.version < self._roster.version:
             raise InputError(f"roster {new.version} is older than {self._roster.version}")
+        if new.version == self._roster.version and new.text != self._roster.text:
+            raise InputError(f"there is another roster {new.version}: make the change again with the operator's newest")
+        context_of(self._kit)  # a certificate without its key would leave the server without one
+        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
         before = {member.name: member for member in self._roster.members}
         self._enrol(new)
         for member in new.members:
@@ -313,6 +339,25 @@ class Link:
             if old is not None and (member.revoked or old.public != member.public):
                 self._current.pop(member.name, None)
                 self._server.close(member.name)
+        self._warn()
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""
+        own = x509.load_pem_x509_certificate(self._kit.certificate.read_bytes())
+        dated = [("the server's certificate", own), ("the authority", self._kit.authority)]
+        dated += [(f"the certificate of {m.name}", m.x509) for m in self._roster.members if not m.revoked]
+        return [f"{what} {wrong}" for what, certificate in dated if (wrong := trouble(certificate))]
+
+    def _warn(self) -> None:
+        """Say it at the start, when it changes, and each day."""
+        wrong, again = self.warnings(), time.monotonic() - self._warned_at > _DAY
+        for what in wrong:
+            if again or what not in self._warned:
+                mend = "make new kits" if what.startswith("the authority") else "idiolect federation renew renews it"
+                self._say(f"{what}: {mend}", expires=True)
+        if again:
+            self._warned_at = time.monotonic()
+        self._warned = wrong
 
 
 def context_of(kit: ServerKit) -> ssl.SSLContext:
@@ -325,6 +370,7 @@ def context_of(kit: ServerKit) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority of a kit may be below another one
+    context.verify_flags |= _NO_CHECK_TIME  # the dates in the roster count: a site gets a renewed certificate from here
     try:
         context.load_cert_chain(kit.certificate, kit.key)
         context.load_verify_locations(cadata=kit.ca.decode())
@@ -335,7 +381,7 @@ def context_of(kit: ServerKit) -> ssl.SSLContext:
 
 
 def listening(kit: ServerKit, listen: str | None) -> tuple[str, int]:
-    """Where the server listens: as told, else on the port of its address and, unless that is this machine, everywhere.
+    """Where the server listens: as told, else at the port of its address, on this machine alone if that is there.
 
     Raises:
         ValueError: it is not an address.
@@ -343,4 +389,6 @@ def listening(kit: ServerKit, listen: str | None) -> tuple[str, int]:
     if listen is not None:
         return address(listen)
     host, port = address(kit.server)
-    return (host if host in ("127.0.0.1", "localhost", "::1") else "0.0.0.0"), port
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return host, port
+    return ("::" if ":" in host else "0.0.0.0"), port

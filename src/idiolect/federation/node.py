@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import random
 import secrets
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import httpx
+from cryptography import x509
 
-from idiolect.core.errors import InputError, printable
+from idiolect.core.errors import InputError, RunError, printable
 from idiolect.federation.certificates import trouble
 from idiolect.federation.events import Events
 from idiolect.federation.kits import SiteKit
@@ -27,7 +29,10 @@ Answer = Callable[[bytes], bytes]
 _BEAT = 2.0  # seconds between two signs of life
 _FIRST, _LONGEST = 0.5, 60.0  # seconds before the second try to connect, and at most between two
 _TIMES = httpx.Timeout(HOLD + 20, connect=10.0)
-_PIECE = 2**18  # bytes of a reply that are sent at a time
+_PIECE = 2**16  # bytes of a reply that are sent at a time
+_DAY = 86400.0
+_LONG = 30.0  # seconds after which a connection that is lost was a good one
+_SMALL, _LARGE = 2**26, 2**32  # bytes of a response: with a roster or a reason, and with a message
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 _ADDRESS = (62, 64)
 
@@ -37,8 +42,14 @@ class _Unsent(NamedTuple):
     reply: bytes
 
 
+class _Response(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
 class _Refused(Exception):
-    """The server does not let this site in; the text says why."""
+    """The server does not let this site in, or answers as no server of a federation does; the text says why."""
 
 
 class Connection:
@@ -53,7 +64,7 @@ class Connection:
     def __init__(self, kit: SiteKit, answer: Answer, say: Events) -> None:
         self._kit, self._answer, self._say = kit, answer, say
         self._unsent: _Unsent | None = None
-        self._tries, self._wrong = 0, ""
+        self._tries, self._wrong, self._warned = 0, "", float("-inf")
 
     def run(self, stop: threading.Event) -> None:
         """Answer messages until ``stop`` is set, whatever happens on the network.
@@ -61,13 +72,16 @@ class Connection:
         Raises:
             InputError: the kit's key or certificate cannot be used, or another program has connected as this site.
         """
-        self._warn()
         while not stop.is_set():
+            self._warn()
+            start = time.monotonic()
             try:
                 with self._client() as client:
                     self._connected(client, stop)
             except (httpx.HTTPError, _Refused, OSError) as error:
                 self._change(self._why(error))
+            if time.monotonic() - start > _LONG:
+                self._tries = 0
             pause = min(_LONGEST, _FIRST * 2.0 ** min(self._tries, 10))
             stop.wait(pause * random.uniform(0.75, 1.0))  # sites do not all come back in the same second
             self._tries += 1
@@ -83,13 +97,11 @@ class Connection:
                 f"the certificate and the key of {self._kit.folder} cannot be used ({error}): ask for a new kit"
             ) from None
         name = secrets.token_hex(16)
-        return httpx.Client(
-            base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers={CONNECTION: name}
-        )
+        headers = {CONNECTION: name, "accept-encoding": "identity"}
+        return httpx.Client(base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers=headers)
 
     def _connected(self, client: httpx.Client, stop: threading.Event) -> None:
         self._introduce(client)
-        self._tries = 0
         self._change("")
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(client, over), daemon=True)
@@ -101,8 +113,9 @@ class Connection:
                     self._unsent = None
                 if stop.is_set() or over.is_set():
                     return
-                found = self._post(client, "/work")
-                if found.status_code == httpx.codes.OK:
+                self._warn()
+                found = self._post(client, "/work", most=_LARGE)
+                if found.status == httpx.codes.OK:
                     self._unsent = self._answered(found)
         finally:
             over.set()
@@ -110,62 +123,69 @@ class Connection:
 
     def _introduce(self, client: httpx.Client) -> None:
         """Say who is there, and take a newer roster."""
-        about = {
-            "connection": client.headers[CONNECTION], "roster": self._kit.trust.roster.version, "clock": time.time()
-        }  # fmt: skip
+        trust = self._kit.trust
+        about = {"connection": client.headers[CONNECTION], "roster": trust.roster.version, "clock": time.time()}
         found = self._post(client, "/connect", json.dumps(about).encode())
         try:
-            text = found.json()["roster"]
-            if text is not None and self._kit.trust.take(str(text)):
-                self._say(f"roster {self._kit.trust.roster.version} of {self._kit.name} is taken over")
-                self._warn()
-        except (ValueError, KeyError, TypeError) as error:
+            text, version = json.loads(found.content)["roster"], int(found.headers[ROSTER])
+            if version < trust.roster.version:
+                raise ValueError(f"it has version {version}, and this site has seen {trust.roster.version}")
+            if text is not None and trust.take(str(text)):
+                self._say(f"roster {trust.roster.version} of {self._kit.name} is taken over")
+                self._warn(again=True)
+        except (KeyError, TypeError, RecursionError):
+            raise _Refused("it answers as no server of a federation does") from None
+        except (ValueError, RunError) as error:
             raise _Refused(f"its roster is not taken over: {error}") from None
         self._look_at_the_clock(found)
 
-    def _answered(self, found: httpx.Response) -> _Unsent:
+    def _answered(self, found: _Response) -> _Unsent:
+        try:
+            ticket, room = found.headers[TICKET], int(found.headers[ROOM])
+        except (KeyError, ValueError):
+            raise _Refused("it answers as no server of a federation does") from None
         reply = self._answer(found.content)
-        if len(reply) > int(found.headers.get(ROOM, len(reply))):
+        if len(reply) > room:
             self._say(f"a reply of {len(reply):,} bytes is larger than the server takes", refused=True)
-        return _Unsent(found.headers[TICKET], reply)
+        return _Unsent(ticket, reply)
 
     def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
         """Send a reply; one that the server no longer waits for is dropped by it."""
         view = memoryview(unsent.reply)
         pieces = (bytes(view[k : k + _PIECE]) for k in range(0, len(view), _PIECE))
         headers = {TICKET: unsent.ticket, "content-length": str(len(view))}
-        found = client.post("/reply", content=pieces, headers=headers)
-        if found.status_code in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
+        found = _posted(client, "/reply", pieces, headers)
+        if found.status in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
             self._say(f"the server did not take a reply ({_reason(found)})")
             return
-        self._check(client, found)
+        self._check(client, "/reply", found)
 
-    def _post(self, client: httpx.Client, path: str, content: bytes = b"") -> httpx.Response:
-        return self._check(client, client.post(path, content=content))
+    def _post(self, client: httpx.Client, path: str, content: bytes = b"", most: int = _SMALL) -> _Response:
+        return self._check(client, path, _posted(client, path, content, most=most))
 
-    def _check(self, client: httpx.Client, found: httpx.Response) -> httpx.Response:
+    def _check(self, client: httpx.Client, path: str, found: _Response) -> _Response:
         """The response if the server lets this site do what it asks.
 
         Raises:
             InputError: another program has this site's place: connecting again would take it back, and so on.
         """
-        if found.status_code == httpx.codes.GONE:
+        if found.status == httpx.codes.GONE:
             raise InputError(
                 f"another program has connected to {self._kit.server} as {self._kit.site} since: a site runs once, so "
                 "stop one of the two"
             )
-        if found.is_error:
+        if found.status not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
             raise _Refused(_reason(found))
         known = found.headers.get(ROSTER, "")
-        if known.isdecimal() and int(known) > self._kit.trust.roster.version and found.request.url.path != "/connect":
+        if known.isdecimal() and int(known) > self._kit.trust.roster.version and path != "/connect":
             self._introduce(client)
         return found
 
     def _beat(self, client: httpx.Client, over: threading.Event) -> None:
         while not over.wait(_BEAT):
             try:
-                client.post("/alive")  # an answer that is an error is met by the next request too
-            except (httpx.HTTPError, OSError):
+                _posted(client, "/alive")  # an answer that is an error is met by the next request too
+            except (httpx.HTTPError, _Refused, OSError):
                 over.set()
 
     # what is said
@@ -179,15 +199,17 @@ class Connection:
             self._say(f"no connection to {where} ({wrong}); trying again until there is one", disconnected=wrong)
         self._wrong = wrong
 
-    def _warn(self) -> None:
-        from cryptography import x509
-
+    def _warn(self, again: bool = False) -> None:
+        """Say, once a day, which certificates expire soon."""
+        if not again and time.monotonic() - self._warned < _DAY:
+            return
+        self._warned = time.monotonic()
         own = x509.load_pem_x509_certificate(self._kit.trust.certificate.read_bytes())
         for what, certificate in (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca))):
             if wrong := trouble(certificate):
                 self._say(f"the {what} of this kit {wrong}: ask the operator to renew it", expires=True)
 
-    def _look_at_the_clock(self, found: httpx.Response) -> None:
+    def _look_at_the_clock(self, found: _Response) -> None:
         seconds = found.headers.get(CLOCK, "")
         try:
             skew = time.time() - float(seconds)
@@ -197,17 +219,54 @@ class Connection:
             what = f"this machine's clock is {abs(skew) / 60:.0f} minutes {'ahead of' if skew > 0 else 'behind'}"
             self._say(f"{what} the server's: set it", skew=round(skew))
 
-    def _why(self, error: Exception) -> str:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                return _of_server(cause)
-            if isinstance(cause, ssl.SSLError):
-                return _of_alert(cause)
-            cause = cause.__cause__ or cause.__context__
+    @staticmethod
+    def _why(error: Exception) -> str:
+        """Why there is no connection: the same words for the same reason, whatever part of it comes first."""
         if isinstance(error, _Refused):
             return f"the server refuses it: {error}"
+        if isinstance(error, httpx.TimeoutException):
+            return "the server does not answer in time"
+        causes, cause = list[BaseException](), error.__cause__ or error
+        while cause is not None:
+            causes.append(cause)
+            cause = cause.__cause__ or cause.__context__
+        for one in causes:
+            if isinstance(one, ssl.SSLCertVerificationError):
+                return _of_server(one)
+            if isinstance(one, ssl.SSLError) and not isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                return _of_alert(one)
+            if isinstance(one, ConnectionRefusedError):
+                return "nobody listens there"
+            if isinstance(one, socket.gaierror):
+                return f"its name is not found ({one.strerror})"
+        if isinstance(error, httpx.RemoteProtocolError) and "connect" not in str(error):
+            return "what it sends is not HTTP"
+        if isinstance(error, httpx.RemoteProtocolError) or any(isinstance(one, _CUT) for one in causes):
+            return "the connection is closed"
         return printable(str(error) or type(error).__name__)
+
+
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, BrokenPipeError)
+
+
+def _posted(
+    client: httpx.Client, path: str, content: bytes | Iterator[bytes] = b"",
+    headers: Mapping[str, str] | None = None, most: int = _SMALL,
+) -> _Response:  # fmt: skip
+    """What the server answers, of at most so many bytes.
+
+    Raises:
+        _Refused: it has more.
+        httpx.HTTPError: there is no answer.
+    """
+    parts, size = list[bytes](), 0
+    with client.stream("POST", path, content=content, headers=headers) as found:
+        for part in found.iter_raw():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise _Refused(f"it answers with more than {most:,} bytes")
+    return _Response(found.status_code, found.headers, b"".join(parts))
 
 
 def _of_server(error: ssl.SSLCertVerificationError) -> str:
@@ -230,9 +289,9 @@ def _of_alert(error: ssl.SSLError) -> str:
     return f"TLS fails ({reason})"
 
 
-def _reason(found: httpx.Response) -> str:
+def _reason(found: _Response) -> str:
     try:
-        why = found.json()["why"]
-    except (ValueError, KeyError, TypeError):
-        why = f"HTTP {found.status_code}"
+        why = json.loads(found.content)["why"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        why = f"HTTP {found.status}"
     return printable(str(why)[:300])
