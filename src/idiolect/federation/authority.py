@@ -21,11 +21,13 @@ from idiolect.federation.certificates import (
     issued,
     new_authority,
     new_key,
+    out_of_date,
     pem,
     private_pem,
     public_pem,
     request_of,
     requested,
+    signs,
 )  # fmt: skip
 from idiolect.federation.kits import Description, address, private
 from idiolect.federation.roster import FILE, Member, Roster
@@ -56,6 +58,8 @@ def provision(description: Description, out: Path, *, ca: Path | None = None, ca
     """
     if (ca is None) != (ca_key is None):
         raise InputError(f"give both {option('ca')} and {option('ca_key')}, the authority's certificate and its key")
+    if ca_key is not None and ca_key.exists():
+        private(ca_key)
     days, name = description.days, description.name
     authority, key = _authority(ca, ca_key) if ca and ca_key else new_authority(name, days)
     keys = {site: new_key() for site in description.sites}
@@ -99,6 +103,8 @@ def operator(folder: Path, ca_key: Path | None = None) -> Operator:
         return Operator(
             folder, str(about["federation"]), str(about["server"]), int(about["days"]), authority, key, roster
         )
+    except InputError:
+        raise
     except (OSError, KeyError, ValueError, TypeError):
         raise InputError(
             f"{folder} is not the operator's kit: give the folder operator that idiolect federation provision made"
@@ -145,11 +151,8 @@ def renew(who: Operator) -> Roster:
     """Sign the certificates of the server and of all sites again; keys stay, and no kit of a site has to be touched.
 
     Raises:
-        InputError: the authority itself has ended.
         RunError: a folder cannot be written.
     """
-    if who.authority.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-        raise InputError(f"{who.folder / 'ca.pem'} has expired: make new kits with idiolect federation provision")
     members = [
         member
         if member.revoked
@@ -274,4 +277,8 @@ def _authority(ca: Path, ca_key: Path) -> tuple[x509.Certificate, Any]:
         ) from None
     if certificate.public_key() != key.public_key():
         raise InputError(f"{ca_key} is not the key of {ca}: give the key that belongs to this certificate")
+    if wrong := out_of_date(certificate):
+        raise InputError(f"{ca} {wrong}: give an authority that is valid, or make a new one with new kits")
+    if not signs(certificate):
+        raise InputError(f"{ca} is not the certificate of an authority: give one that may sign others (CA:TRUE)")
     return certificate, key

@@ -95,10 +95,10 @@ def requested(content: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
     """
     request = x509.load_pem_x509_csr(content)
     key = request.public_key()
-    if not request.is_signature_valid:
-        raise ValueError("its signature is wrong")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVE):
         raise ValueError("its key is not of the curve P-384")
+    if not request.is_signature_valid:
+        raise ValueError("its signature is wrong")
     names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return (str(names[0].value) if names else ""), key
 
@@ -130,17 +130,31 @@ def verify(authority: x509.Certificate, content: bytes, signature: bytes) -> Non
         raise ValueError("it is not signed by the authority of this kit") from None
 
 
-def trouble(certificate: x509.Certificate, now: datetime.datetime | None = None) -> str | None:
-    """What is wrong with a certificate's dates by this machine's clock, or will be within ``SOON`` days."""
-    now = now or datetime.datetime.now(datetime.UTC)
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def signs(certificate: x509.Certificate) -> bool:
+    """Whether a certificate is that of an authority, which may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def out_of_date(certificate: x509.Certificate) -> str | None:
+    """Why a certificate is not valid now, by this machine's clock."""
+    now, start, end = _now(), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         return f"is not valid before {start:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}"
-    if now > end:
-        return f"has expired on {end:%Y-%m-%d}"
-    if end - now < datetime.timedelta(days=SOON):
-        return f"expires on {end:%Y-%m-%d}"
-    return None
+    return f"has expired on {end:%Y-%m-%d}" if now > end else None
+
+
+def trouble(certificate: x509.Certificate) -> str | None:
+    """What is wrong with a certificate's dates by this machine's clock, or will be within ``SOON`` days."""
+    end = certificate.not_valid_after_utc
+    soon = f"expires on {end:%Y-%m-%d}" if end - _now() < datetime.timedelta(days=SOON) else None
+    return out_of_date(certificate) or soon
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _pss() -> padding.PSS:
@@ -161,7 +175,7 @@ def _known(host: str) -> x509.GeneralName:
 def _builder(
     subject: x509.Name, issuer: x509.Name, public: Any, days: int, latest: datetime.datetime | None = None
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    now = _now()
     end = now + datetime.timedelta(days=days)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _LATER)

@@ -168,7 +168,10 @@ def server_kit(folder: Path) -> ServerKit:
         ca = (folder / "ca.pem").read_bytes()
         private(folder / "server.key")
         roster = Roster.read(folder / FILE, x509.load_pem_x509_certificate(ca))
+        _same(folder, str(about["federation"]), roster)
         return ServerKit(folder, str(about["federation"]), str(about["server"]), ca, roster)
+    except InputError:
+        raise
     except (OSError, KeyError, ValueError):
         raise _broken(folder, "server") from None
 
@@ -193,10 +196,14 @@ def site_kit(folder: Path, state: Path | None = None) -> SiteKit:
         if public_pem(public) != public_pem(key.public_key()):
             raise InputError(f"{folder / 'site.key'} is not the key of {certificate}: put both from one kit together")
         authority = x509.load_pem_x509_certificate(ca)
-        trust = Trust(site, Roster.read(folder / FILE, authority), authority, certificate, state)
+        roster = Roster.read(folder / FILE, authority)
+        _same(folder, name, roster)
+        trust = Trust(site, roster, authority, certificate, state)
         if trust.roster.number(site) is None:
             raise InputError(f"{folder / FILE} does not name {site}: ask the operator for a new kit")
         return SiteKit(folder, name, server, site, ca, key, trust)
+    except InputError:
+        raise
     except (OSError, KeyError, ValueError, TypeError, AttributeError):
         raise _broken(folder, "site") from None
 
@@ -211,6 +218,13 @@ def private(path: Path) -> None:
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         raise InputError(f"{path} can be read or changed by others (mode {mode:04o}): chmod 600 {path}")
+
+
+def _same(folder: Path, federation: str, roster: Roster) -> None:
+    if roster.federation != federation:
+        raise InputError(
+            f"{folder / FILE} is of the federation {roster.federation}, not {federation}: take the right one"
+        )
 
 
 def _about(folder: Path, file: str, whose: str) -> dict[str, Any]:

@@ -154,7 +154,8 @@ class Masking:
         total = flat(arrays)
         total = total + mask(self._seed, len(total))
         for site, content in sealed.items():
-            with suppress(InvalidTag, ValueError):  # a site that sends nonsense is missing a share, nothing else
+            with suppress(InvalidTag, ValueError, TypeError, RecursionError):
+                # a site that sends nonsense is missing a share, nothing else
                 whole = bytes.fromhex(content)
                 plain = self._sealing(site).decrypt(whole[:_NONCE], whole[_NONCE:], f"{site} {me}".encode())
                 seed, scalar = (bytes.fromhex(share) for share in json.loads(plain))

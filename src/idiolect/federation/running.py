@@ -119,6 +119,7 @@ def take_part(
     """
     from idiolect.federation.node import Connection
 
+    kits.site_kit(kit)  # nothing is written where it cannot be used
     private_folder(state)
     found, say = kits.site_kit(kit, state), say or Events()
     worker = worker_of(found, samples, state, policy=policy, key=key, say=say)
