@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs the extra federation")
+pytest.importorskip("h11", reason="needs the extra federation")
 sys.path.insert(0, str(Path(__file__).parent))  # for sites.py
 
 import machines

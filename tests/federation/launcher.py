@@ -15,12 +15,9 @@ import os
 import sys
 import traceback
 
-import anyio._backends._asyncio
 import programs
 import pyarrow.dataset
 import scipy.stats
-import uvicorn.lifespan.on
-import uvicorn.protocols.http.auto
 
 import idiolect.federation.link
 import idiolect.federation.node

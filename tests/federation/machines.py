@@ -17,6 +17,7 @@ from sites import NAMES, tables
 
 from idiolect import report
 from idiolect.federation import kits
+from idiolect.federation.authority import provision
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import rehearsed, study_for
 
@@ -64,7 +65,7 @@ class Machines:
         self.folder = folder
         self.server = f"127.0.0.1:{port()}"
         about = kits.Description(name="trial", server=self.server, sites=NAMES)
-        kits.provision(about, folder / "kits")
+        provision(about, folder / "kits")
         self.files = tables(folder)
         self.running: dict[str, int] = {}
         self._marks: dict[str, int] = {}

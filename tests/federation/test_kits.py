@@ -14,6 +14,7 @@ from cryptography.x509 import verification
 
 from idiolect.core.errors import InputError
 from idiolect.federation import kits
+from idiolect.federation.authority import provision
 
 ABOUT = kits.Description(name="trial", server="127.0.0.1:9092", sites=("north", "south"))
 
@@ -21,7 +22,7 @@ ABOUT = kits.Description(name="trial", server="127.0.0.1:9092", sites=("north", 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("provision") / "kits"
-    kits.provision(ABOUT, out)
+    provision(ABOUT, out)
     return out
 
 
@@ -62,20 +63,20 @@ def test_the_server_knows_the_public_key_of_each_site(made: Path) -> None:
 
 def test_an_authority_of_ones_own(made: Path, tmp_path: Path) -> None:
     ca, key = made / "operator" / "ca.pem", made / "operator" / "ca.key"
-    kits.provision(ABOUT.model_copy(update={"server": "fl.example.org:443"}), tmp_path / "own", ca=ca, ca_key=key)
+    provision(ABOUT.model_copy(update={"server": "fl.example.org:443"}), tmp_path / "own", ca=ca, ca_key=key)
     _verified(tmp_path / "own" / "server" / "server.pem", ca, x509.DNSName("fl.example.org"))
     assert not (tmp_path / "own" / "operator" / "ca.key").exists()
     with pytest.raises(InputError, match="not the key of"):
-        kits.provision(ABOUT, tmp_path / "other", ca=ca, ca_key=made / "server" / "server.key")
+        provision(ABOUT, tmp_path / "other", ca=ca, ca_key=made / "server" / "server.key")
     with pytest.raises(InputError, match="give both"):
-        kits.provision(ABOUT, tmp_path / "other", ca=ca)
+        provision(ABOUT, tmp_path / "other", ca=ca)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(made: Path) -> None:
     before = (made / "server" / "server.key").read_bytes()
     with pytest.raises(InputError, match="not an empty folder"):
-        kits.provision(ABOUT, made)
+        provision(ABOUT, made)
     assert (made / "server" / "server.key").read_bytes() == before
 
 

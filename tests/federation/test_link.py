@@ -2,78 +2,29 @@
 
 from __future__ import annotations
 
-import socket
+import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import httpx
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import PullObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from machines import port
+from places import Heard as Said
+from places import Place, until
 from sites import Heard, Loop
 
 from idiolect.core.errors import InputError, RunError
-from idiolect.federation import flower, kits
 from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
-from idiolect.federation.link import Link, Reply
+from idiolect.federation.link import CONNECTION, ROSTER, TICKET, Link
 from idiolect.federation.messages import pack, unpack
 from idiolect.federation.node import Connection
 from idiolect.federation.site import Worker
-
-
-class Place:
-    """A server with two sites' kits, and what a site called north has been asked."""
-
-    def __init__(self, folder: Path) -> None:
-        self.about = kits.Description(name="trial", server=f"127.0.0.1:{port()}", sites=("north", "south"))
-        kits.provision(self.about, folder / "kits")
-        self.folder, self.address = folder / "kits", kits.address(self.about.server)
-        self.server = kits.server_kit(self.folder / "server")
-        self.north, self.south = (kits.site_kit(self.folder / f"site-{name}") for name in self.about.sites)
-        self.asked: list[bytes] = []
-        self.running = self.connection(self.north)
-
-    def connection(self, kit: kits.SiteKit, during: Callable[[], object] = lambda: None) -> Connection:
-        """Of a site that answers, and does something else while it does."""
-
-        def answer(content: bytes) -> bytes:
-            self.asked.append(content)
-            during()
-            message = unpack(content)
-            return pack(message.about | {"from": kit.site}, message.arrays)
-
-        return Connection(kit, answer, Events(quiet=True))
-
-    def replies(self, link: Link) -> list[Reply]:
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            if found := link.replies():
-                return found
-            time.sleep(0.01)
-        raise AssertionError("no reply came")
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +33,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def link(place: Place) -> Iterator[Link]:
-    stop = threading.Event()
-    with Link(place.server, place.address) as link:
-        thread = threading.Thread(target=place.running.run, args=(stop,), daemon=True)
-        thread.start()
+def north(place: Place) -> Connection:
+    return place.connection("north")
+
+
+@pytest.fixture(scope="module")
+def link(place: Place, north: Connection) -> Iterator[Link]:
+    with place.running(north), place.link() as link:  # the link ends first, so nobody waits for it
         yield link
-        stop.set()
-    thread.join(15)
+
+
+def _introduced(client: httpx.Client, version: int = 1) -> None:
+    about = {"connection": client.headers[CONNECTION], "roster": version, "clock": time.time()}
+    assert client.post("/connect", content=json.dumps(about).encode()).status_code == 200
 
 
 @pytest.mark.parametrize("size", [1000, 1_500_000], ids=["in one piece", "in several"])
@@ -105,168 +61,163 @@ def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link
     assert link.quiet_for("north") < 20
     assert link.connections("south") == 0
     assert link.quiet_for("south") > link.quiet_for("north")  # since the link was made
-    assert not link._state.message_ins_store  # nothing is kept of what has been answered
-    assert not link._state.message_res_store
+    assert not link._letters  # nothing is kept of what has been answered
 
 
-def test_a_reply_counts_once(place: Place, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded reply that is sent again, by the site itself, finds no question to which it belongs."""
-    pushed = []
-    honest = place.running._push
-
-    def twice(client: FleetHttpClient, node: Node, reply: Message, run: int) -> None:
-        pushed.append((client, node, reply))
-        honest(client, node, reply, run)
-        honest(client, node, reply, run)
-
-    monkeypatch.setattr(place.running, "_push", twice)
-    first = link.send("north", pack({"kind": "again"}))
-    [reply] = place.replies(link)
-    second = link.send("north", pack({"kind": "next"}))
-    [later] = place.replies(link)  # by now the first one has been sent twice
-    assert (reply.ticket, later.ticket) == (first, second)
-    client, node, message = pushed[0]
-    asked = PushMessagesRequest(
-        node=node, messages_list=[message_to_proto(remove_content_from_message(message))],
-        message_object_trees=[flower.get_object_tree(message)], clientapp_runtime_list=[0.0],
-    )  # fmt: skip
-    assert not client.PushMessages(asked).objects_to_push
+def test_a_reply_counts_once(place: Place, link: Link) -> None:
+    """A reply that is sent again, also by the site itself, finds no question to which it belongs."""
+    with place.client(place.context(place.kit("south"))) as south:
+        _introduced(south)
+        ticket = link.send("south", pack({"kind": "again"}))
+        withdrawn = link.send("south", pack({"kind": "withdrawn"}))
+        assert south.post("/work").headers[TICKET] == ticket
+        answer = {"content": pack({"kind": "again"}), "headers": {TICKET: ticket}}
+        codes = [south.post("/reply", **answer).status_code for _ in range(3)]
+        assert codes == [204, 409, 409]
+        assert [reply.ticket for reply in place.replies(link)] == [ticket]
+        assert south.post("/reply", **answer).status_code == 409
+        link.forget([withdrawn])
+        assert south.post("/reply", content=b"x", headers={TICKET: withdrawn}).status_code == 409
+        assert south.post("/reply", content=b"x").status_code == 409
     assert link.replies() == []
 
 
-def test_a_reply_is_not_read_before_its_parts_are_known(
-    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state, storing, read = link._state, threading.Event(), threading.Event()
-    honest = state.preregister_object_tree
+def test_a_site_speaks_for_nobody_else(place: Place, link: Link, north: Connection) -> None:
+    working, go_on = threading.Event(), threading.Event()
+    honest = north._answer
 
-    def slow(tree: object, session: str) -> object:
-        if threading.current_thread() is not threading.main_thread():
-            storing.set()
-            read.wait(0.2)  # replies() waits for this, so nobody says that it has read
-        return honest(tree, session)
+    def slow(content: bytes) -> bytes:
+        working.set()
+        assert go_on.wait(30)
+        return honest(content)
 
-    monkeypatch.setattr(state, "preregister_object_tree", slow)
-    ticket = link.send("north", pack({"kind": "x"}))
-    assert storing.wait(60)
-    early = link.replies()
-    read.set()
-    [reply] = early or place.replies(link)
-    assert (reply.ticket, reply.why) == (ticket, "")
-
-
-def _forged(place: Place, node: int, source: int, reply_to: str) -> PushMessagesRequest:
-    message = Message(flower.record(pack({"kind": "forged"})), dst_node_id=node, message_type="query")
-    message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=reply_to, _message_id=message.object_id)
-    return PushMessagesRequest(
-        node=Node(node_id=node), messages_list=[message_to_proto(remove_content_from_message(message))],
-        message_object_trees=[flower.get_object_tree(message)],
-    )  # fmt: skip
-
-
-def test_a_site_speaks_for_nobody_else(place: Place, link: Link) -> None:
-    mine, other = link._node_of["south"], link._node_of["north"]
-    with place.connection(place.south)._client() as client:
-        for source, reply_to in ((1, ""), (other, "x" * 64), (mine, "")):  # as the server, as north, unasked
-            with pytest.raises(httpx.HTTPStatusError, match="403"):
-                client.PushMessages(_forged(place, mine, source, reply_to))
-        with pytest.raises(httpx.HTTPStatusError, match="401"):  # with its own key in the name of another
-            client.PushMessages(_forged(place, other, other, "x" * 64))
+    north._answer = slow
+    try:
+        ticket = link.send("north", pack({"kind": "secret"}))
+        assert working.wait(30)
+        other = link._current["north"]
+        with place.client(place.context(place.kit("south")), "south's") as south:
+            _introduced(south)
+            forged = pack({"kind": "secret"})
+            assert south.post("/reply", content=forged, headers={TICKET: ticket}).status_code == 409
+            for path in ("/reply", "/work", "/alive"):  # as if it were north's connection
+                said = south.post(path, content=b"x", headers={TICKET: ticket, CONNECTION: other})
+                assert (said.status_code, b"secret" in said.content) == (410, False)
+            assert south.post("/alive").status_code == 204
+        go_on.set()
+        [reply] = place.replies(link)
+    finally:
+        north._answer = honest
+        go_on.set()
+    assert (reply.site, reply.ticket, reply.why) == ("north", ticket, "")
+    assert reply.content is not None
+    assert unpack(reply.content).about["from"] == "north"
 
 
-def test_an_unregistered_key_learns_nothing(place: Place, link: Link) -> None:
+def test_a_key_that_is_not_in_the_roster_learns_nothing(place: Place, link: Link, tmp_path: Path) -> None:
+    """Of this authority, of another, self-signed, the server's own, or none."""
     ticket = link.send("south", pack({"kind": "study", "text": "secret"}))
-    stranger = place.south._replace(key=ec.generate_private_key(ec.SECP384R1()))
-    with pytest.raises(InputError, match="does not know the key of south"):
-        place.connection(stranger).run(threading.Event())
-    public = public_key_to_bytes(stranger.key.public_key())
-    with place.connection(stranger)._client() as client:
-        for ask in (
-            lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)),
-            lambda: client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=20)),
-            lambda: client.ActivateNode(
-                ActivateNodeRequest(public_key=place.server.sites["south"], heartbeat_interval=20)
-            ),
-            lambda: client.PullObject(PullObjectRequest(node=Node(node_id=link._node_of["south"]), run_id=link._run)),
-        ):
-            with pytest.raises(httpx.HTTPStatusError) as error:
-                ask()
-            assert error.value.response.status_code in (401, 403)
-            assert b"secret" not in error.value.response.content
+    stranger, other = tmp_path / "stranger", Place(tmp_path / "other")
+    Place(tmp_path / "same", ca=place.folder / "operator" / "ca.pem", ca_key=place.folder / "operator" / "ca.key")
+    (tmp_path / "same" / "kits" / "site-south").rename(stranger)
+    with place.client(place.context(stranger)) as client:
+        for path in ("/connect", "/work", "/reply", "/alive", "/", "/roster"):
+            said = client.post(path, content=b"{}", headers={CONNECTION: "x", TICKET: ticket})
+            assert (said.status_code, said.json()) == (403, {"why": "its key is not in the roster of this federation"})
+            assert "secret" not in said.text
+            assert ROSTER not in said.headers
+    server = ssl.create_default_context(cafile=str(place.folder / "server" / "ca.pem"))
+    server.load_cert_chain(place.folder / "server" / "server.pem", place.folder / "server" / "server.key")
+    for context in (place.context(other.kit("south")), place.context(None), server):
+        with place.client(context) as client, pytest.raises(httpx.TransportError):
+            client.post("/connect", content=b"{}")
     link.forget([ticket])
 
 
 def test_nothing_else_is_served(place: Place, link: Link) -> None:
-    context = ssl.create_default_context(cadata=place.south.ca.decode())
-    with httpx.Client(verify=context, base_url=f"https://{place.about.server}") as client:
-        for path in ("/", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health"):
-            said = client.post(path, headers={"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE})
-            assert said.status_code in (403, 404, 405), path
-    with (
-        socket.create_connection(place.address) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as raw,
+    context = place.context(place.kit("south"))
+    with place.client(context) as south:
+        _introduced(south)
+        for path in ("/", "/docs", "/roster.json", "/connect/", "/../server.key", "/alive?x=1&y"):
+            expected = 204 if path.startswith("/alive") else 404
+            assert south.post(path, timeout=60).status_code == expected, path
+        for method in ("GET", "HEAD", "PUT", "DELETE", "BREW"):
+            assert south.request(method, "/work").status_code == 405
+        for about in (b"", b"[]", b'"x"', b"{}", b'{"connection": 1, "roster": "x", "clock": 1}', b"[" * 60_000,
+                      b'{"connection": "a", "roster": 1, "clock": Infinity}',
+                      b'{"connection": "a", "roster": 1e999, "clock": 1}'):  # fmt: skip
+            assert south.post("/connect", content=about).status_code == 400, about[:60]
+        assert south.post("/alive", content=bytes(2**17)).status_code == 413
+    for sent, code in (
+        (b"POST /reply HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 2**40, 410),
+        (b"POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 2**40, 413),
+        (b"POST http://[/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nx: " + 40_000 * b"y", 431),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
     ):
-        raw.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2**40))
-        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+        assert place.raw(context, sent).startswith(b"HTTP/1.1 %d" % code), sent[:40]
     with pytest.raises(httpx.HTTPError):
-        httpx.post(f"http://{place.about.server}/v1/fleet/activate-node", content=b"x")
-
-
-def test_another_authority_is_not_trusted(place: Place, link: Link, tmp_path: Path) -> None:
-    kits.provision(place.about, tmp_path / "other")
-    wrong = place.south._replace(ca=(tmp_path / "other" / "site-south" / "ca.pem").read_bytes())
-    with pytest.raises(InputError, match="is not the server of this kit"):
-        place.connection(wrong).run(threading.Event())
-
-
-def _connected(client: FleetHttpClient, kit: kits.SiteKit) -> Node:
-    public = public_key_to_bytes(kit.key.public_key())
-    asked = ActivateNodeRequest(public_key=public, heartbeat_interval=20)
-    return Node(node_id=client.ActivateNode(asked).node_id)
+        httpx.post(f"http://{place.about.server}/connect", content=b"x")
 
 
 def test_what_a_lost_connection_has_asked_takes_no_message(place: Place, link: Link) -> None:
     """A site that was killed left a question for work at the server; the site that comes back gets the next message."""
-    south = place.connection(place.south)
-    with south._client() as lost, south._client() as back, ThreadPoolExecutor(1) as pool:
-        node = _connected(lost, place.south)
+    context = place.context(place.kit("south"))
+    with place.client(context, "lost") as lost, place.client(context, "back") as back, ThreadPoolExecutor(1) as pool:
+        _introduced(lost)
         link._seen.pop("south")
-        pulling = pool.submit(lost.PullMessages, PullMessagesRequest(node=node))
-        while "south" not in link._seen:
-            time.sleep(0.01)
-        assert _connected(back, place.south) == node
+        pulling = pool.submit(lost.post, "/work")
+        until(lambda: "south" in link._seen)
+        _introduced(back)
         ticket = link.send("south", pack({"kind": "x"}))
-        [message] = back.PullMessages(PullMessagesRequest(node=node)).messages_list
-        assert message.metadata.message_id == ticket
-        with pytest.raises(httpx.HTTPStatusError, match="410"):
-            pulling.result()
-        with pytest.raises(httpx.HTTPStatusError, match="410"):
-            lost.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=20))
+        assert back.post("/work").headers[TICKET] == ticket
+        assert pulling.result().status_code == 410
+        assert lost.post("/alive").status_code == 410
     link.forget([ticket])
 
 
-def test_a_message_that_is_withdrawn_while_it_is_fetched_costs_no_connection(
-    place: Place, link: Link, monkeypatch: pytest.MonkeyPatch
+def test_a_message_that_is_withdrawn_while_it_is_answered_costs_no_connection(
+    place: Place, link: Link, north: Connection
 ) -> None:
-    while not link.connections("north"):
-        time.sleep(0.01)
-    before, honest, gone = link.connections("north"), place.running._work, threading.Event()
-
-    def late(*arguments: Any) -> None:
-        if not gone.is_set():
-            link.forget([first])
-            gone.set()
-        honest(*arguments)
-
-    monkeypatch.setattr(place.running, "_work", late)
+    until(lambda: link.connections("north"))
+    before, honest = link.connections("north"), north._answer
     place.asked.clear()
-    first = link.send("north", pack({"kind": "withdrawn"}))
-    assert gone.wait(60)
+
+    def late(content: bytes) -> bytes:
+        link.forget([first])
+        return honest(content)
+
+    north._answer = late
+    try:
+        first = link.send("north", pack({"kind": "withdrawn"}))
+        until(lambda: place.asked)
+    finally:
+        north._answer = honest
     second = link.send("north", pack({"kind": "second"}))
-    [reply] = place.replies(link)
-    assert reply.ticket == second
-    assert [unpack(content).about["kind"] for content in place.asked] == ["second"]
+    assert [reply.ticket for reply in place.replies(link)] == [second]
     assert link.connections("north") == before
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["waiting", "at work"])
+def test_a_server_that_starts_again_is_connected_to_again(busy: bool, tmp_path: Path) -> None:
+    """Also where the first request after that is a sign of life, or the reply to what the earlier server asked."""
+    place, said, go_on = Place(tmp_path), Said(), threading.Event()
+    if not busy:
+        go_on.set()
+    with place.running(place.connection("north", said, lambda: go_on.wait(30))):
+        with place.link() as link:
+            until(lambda: link.connections("north"))
+            if busy:
+                link.send("north", pack({"kind": "before"}))
+                until(lambda: place.asked)
+        with place.link() as link:
+            if busy:
+                time.sleep(2.5)  # longer than between two signs of life
+                go_on.set()
+            ticket = link.send("north", pack({"kind": "after"}))
+            assert [reply.ticket for reply in place.replies(link)] == [ticket]
+    assert len(said.lines("connected to")) >= 2
 
 
 @pytest.mark.parametrize(("later", "sent"), [([0, 1, 1], 1), ([0, 2, 2], 2), ([1, 2, 2], 2)])
@@ -296,25 +247,22 @@ def test_a_question_is_sent_again_where_a_connection_may_have_taken_it(later: li
 @pytest.mark.parametrize("busy", [False, True], ids=["waiting", "at work"])
 def test_of_a_site_that_runs_twice_the_first_ends(busy: bool, place: Place, link: Link) -> None:
     stop, working, before = threading.Event(), threading.Event(), link.connections("south")
-    first = place.connection(place.south)
 
-    def loses(*_: object) -> None:
-        """What it works on, which the server has left for the other one."""
+    def slow() -> None:
         working.set()
-        while link.connections("south") < before + 2:
-            time.sleep(0.01)
-        raise ObjectPullError("x", "the object could not be found")
+        until(lambda: link.connections("south") >= before + 2)
 
+    first = place.connection("south", during=slow if busy else lambda: None)
     with ThreadPoolExecutor(2) as pool:
         if busy:
-            first._work = loses  # type: ignore[method-assign]
-            link.send("south", pack({"kind": "first"}))
+            lost = link.send("south", pack({"kind": "first"}))
         ended = pool.submit(first.run, stop)
-        while link.connections("south") == before or (busy and not working.is_set()):
-            time.sleep(0.01)
-        other = pool.submit(place.connection(place.south, stop.set).run, stop)
+        until(lambda: link.connections("south") > before and (working.is_set() or not busy))
+        other = pool.submit(place.connection("south", during=stop.set).run, stop)
         with pytest.raises(InputError, match=r"another program has connected to \S+ as south since"):
             ended.result()
+        if busy:
+            link.forget([lost])
         link.send("south", pack({"kind": "last"}))
         [reply] = place.replies(link)  # a site that is stopped while it works still sends its answer
         assert reply.site == "south"
@@ -322,6 +270,5 @@ def test_of_a_site_that_runs_twice_the_first_ends(busy: bool, place: Place, link
 
 
 def test_a_port_in_use_is_said(place: Place, link: Link) -> None:
-    """The last test: Flower knows one run in a process, and from here on it is that of the link that failed."""
-    with pytest.raises(RunError, match="cannot listen on"), Link(place.server, place.address):
+    with pytest.raises(RunError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)"), place.link():
         pass

@@ -19,6 +19,7 @@ from idiolect.cli import main
 from idiolect.core.errors import RunError
 from idiolect.core.version import __version__
 from idiolect.federation import kits
+from idiolect.federation.authority import provision
 from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack
@@ -38,7 +39,7 @@ class Watched:
         study(folder, "fedper", rounds=2, protocol="{stage: personalised, also: [received]}")
         self.out, self.study = folder / "run", study_for(folder / "study.yaml", "trial")
         self.about = kits.Description(name="trial", server=f"127.0.0.1:{port()}", sites=NAMES)
-        kits.provision(self.about, folder / "kits")
+        provision(self.about, folder / "kits")
         self.kit = kits.server_kit(folder / "kits" / "server")
         self.authority = folder / "kits" / "site-north" / "ca.pem"
 

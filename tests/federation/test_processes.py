@@ -19,6 +19,7 @@ from sites import NAMES, study
 
 from idiolect.core.version import __version__
 from idiolect.federation import kits
+from idiolect.federation.authority import provision
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 _METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, fedshrink, scaffold"
@@ -178,7 +179,7 @@ def cable() -> Iterator[tuple[str, str]]:
 def test_a_cable_that_is_cut_and_mended(machines: Machines, cable: tuple[str, str]) -> None:
     here, there = (f"/run/netns/{name}" for name in cable)
     about = kits.Description(name="far", server=f"192.0.2.1:{port()}", sites=("north", "west"))
-    kits.provision(about, machines.folder / "far")
+    provision(about, machines.folder / "far")
     study(machines.folder, "fedavg", rounds=1000)
     for name, network in (("north", here), ("west", there)):
         machines.start(
@@ -219,7 +220,7 @@ def test_a_signal_ends_the_server_at_a_whole_round(machines: Machines) -> None:
 
 
 def test_a_wrong_authority_or_key_ends_a_site(machines: Machines, tmp_path: Path) -> None:
-    kits.provision(kits.Description(name="trial", server=machines.server, sites=NAMES), tmp_path / "kits")
+    provision(kits.Description(name="trial", server=machines.server, sites=NAMES), tmp_path / "kits")
     stranger = tmp_path / "kits" / "site-north"
     study(machines.folder, "fedavg", rounds=1)
     machines.serve("strange", "--min-sites", 5)

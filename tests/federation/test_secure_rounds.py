@@ -16,6 +16,7 @@ from sites import NAMES, Away, Loop, Tamper, study, worker
 
 from idiolect.core.errors import InputError, RunError
 from idiolect.federation import kits
+from idiolect.federation.authority import provision
 from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack, unpack
@@ -34,7 +35,7 @@ Made = Callable[..., dict[str, Worker]]
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("provision") / "kits"
-    kits.provision(kits.Description(name="trial", server="127.0.0.1:9092", sites=NAMES), out)
+    provision(kits.Description(name="trial", server="127.0.0.1:9092", sites=NAMES), out)
     return out
 
 
@@ -52,7 +53,7 @@ def made(kit: Path, files: Files, tmp_path: Path) -> Made:
 
 def _run(tmp_path: Path, kit: Path, link: Loop, out: str = "run", least: int = 3, start: int | None = None) -> Result:
     whole = study_for(tmp_path / "study.yaml", "trial")
-    public = kits.server_kit(kit / "server").sites
+    public = kits.server_kit(kit / "server").roster.keys()
     terms = Terms(Patience(least=least, deadline=60), start=start)
     return conduct(whole, link, list(NAMES), tmp_path / out, Events(quiet=True), terms=terms, public=public)
 
