@@ -20,7 +20,7 @@ from idiolect.federation.messages import Refused, head
 from idiolect.simulation import Engine, Record
 from idiolect.studies.progress import Key, Silent
 
-_ALARMS = ("refused", "missing", "lost", "diverged", "back", "late")
+_ALARMS = ("refused", "missing", "lost", "diverged", "back", "late", "expires", "skew", "revoked", "added", "ended")
 """What marks an event that the operator should see."""
 _SHOWN = 200  # alarms and rounds that are kept
 
@@ -219,7 +219,9 @@ class Overview(Silent):
 
     def _said(self, name: str, site: _Site, waiting: _Question | None) -> dict[str, Any]:
         quiet, connections = self._link.quiet_for(name), self._link.connections(name)
-        if connections == 0:
+        if math.isinf(quiet):
+            state = "revoked"
+        elif connections == 0:
             state = "not seen"
         elif quiet > self._lost:
             state = "silent"
