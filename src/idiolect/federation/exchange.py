@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +14,7 @@ import h11
 
 _HEAD = 2**14  # bytes of a request's head
 _BLOCK = 2**16  # bytes that are written at a time
+_LINGER = 5.0  # seconds for which the rest of a refused body is read: a visitor reads no answer before it has sent all
 
 
 class Request(NamedTuple):
@@ -144,6 +146,11 @@ class Exchange:
                 async with asyncio.timeout(self._body_s):
                     await self._writer.drain()
         if state.our_state is h11.MUST_CLOSE or state.their_state is not h11.DONE:
+            if state.their_state is not h11.DONE:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(_LINGER, self._body_s)):
+                        while await self._reader.read(2**18):
+                            pass
             self._writer.close()
             async with asyncio.timeout(self._body_s):
                 await self._writer.wait_closed()  # what is on its way arrives

@@ -40,6 +40,8 @@ TICKET = "idiolect-ticket"
 """That of a message, and of its reply."""
 ROOM = "idiolect-room"
 """The bytes that a reply may have."""
+SIZE = "idiolect-size"
+"""The bytes of a reply that has more, and so is not sent."""
 ROSTER = "idiolect-roster"
 """The version of the server's roster."""
 CLOCK = "idiolect-clock"
@@ -48,6 +50,7 @@ SKEW = 300.0
 """Seconds by which clocks may differ before it is said."""
 _ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
 _TIMES = 16
+_TOO_LARGE = "it has more bytes than any reply to this question needs"
 _SMALL = 2**16  # bytes of any other request
 _LOOK = 2.0  # seconds between two looks for a new roster or certificate
 _DAY = 86400.0
@@ -196,7 +199,7 @@ class Link:
             return _ROOM
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > letter.room:
-            self._take(headers[TICKET], visitor, None, "it has more bytes than any reply to this question needs")
+            self._take(headers[TICKET], visitor, None, _TOO_LARGE)
         return letter.room
 
     async def answer(self, request: Request) -> Response:
@@ -262,7 +265,8 @@ class Link:
                 return Response(204)
 
     async def _reply(self, request: Request) -> Response:
-        if not self._take(request.headers.get(TICKET, ""), request.visitor, request.body):
+        content, why = (None, _TOO_LARGE) if SIZE in request.headers else (request.body, "")
+        if not self._take(request.headers.get(TICKET, ""), request.visitor, content, why):
             return said(409, {"why": "this message is not waited for any more"})
         return Response(204)
 

@@ -22,16 +22,16 @@ from idiolect.core.errors import InputError, RunError, printable
 from idiolect.federation.certificates import trouble
 from idiolect.federation.events import Events
 from idiolect.federation.kits import SiteKit
-from idiolect.federation.link import CLOCK, CONNECTION, HOLD, ROOM, ROSTER, SKEW, TICKET
+from idiolect.federation.link import CLOCK, CONNECTION, HOLD, ROOM, ROSTER, SIZE, SKEW, TICKET
 
 Answer = Callable[[bytes], bytes]
 """The reply to a message of the server."""
 _BEAT = 2.0  # seconds between two signs of life
-_FIRST, _LONGEST = 0.5, 60.0  # seconds before the second try to connect, and at most between two
+_FIRST, _LONGEST = 0.5, 10.0  # seconds before the second try to connect, and at most between two: a server that
+# starts again goes on without sites that it has not heard of for half a minute
 _TIMES = httpx.Timeout(HOLD + 20, connect=10.0)
 _PIECE = 2**16  # bytes of a reply that are sent at a time
 _DAY = 86400.0
-_LONG = 30.0  # seconds after which a connection that is lost was a good one
 _SMALL, _LARGE = 2**26, 2**32  # bytes of a response: with a roster or a reason, and with a message
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 _ADDRESS = (62, 64)
@@ -40,6 +40,7 @@ _ADDRESS = (62, 64)
 class _Unsent(NamedTuple):
     ticket: str
     reply: bytes
+    headers: Mapping[str, str]
 
 
 class _Response(NamedTuple):
@@ -74,14 +75,11 @@ class Connection:
         """
         while not stop.is_set():
             self._warn()
-            start = time.monotonic()
             try:
                 with self._client() as client:
                     self._connected(client, stop)
             except (httpx.HTTPError, _Refused, OSError) as error:
                 self._change(self._why(error))
-            if time.monotonic() - start > _LONG:
-                self._tries = 0
             pause = min(_LONGEST, _FIRST * 2.0 ** min(self._tries, 10))
             stop.wait(pause * random.uniform(0.75, 1.0))  # sites do not all come back in the same second
             self._tries += 1
@@ -115,6 +113,7 @@ class Connection:
                     return
                 self._warn()
                 found = self._post(client, "/work", most=_LARGE)
+                self._tries = 0
                 if found.status == httpx.codes.OK:
                     self._unsent = self._answered(found)
         finally:
@@ -146,14 +145,15 @@ class Connection:
             raise _Refused("it answers as no server of a federation does") from None
         reply = self._answer(found.content)
         if len(reply) > room:
-            self._say(f"a reply of {len(reply):,} bytes is larger than the server takes", refused=True)
-        return _Unsent(ticket, reply)
+            self._say(f"a reply of {len(reply):,} bytes is not sent: the server takes {room:,}", refused=True)
+            return _Unsent(ticket, b"", {SIZE: str(len(reply))})
+        return _Unsent(ticket, reply, {})
 
     def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
         """Send a reply; one that the server no longer waits for is dropped by it."""
         view = memoryview(unsent.reply)
         pieces = (bytes(view[k : k + _PIECE]) for k in range(0, len(view), _PIECE))
-        headers = {TICKET: unsent.ticket, "content-length": str(len(view))}
+        headers = dict(unsent.headers) | {TICKET: unsent.ticket, "content-length": str(len(view))}
         found = _posted(client, "/reply", pieces, headers)
         if found.status in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
             self._say(f"the server did not take a reply ({_reason(found)})")
