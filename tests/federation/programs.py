@@ -14,21 +14,14 @@ from typing import NamedTuple
 
 import httpx
 import numpy as np
+import safetensors.torch
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.app import Message as Carried
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from idiolect.federation import flower, kits
+from idiolect.federation import kits
 from idiolect.federation.events import Events
+from idiolect.federation.link import CONNECTION, TICKET
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.node import Connection
+from idiolect.federation.node import Connection, _Response, _Unsent
 from idiolect.federation.running import worker_of
 from idiolect.federation.samples import Samples
 
@@ -63,25 +56,14 @@ class Recorder(Program):
             (self.recorded / "reply").write_bytes(answer)
         return answer
 
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Write a request down, with all that proves who sends it."""
-        request = context.request
-        if self.round == 1 and "/push-" in str(request.url):
-            headers = {k: v for k, v in request.headers.items() if k not in ("host", "content-length", "connection")}
-            body = base64.b64encode(request.content).decode()
-            with (self.recorded / "requests").open("a") as file:
-                file.write(json.dumps({"url": str(request.url), "headers": headers, "body": body}) + "\n")
-        return call_next(context)
-
-    def _client(self) -> FleetHttpClient:
-        client = super()._client()
-        client._interceptors = (*client._interceptors, self)
-        return client
-
-    def _push(self, client: FleetHttpClient, node: Node, reply: Carried, run: int) -> None:
+    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
+        """Write a request down, with all that says who sends it."""
         if self.round == 1:
-            (self.recorded / "node").write_text(str(node.node_id))
-        super()._push(client, node, reply, run)
+            headers = {CONNECTION: client.headers[CONNECTION], TICKET: unsent.ticket}
+            body = base64.b64encode(unsent.reply).decode()
+            with (self.recorded / "requests").open("a") as file:
+                file.write(json.dumps({"path": "/reply", "headers": headers, "body": body}) + "\n")
+        super()._deliver(client, unsent)
 
 
 class Trick(NamedTuple):
@@ -126,12 +108,7 @@ def _deep() -> bytes:
     return len(head).to_bytes(8, "little") + head
 
 
-_NO_MESSAGE = "it holds no message of ours"
-_FORMS = {
-    b"no record": RecordDict(),
-    b"a text": RecordDict({"message": ConfigRecord({"message": "text"})}),
-    b"floats": RecordDict({"message": ArrayRecord({"message": Array(np.ones(3))})}),
-}
+_NO_MESSAGE = "not a document of named arrays"
 _FLOOD = 80_000_000
 
 _HONEST = Trick("honest", lambda honest, site: pack(*honest), "")
@@ -161,10 +138,12 @@ _TRICKS = (
     Trick("a negative weight", _scaled(-1, "weight"), "a weight is negative"),
     Trick("more samples than it has", _scaled(1e6, "weight"), r"its weight is 1.6e\+07, and it has 16"),
     Trick("nonsense for a loss", _said(info={"train_loss": "low"}), "info train_loss is not a finite number"),
-    Trick("half of it", lambda honest, site: pack(*honest)[:-99], "not a document of named arrays"),
+    Trick("half of it", lambda honest, site: pack(*honest)[:-99], _NO_MESSAGE),
     Trick("a head of 2^64 bytes", _bytes(b"\xff" * 999), "its head is too large"),
-    Trick("a head that is nested without end", _bytes(_deep()), "not a document of named arrays"),
-    *(Trick(form.decode(), _bytes(form), _NO_MESSAGE) for form in _FORMS),
+    Trick("a head that is nested without end", _bytes(_deep()), _NO_MESSAGE),
+    Trick("nothing", _bytes(b""), _NO_MESSAGE),
+    Trick("a text", _bytes(b"a text that is long enough for a head"), "its head is too large"),
+    Trick("arrays without plain values", _bytes(safetensors.torch.save({"w": torch.ones(3)})), _NO_MESSAGE),
     Trick("too many bytes", lambda honest, site: np.random.default_rng(0).bytes(_FLOOD), "more bytes than any reply"),
 )
 TRICKS = {
@@ -180,11 +159,6 @@ class Hostile(Program):
 
     first, round = b"", 0
 
-    def __init__(self, arguments: list[str]) -> None:
-        super().__init__(arguments)
-        usual = flower.record
-        flower.record = lambda content: _FORMS[content] if content in _FORMS else usual(content)
-
     def reply(self, content: bytes) -> bytes:
         """The trick of the round."""
         answer, about = self.honest(content), unpack(content).about
@@ -194,31 +168,31 @@ class Hostile(Program):
         self.first = self.first or answer
         return TRICKS[self._kit.site][self.round - 1].change(unpack(answer), self)
 
-    def _push(self, client: FleetHttpClient, node: Node, reply: Carried, run: int) -> None:
+    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
         if self.round == 2:
-            self._others(client, node, reply, run)
-        super()._push(client, node, reply, run)
+            self._others(client)
+        super()._deliver(client, unsent)
         if self.round == ROUNDS:
-            super()._push(client, node, reply, run)
+            super()._deliver(client, unsent)
             self._say("sent twice")
 
-    def _others(self, client: FleetHttpClient, node: Node, reply: Carried, run: int) -> None:
+    def _answered(self, found: _Response) -> _Unsent:
+        """Also what the server has said that it will not take."""
+        return _Unsent(found.headers[TICKET], self._answer(found.content), {})
+
+    def _others(self, client: httpx.Client) -> None:
         """Requests that have to be refused, whatever they carry."""
-        forged = message_to_proto(remove_content_from_message(reply))
-        forged.metadata.src_node_id = int((self.recorded / "node").read_text())
-        asked = PushMessagesRequest(
-            node=node, messages_list=[forged], message_object_trees=[flower.get_object_tree(reply)]
-        )
-        large = PushObjectRequest(node=node, run_id=run, object_id="0" * 64, object_content=bytes(2**26))
-        for what, ask in (
-            ("speaks for another", lambda: client.PushMessages(asked)),
-            ("one large request", lambda: client.PushObject(large)),
+        first = json.loads((self.recorded / "requests").read_text().splitlines()[0])
+        body, headers = base64.b64decode(first["body"]), first["headers"]
+        mine = headers | {CONNECTION: client.headers[CONNECTION]}
+        for what, path, content, more in (
+            ("as another's connection", "/reply", body, headers),
+            ("with another's ticket", "/reply", body, mine),
+            ("asks as another", "/work", b"", headers),
+            ("one large request", "/alive", bytes(2**20), mine),
+            ("an upload that nobody asked for", "/reply", bytes(2**26 + 1), {}),
         ):
-            try:
-                ask()
-                self._say(f"{what}: taken")
-            except httpx.HTTPStatusError as error:
-                self._say(f"{what}: HTTP {error.response.status_code}")
+            self._say(f"{what}: HTTP {client.post(path, content=content, headers=more).status_code}")
 
 
 def _run(kind: type[Program]) -> Callable[[list[str]], None]:

@@ -58,7 +58,8 @@ def test_the_server_knows_the_public_key_of_each_site(made: Path) -> None:
         public = kit.key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        assert (kit.number, public) == (number, server.sites[site])
+        assert (kit.number, public) == (number, server.roster.keys()[site])
+        assert kit.identity.peers == server.roster.keys()
 
 
 def test_an_authority_of_ones_own(made: Path, tmp_path: Path) -> None:

@@ -272,3 +272,25 @@ def test_of_a_site_that_runs_twice_the_first_ends(busy: bool, place: Place, link
 def test_a_port_in_use_is_said(place: Place, link: Link) -> None:
     with pytest.raises(RunError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)"), place.link():
         pass
+
+
+@pytest.mark.parametrize("size", [2**26 + 2**20, 2**27, 3 * 2**26])
+def test_a_reply_that_is_too_large_costs_no_connection(size: int, tmp_path: Path) -> None:
+    """The site does not send it; if it does, it is told."""
+    place, said = Place(tmp_path), Said()
+    site = place.connection("north", said)
+    site._answer = lambda content: bytes(size)
+    with place.running(site), place.link() as link:
+        ticket = link.send("north", pack({"kind": "x"}))
+        [reply] = place.replies(link)
+        assert (reply.ticket, reply.content) == (ticket, None)
+        assert reply.why == "it has more bytes than any reply to this question needs"
+        assert said.lines(f"a reply of {size:,} bytes is not sent")
+        ticket = link.send("south", pack({"kind": "x"}))
+        with place.client(place.context(place.kit("south"))) as south:
+            _introduced(south)
+            assert south.post("/work").headers[TICKET] == ticket
+            assert south.post("/reply", content=bytes(size), headers={TICKET: ticket}).status_code == 413
+            assert south.post("/alive").status_code == 204
+        assert [reply.why for reply in place.replies(link)] == [reply.why]
+        assert link.connections("north") == 1

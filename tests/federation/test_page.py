@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from machines import port
 from sites import NAMES, Loop, study, worker, workers
-from test_link import port
 
 from idiolect.cli import main
 from idiolect.core.errors import RunError
@@ -146,7 +146,6 @@ def test_who_has_the_token_reads(served: httpx.URL, watched: Watched) -> None:
     assert httpx.get(served.copy_with(path="/status.json")).json() == json.loads(json.dumps(watched.status))
     assert "default-src 'none'" in found.headers["content-security-policy"]
     assert (found.headers["cache-control"], found.headers["referrer-policy"]) == ("no-store", "no-referrer")
-    assert found.headers["server"] == "idiolect"
 
 
 @pytest.mark.parametrize("query", ["", "?token=", "?token=x", "?token=%C3%A9", "?other=1"])
@@ -163,10 +162,12 @@ def test_there_is_nothing_else(served: httpx.URL) -> None:
         assert httpx.get(served.copy_with(path=path)).status_code == 404
     for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"):
         found = httpx.request(method, served)
-        assert (found.status_code, found.headers["allow"]) == (405, "GET")
+        expected = (200, None) if method == "HEAD" else (405, "GET")
+        assert (found.status_code, found.headers.get("allow")) == expected
+        assert method != "HEAD" or not found.content
     with socket.create_connection((served.host, served.port or 0)) as raw:
         raw.sendall(b"nonsense\r\n\r\n")
-        assert raw.recv(100).startswith(b"Bad request")
+        assert raw.recv(100).startswith(b"HTTP/1.1 400")
 
 
 def test_elsewhere_it_is_encrypted(watched: Watched) -> None:
@@ -183,8 +184,9 @@ def test_where_it_is_served(served: httpx.URL, watched: Watched) -> None:
     for text in ("", "here", "0", "99999", "127.0.0.1"):
         with pytest.raises(ValueError, match="is not an address"):
             place(text)
-    with pytest.raises(RunError, match="choose another port"):
-        Page(lambda: watched.status, watched.kit, (served.host, served.port or 0))
+    taken = Page(lambda: watched.status, watched.kit, (served.host, served.port or 0))
+    with pytest.raises(RunError, match="is the port in use"), taken:
+        pass
 
 
 @pytest.mark.browser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ def test_eight_methods_give_the_numbers_of_a_simulation(machines: Machines) -> N
     machines.until("north", "fedavg, seed 0: round 2 trained")
     _page_of(machines, machines.folder / "eight")
     assert machines.ended("server") == 0, machines.said("server")
+    assert not (machines.folder / "kits" / "server" / "page.url").exists()
     found = machines.records("eight")
     accuracies = found[(found["metric"] == "accuracy")]
     assert accuracies.groupby(["method", "round"])["client"].nunique().tolist() == [5] * 24
@@ -57,7 +59,12 @@ def test_eight_methods_give_the_numbers_of_a_simulation(machines: Machines) -> N
 
 
 def _page_of(machines: Machines, out: Path) -> None:
-    [url] = re.findall(r"http://127\S+token=\S+", machines.said("server"))
+    file = machines.folder / "kits" / "server" / "page.url"
+    url = file.read_text().strip()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert re.fullmatch(r"http://127\S+token=\S{32,}", url)
+    assert str(file) in machines.said("server")
+    assert url.partition("=")[2] not in machines.said("server")  # which is no terminal
     status = httpx.get(url.replace("/?", "/status.json?")).json()
     assert [site["site"] for site in status["sites"]] == list(NAMES)
     assert {site["version"] for site in status["sites"]} == {__version__}
@@ -219,22 +226,25 @@ def test_a_signal_ends_the_server_at_a_whole_round(machines: Machines) -> None:
     assert machines.records(out)["round"].max() < 30
 
 
-def test_a_wrong_authority_or_key_ends_a_site(machines: Machines, tmp_path: Path) -> None:
-    provision(kits.Description(name="trial", server=machines.server, sites=NAMES), tmp_path / "kits")
-    stranger = tmp_path / "kits" / "site-north"
+def test_a_wrong_authority_or_key_learns_nothing_and_goes_on_trying(machines: Machines, tmp_path: Path) -> None:
+    provision(kits.Description(name="trial", server=machines.server, sites=NAMES), tmp_path / "other")
+    operator = machines.folder / "kits" / "operator"
+    same = kits.Description(name="trial", server=machines.server, sites=NAMES)
+    provision(same, tmp_path / "same", ca=operator / "ca.pem", ca_key=operator / "ca.key")
     study(machines.folder, "fedavg", rounds=1)
     machines.serve("strange", "--min-sites", 5)
     machines.until("server", "sites can connect")
-    machines.site("wrong ca", stranger)
-    assert machines.ended("wrong ca") == 2
-    assert "is not the server of this kit" in machines.said("wrong ca")
-    (stranger / "ca.pem").write_bytes((machines.folder / "kits" / "site-north" / "ca.pem").read_bytes())
-    machines.site("wrong key", stranger)
-    assert machines.ended("wrong key") == 2
-    assert "does not know the key of north" in machines.said("wrong key")
-    assert "study" not in machines.said("wrong key")
-    assert not list((machines.folder / "states" / "wrong key").rglob("agreed.json"))
+    machines.site("wrong ca", tmp_path / "other" / "site-north")
+    machines.site("wrong key", tmp_path / "same" / "site-north")
+    machines.until("wrong ca", "is not the server of this kit, whose authority did not sign its certificate")
+    machines.until("wrong key", "its key is not in the roster of this federation")
     assert machines.ended("server") == 0, machines.said("server")
+    assert "from 127.0.0.1 was refused: its key is not in the roster" in machines.said("server")
+    for name in ("wrong ca", "wrong key"):
+        assert len(machines.said(name).splitlines()) == 2, name  # one line for what is wrong, however often it tries
+        machines.kill(name, signal.SIGTERM)
+        assert machines.ended(name) == 128 + signal.SIGTERM
+        assert not list((machines.folder / "states" / name).rglob("agreed.json"))
 
 
 def test_a_signal_ends_a_site_and_leaves_no_process(machines: Machines) -> None:
