@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pydantic
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from pydantic import TypeAdapter
 
 from idiolect.core import files
 from idiolect.core.documents import read_json
@@ -30,7 +32,7 @@ from idiolect.federation.certificates import (
     signs,
 )  # fmt: skip
 from idiolect.federation.kits import Description, address, private
-from idiolect.federation.roster import FILE, Member, Roster
+from idiolect.federation.roster import FILE, Member, Name, Roster
 
 Files = Mapping[str, bytes]
 
@@ -100,6 +102,12 @@ def operator(folder: Path, ca_key: Path | None = None) -> Operator:
         private(place)
         _, key = _authority(folder / "ca.pem", place)
         roster = Roster.read(folder / FILE, authority)
+        there = folder.parent / "server" / FILE
+        if there.exists() and (newest := Roster.read(there, authority).version) > roster.version:
+            raise InputError(
+                f"{there} has version {newest}, and {folder / FILE} only {roster.version}: this is an old copy of the "
+                "operator's kit, so copy the server's roster into it first"
+            )
         return Operator(
             folder, str(about["federation"]), str(about["server"]), int(about["days"]), authority, key, roster
         )
@@ -120,7 +128,7 @@ def add(who: Operator, site: str, out: Path, request: Path | None = None) -> Ros
         InputError: there is such a site, the request cannot be used, or the folder is not empty.
         RunError: a folder cannot be written.
     """
-    Description(name=who.name, server=who.server, sites=(site,))
+    _checked(site)
     members = list(who.roster.members)
     same = [k for k, member in enumerate(members) if member.name.casefold() == site.casefold()]
     if same and not (members[same[0]].name == site and members[same[0]].revoked):
@@ -193,9 +201,19 @@ def ask(site: str, out: Path) -> Path:
         InputError: the name is not one, or the folder is not empty.
         RunError: the folder cannot be written.
     """
+    _checked(site)
     key = new_key()
     _write(out, {"": {"site.key": private_pem(key), "site.csr": request_of(site, key)}})
     return out / "site.csr"
+
+
+def _checked(site: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(site)
+    except pydantic.ValidationError:
+        raise InputError(
+            f"{site!r} is not the name of a site: give up to 63 letters, digits, _ and -, a letter or a digit first"
+        ) from None
 
 
 def _again(who: Operator, name: str, old: x509.Certificate, host: str | None = None) -> x509.Certificate:

@@ -68,7 +68,11 @@ def issued(
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    try:
+        subject_key = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject_key)
+    except x509.ExtensionNotFound:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = _builder(subject, authority.subject, public, days, authority.not_valid_after_utc)
     if host is not None:
         builder = builder.add_extension(x509.SubjectAlternativeName([_known(host)]), critical=False)

@@ -116,10 +116,22 @@ def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
     for name, value in values.items():
         if gaps and value is None:
             value = math.nan
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        elif (number := finite(value)) is None:
             raise Refused(f"{what} {name[:40]} is not a finite number")
-        found[name] = float(value)
+        else:
+            value = number
+        found[name] = value
     return found
+
+
+def finite(value: Any) -> float | None:
+    """A number that a site has sent; None if it is not a finite one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # Python's whole numbers have no limit
+        return None
 
 
 def norm(up: Up) -> float:

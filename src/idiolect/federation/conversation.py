@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from idiolect.core.errors import Interrupted, RunError, listed
+from idiolect.core.errors import IdiolectError, Interrupted, RunError, listed
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refused, pack, unpack
 
@@ -137,7 +137,12 @@ class Conversation:
                             self._taken(i, one, replies[one.ticket], take, found)
                         except Refused as error:
                             why[i] = str(error)
-                            self._change(one.site, why[i], f"{one.site} does not count: {error}", refused=why[i])
+                        except IdiolectError:
+                            raise
+                        except Exception as error:  # noqa: BLE001  whatever a site sends, the others go on
+                            why[i] = f"its reply is not in order ({type(error).__name__})"
+                        if i in why:
+                            self._change(one.site, why[i], f"{one.site} does not count: {why[i]}", refused=why[i])
                         else:
                             if not one.queue:
                                 self._change(one.site, "", f"{one.site} counts again", back=True)
@@ -145,7 +150,8 @@ class Conversation:
                             del waiting[i]
                     elif (now := self._link.connections(one.site)) != one.connections:
                         if one.connections:
-                            self._say(f"{one.site} is back and is asked again", site=one.site, back=True)
+                            what = f"{one.site} is back and is asked again"
+                            self._say.rarely((one.site, "back"), what, site=one.site, back=True)
                         if one.connections or now > 1:
                             self._send(one)
                         else:  # its first connection, which fetches the question that waits for it

@@ -107,8 +107,7 @@ class Session:
         }
 
         def heard(message: Message) -> None:
-            spent = message.about.get("seconds")
-            self.seconds += float(spent) if isinstance(spent, int | float) else 0.0
+            self.seconds += max(0.0, checks.finite(message.about.get("seconds")) or 0.0)
 
         def take(i: int, message: Message) -> Trained | Measured | None:
             heard(message)

@@ -20,7 +20,7 @@ from idiolect.core.errors import IdiolectError, printable
 FILE = "events.jsonl"
 """The name of the file of events in a run's folder."""
 _MINUTE = 60.0
-_AT_MOST = 20  # lines of one minute
+_OF_ALL, _OF_ONE = 20, 3  # lines of one minute
 _KEYS = 1000
 
 
@@ -43,7 +43,8 @@ class Events:
         self.file, self._quiet, self._lock = file, quiet, threading.Lock()
         self._before: deque[str] = deque(maxlen=1000)
         self._rare: OrderedDict[Hashable, _Rare] = OrderedDict()
-        self._lately: deque[float] = deque(maxlen=_AT_MOST)
+        self._lately: dict[tuple[str, Any], deque[float]] = {}
+        self._left_out = 0
         self.heard: Callable[[dict[str, Any]], None] = lambda event: None
         """Is told each event as it is kept."""
 
@@ -60,7 +61,7 @@ class Events:
 
     def _say(self, what: str, values: dict[str, Any], quiet: bool) -> None:
         at = time.time()
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {printable(what)}\n"
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {_line(what)}\n"
         with self._lock:
             if not quiet:
                 _shown(line)
@@ -78,21 +79,29 @@ class Events:
         self._say(what, values, quiet)
 
     def rarely(self, key: Hashable, what: str, /, **values: Any) -> None:
-        """Say what strangers can make happen as often as they like: once in a minute for each key, with how often.
+        """Say what others can make happen as often as they like: once in a minute for each key, with how often.
 
-        In a minute no more than a few such lines are said in all; what is left out is counted in the next ones.
+        In a minute no more than a few such lines are said of one site or address, and of all strangers together. What
+        is left out is counted in the next ones.
         """
-        now = time.monotonic()
+        now, site = time.monotonic(), values.get("site")
+        whose = [("site", site), ("sites", "")] if site else [("address", values.get("address")), ("strangers", "")]
         with self._lock:
             rare = self._rare.setdefault(key, _Rare())
             rare.times += 1
-            full = len(self._lately) == _AT_MOST and now - self._lately[0] < _MINUTE
+            budgets = [
+                self._lately.setdefault(one, deque(maxlen=_OF_ALL if one[1] == "" else _OF_ONE)) for one in whose
+            ]
+            full = any(len(said) == said.maxlen and now - said[0] < _MINUTE for said in budgets)
             if now - rare.at < _MINUTE or full:
                 if len(self._rare) > _KEYS:
-                    self._rare.popitem(last=False)
+                    self._left_out += self._rare.popitem(last=False)[1].times
+                if len(self._lately) > _KEYS:
+                    self._lately.clear()
                 return
             times, rare.times, rare.at = rare.times, 0, now
-            self._lately.append(now)
+            for said in budgets:
+                said.append(now)
         self(what if times == 1 else f"{what} ({times:,} times since this was said last)", times=times, **values)
 
     def show(self, what: str) -> None:
@@ -103,8 +112,9 @@ class Events:
     def close(self) -> None:
         """Say what ``rarely`` has counted and not said."""
         with self._lock:
-            left = sum(rare.times for rare in self._rare.values())
+            left = self._left_out + sum(rare.times for rare in self._rare.values())
             self._rare.clear()
+            self._left_out = 0
         if left:
             self(f"and {left:,} more refused connections or requests, not listed one by one", times=left)
 
@@ -158,7 +168,13 @@ def _own(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
+def _line(what: str) -> str:
+    """One line of a terminal, whatever others have put into it."""
+    return printable(" ".join(what.splitlines()))
+
+
 def _shown(line: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write(line)
-        sys.stderr.flush()
+    with suppress(OSError, ValueError):  # nobody reads it any more, or the disk is full: the work goes on
+        if sys.stderr is not None:
+            sys.stderr.write(line)
+            sys.stderr.flush()

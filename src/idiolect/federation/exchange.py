@@ -42,9 +42,9 @@ class Response(NamedTuple):
 class Refusal(Exception):
     """A request is not answered as asked; the text says why."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, visitor: str = "") -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.visitor = status, visitor
 
 
 class Exchange:
@@ -109,22 +109,21 @@ class Exchange:
             Refusal: it is larger, or not HTTP.
             TimeoutError: it took too long.
         """
+        if "transfer-encoding" in self._headers:  # thousands of tiny pieces would keep the others waiting
+            raise Refusal(411, "a request without a content-length")
         length = self._headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > room:
             raise Refusal(413, f"a request of {length[:20]} bytes, and {room:,} are taken")
-        parts, size = list[bytes](), 0
+        body = bytearray()
         while True:
             event = self._event()
             if event is h11.NEED_DATA:
                 async with asyncio.timeout(self._body_s):
                     self._state.receive_data(await self._reader.read(2**18))
             elif isinstance(event, h11.Data):
-                size += len(event.data)
-                if size > room:
-                    raise Refusal(413, f"a request of more than {room:,} bytes")
-                parts.append(bytes(event.data))
+                body += event.data
             else:
-                return b"".join(parts)
+                return bytes(body)
 
     async def write(self, response: Response, *, bare: bool = False) -> bool:
         """Send a response, with ``bare`` its head alone; whether another request may follow.

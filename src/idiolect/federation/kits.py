@@ -33,7 +33,7 @@ class Description(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    name: Name
+    name: Annotated[Name, Field(max_length=40)]
     server: str
     sites: tuple[Name, ...] = Field(min_length=1, max_length=10_000)
     days: Annotated[int, Field(ge=1, le=3650)] = 365

@@ -51,6 +51,7 @@ SKEW = 300.0
 _ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
 _TIMES = 16
 _TOO_LARGE = "it has more bytes than any reply to this question needs"
+_APART = 0.3  # seconds between two connections of a site, at least
 _SMALL = 2**16  # bytes of any other request
 _LOOK = 2.0  # seconds between two looks for a new roster or certificate
 _DAY = 86400.0
@@ -103,6 +104,7 @@ class Link:
         self._seen: dict[str, float] = {}
         self._connections: dict[str, int] = {}
         self._current: dict[str, str] = {}
+        self._connected: dict[str, float] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self.keys: dict[str, bytes] = {}
         """The public key of each site in PEM that is not revoked, by name; changed in place."""
@@ -180,9 +182,9 @@ class Link:
         if member is None:
             raise Refusal(403, "its key is not in the roster of this federation")
         if member.revoked:
-            raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}")
+            raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}", member.name)
         if wrong := out_of_date(member.x509):
-            raise Refusal(403, f"the certificate of {member.name} {wrong}: the operator has to renew it")
+            raise Refusal(403, f"the certificate of {member.name} {wrong}: the operator has to renew it", member.name)
         return member.name
 
     def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
@@ -196,7 +198,7 @@ class Link:
         self._check_current(visitor, headers)
         letter = self._letters.get(headers.get(TICKET, ""))
         if letter is None or letter.site != visitor:
-            return _ROOM
+            raise Refusal(409, "this message is not waited for any more")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > letter.room:
             self._take(headers[TICKET], visitor, None, _TOO_LARGE)
@@ -217,10 +219,11 @@ class Link:
         now = {ROSTER: str(self._roster.version), CLOCK: str(time.time())}
         return response._replace(headers=dict(response.headers) | now)
 
-    def refused(self, address: str, why: str) -> None:
+    def refused(self, address: str, why: str, visitor: str = "") -> None:
         """Say that somebody was refused."""
-        who = f"from {address} " if address else ""
-        self._say.rarely((address, why), f"a connection {who}was refused: {why}", address=address, refused=why)
+        what = f"a connection {f'from {address} ' if address else ''}was refused: {why}"
+        about = {"site": visitor} if visitor else {}
+        self._say.rarely((address, visitor, why), what, address=address, refused=why, **about)
 
     async def _connect(self, request: Request) -> Response:
         site = request.visitor
@@ -231,11 +234,17 @@ class Link:
                 raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise Refusal(400, f"this is not how a site connects ({type(error).__name__})") from None
-        if self._current.get(site) != name:
-            self._current[site] = name
+        if (before := self._current.get(site, "")) != name:
+            if _program(before) == _program(name) and before > name:  # it was on its way for long
+                raise Refusal(409, f"{site} has connected again since")
+            now = time.monotonic()
+            if now - self._connected.get(site, -_APART) < _APART:
+                raise Refusal(429, f"{site} connects too often")
+            self._current[site], self._connected[site] = name, now
             self._connections[site] = self._connections.get(site, 0) + 1
             self._waken(site)
-            self._say(f"{site} has connected from {request.address}", site=site, address=request.address)
+            what = f"{site} has connected from {request.address}"
+            self._say.rarely((site, "connected", request.address), what, site=site, address=request.address)
         if abs(skew := clock - time.time()) > SKEW:
             what = f"the clock of {site} is {abs(skew) / 60:.0f} minutes {'ahead' if skew > 0 else 'behind'}"
             self._say.rarely((site, "clock"), what, site=site, address=request.address, skew=round(skew))
@@ -290,8 +299,10 @@ class Link:
         """
         if site not in self._current:
             raise Refusal(428, f"{site} has to connect first: this server has started since")
-        if self._current[site] != headers.get(CONNECTION, ""):
-            raise Refusal(410, f"{site} has connected again since")
+        name, current = headers.get(CONNECTION, ""), self._current[site]
+        if name != current:
+            same = _program(name) == _program(current)
+            raise Refusal(409 if same else 410, f"{site} has connected again since")
 
     def _waken(self, site: str) -> None:
         if event := self._wake.get(site):
@@ -302,8 +313,10 @@ class Link:
     def _enrol(self, roster: Roster) -> None:
         self._roster = roster
         self._members = {member.public: member for member in roster.members}
-        self.keys.clear()
-        self.keys.update(roster.keys())
+        keys = roster.keys()
+        self.keys.update(keys)  # at no moment is a site missing that is in both
+        for gone in self.keys.keys() - keys.keys():
+            del self.keys[gone]
 
     def _times(self) -> list[int]:
         watched = (self._kit.roster_file, self._kit.certificate)
@@ -330,8 +343,6 @@ class Link:
             raise InputError(f"roster {new.version} is older than {self._roster.version}")
         if new.version == self._roster.version and new.text != self._roster.text:
             raise InputError(f"there is another roster {new.version}: make the change again with the operator's newest")
-        context_of(self._kit)  # a certificate without its key would leave the server without one
-        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
         before = {member.name: member for member in self._roster.members}
         self._enrol(new)
         for member in new.members:
@@ -343,6 +354,8 @@ class Link:
             if old is not None and (member.revoked or old.public != member.public):
                 self._current.pop(member.name, None)
                 self._server.close(member.name)
+        context_of(self._kit)  # a certificate without its key would leave the server without one
+        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
         self._warn()
 
     def warnings(self) -> list[str]:
@@ -362,6 +375,10 @@ class Link:
         if again:
             self._warned_at = time.monotonic()
         self._warned = wrong
+
+
+def _program(connection: str) -> str:
+    return connection.partition("-")[0]
 
 
 def context_of(kit: ServerKit) -> ssl.SSLContext:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from Crypto.Protocol.SecretSharing import Shamir
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -82,7 +82,7 @@ def verified(site: str, public: bytes, round: Sequence[Any], said: Any) -> Keys:
         known.verify(bytes.fromhex(keys.signature), _signed(site, round, keys), ec.ECDSA(hashes.SHA384()))
         for pem in (keys.mask, keys.cipher):
             _public(pem)
-    except (InvalidSignature, TypeError, ValueError, AttributeError, AssertionError):
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError, AttributeError, AssertionError):
         raise Refused(f"the keys of {site} are not signed by {site} for this round") from None
     return keys
 
@@ -122,13 +122,14 @@ class Masking:
         me = self._identity.site
         if not self._least <= len(roster) <= _MOST:
             raise Refused(f"the sum has {len(roster)} sites, and {self._least} or more are needed here")
+        keys = {}
         for site, said in roster.items():
             if site not in self._identity.peers:
-                raise Refused(f"{site} is not in this site's kit")
-            self._roster[site] = verified(site, self._identity.peers[site], self._round, said)
-        if self._roster.get(me) != self.keys:
+                raise Refused(f"{site} is not in the roster of this federation")
+            keys[site] = verified(site, self._identity.peers[site], self._round, said)
+        if keys.get(me) != self.keys:
             raise Refused("the keys that the server shows for this site are not its own")
-        names = sorted(self._roster)
+        self._roster, names = keys, sorted(keys)
         secret = self._mask.private_numbers().private_value.to_bytes(_SCALAR, "big")
         seeds, scalars = (shares_of(whole, threshold(len(names)), len(names)) for whole in (self._seed, secret))
         sealed = {}

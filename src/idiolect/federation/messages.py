@@ -45,7 +45,7 @@ def head(content: bytes) -> dict[str, Any]:
     if size > _HEAD:
         raise Refused("its head is too large")
     try:
-        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])
+        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"], parse_constant=_no_number)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_message(error) from None
     if not isinstance(about, dict):
@@ -62,8 +62,12 @@ def unpack(content: bytes) -> Message:
     about = head(content)
     try:
         return Message(about, safetensors.torch.load(content))
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise _no_message(error) from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _no_message(error: Exception) -> Refused:

@@ -33,6 +33,7 @@ _TIMES = httpx.Timeout(HOLD + 20, connect=10.0)
 _PIECE = 2**16  # bytes of a reply that are sent at a time
 _DAY = 86400.0
 _SMALL, _LARGE = 2**26, 2**32  # bytes of a response: with a roster or a reason, and with a message
+_DIGITS = 16  # of a roster's version
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 _ADDRESS = (62, 64)
 
@@ -64,8 +65,9 @@ class Connection:
 
     def __init__(self, kit: SiteKit, answer: Answer, say: Events) -> None:
         self._kit, self._answer, self._say = kit, answer, say
+        self._program, self._count = secrets.token_hex(16), 0
         self._unsent: _Unsent | None = None
-        self._tries, self._wrong, self._warned = 0, "", float("-inf")
+        self._tries, self._wrong, self._warned, self._heard = 0, "", float("-inf"), False
 
     def run(self, stop: threading.Event) -> None:
         """Answer messages until ``stop`` is set, whatever happens on the network.
@@ -74,8 +76,9 @@ class Connection:
             InputError: the kit's key or certificate cannot be used, or another program has connected as this site.
         """
         while not stop.is_set():
-            self._warn()
+            self._heard = False
             try:
+                self._warn()
                 with self._client() as client:
                     self._connected(client, stop)
             except (httpx.HTTPError, _Refused, OSError) as error:
@@ -90,16 +93,18 @@ class Connection:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority of a kit may be below another one
         try:
             context.load_cert_chain(self._kit.trust.certificate, self._kit.folder / "site.key")
-        except (ssl.SSLError, OSError) as error:
+        except (ssl.SSLError, FileNotFoundError, PermissionError) as error:
             raise InputError(
                 f"the certificate and the key of {self._kit.folder} cannot be used ({error}): ask for a new kit"
             ) from None
-        name = secrets.token_hex(16)
+        self._count += 1
+        name = f"{self._program}-{self._count:08d}"  # the server keeps to the last one of a program
         headers = {CONNECTION: name, "accept-encoding": "identity"}
         return httpx.Client(base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers=headers)
 
     def _connected(self, client: httpx.Client, stop: threading.Event) -> None:
         self._introduce(client)
+        self._heard = True
         self._change("")
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(client, over), daemon=True)
@@ -177,16 +182,23 @@ class Connection:
         if found.status not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
             raise _Refused(_reason(found))
         known = found.headers.get(ROSTER, "")
-        if known.isdecimal() and int(known) > self._kit.trust.roster.version and path != "/connect":
+        if (
+            known.isdecimal()
+            and len(known) < _DIGITS
+            and int(known) > self._kit.trust.roster.version
+            and path != "/connect"
+        ):
             self._introduce(client)
         return found
 
     def _beat(self, client: httpx.Client, over: threading.Event) -> None:
-        while not over.wait(_BEAT):
-            try:
+        try:
+            while not over.wait(_BEAT):
                 _posted(client, "/alive")  # an answer that is an error is met by the next request too
-            except (httpx.HTTPError, _Refused, OSError):
-                over.set()
+        except (httpx.HTTPError, _Refused, OSError):
+            return
+        finally:
+            over.set()
 
     # what is said
 
@@ -215,18 +227,18 @@ class Connection:
             skew = time.time() - float(seconds)
         except ValueError:
             return
-        if abs(skew) > SKEW:
+        if SKEW < abs(skew) < float("inf"):
             what = f"this machine's clock is {abs(skew) / 60:.0f} minutes {'ahead of' if skew > 0 else 'behind'}"
             self._say(f"{what} the server's: set it", skew=round(skew))
 
-    @staticmethod
-    def _why(error: Exception) -> str:
+    def _why(self, error: Exception) -> str:
         """Why there is no connection: the same words for the same reason, whatever part of it comes first."""
         if isinstance(error, _Refused):
             return f"the server refuses it: {error}"
         if isinstance(error, httpx.TimeoutException):
             return "the server does not answer in time"
-        causes, cause = list[BaseException](), error.__cause__ or error
+        causes = list[BaseException]()
+        cause: BaseException | None = error.__cause__ or error
         while cause is not None:
             causes.append(cause)
             cause = cause.__cause__ or cause.__context__
@@ -242,7 +254,9 @@ class Connection:
         if isinstance(error, httpx.RemoteProtocolError) and "connect" not in str(error):
             return "what it sends is not HTTP"
         if isinstance(error, httpx.RemoteProtocolError) or any(isinstance(one, _CUT) for one in causes):
-            return "the connection is closed"
+            if self._heard:
+                return "the connection is closed"
+            return "the server closes the connection: it may not take this site's certificate, or be another server"
         return printable(str(error) or type(error).__name__)
 
 

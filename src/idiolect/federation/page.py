@@ -56,6 +56,7 @@ class Page:
         tls = None
         if not _is_here(host):
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.minimum_version = ssl.TLSVersion.TLSv1_3
             tls.load_cert_chain(kit.certificate, kit.key)
             host = address(kit.server)[0] if host in ("0.0.0.0", "::") else host
         shown = f"[{host}]" if ":" in host else host
@@ -96,7 +97,7 @@ class Page:
             return _text(HTTPStatus.OK, "application/json", json.dumps(self._status(), allow_nan=False))
         return _text(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /status.json.\n")
 
-    def refused(self, address: str, why: str) -> None:
+    def refused(self, address: str, why: str, visitor: str = "") -> None:
         """Say that somebody was refused."""
         what = f"a look at the page from {address} was refused: {why}"
         self._say.rarely(("page", address, why), what, address=address, refused=why)

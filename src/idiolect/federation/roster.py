@@ -7,6 +7,7 @@ certificates or revokes a key without touching the kits of others: the server re
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.federation.certificates import public_pem, sign, verify
+
+log = logging.getLogger(__name__)
 
 FILE = "roster.json"
 _MOST = 2**26  # bytes of a roster
@@ -123,9 +126,6 @@ class Trust:
         authority: whose signature counts.
         certificate: the file of the kit's certificate.
         folder: where a newer roster and a renewed certificate are kept; None keeps them in memory.
-
-    Raises:
-        InputError: a roster in the folder cannot be read.
     """
 
     def __init__(
@@ -136,9 +136,12 @@ class Trust:
         """The public key of each site in PEM, by name; changed in place."""
         self._site, self._authority, self._folder = site, authority, folder
         if folder is not None and (folder / FILE).exists():
-            kept = Roster.read(folder / FILE, authority)
-            if (kept.federation, True) == (roster.federation, kept.version > roster.version):
-                self.roster = kept
+            try:
+                kept = Roster.read(folder / FILE, authority)
+                if kept.federation == roster.federation and kept.version > roster.version:
+                    self.roster = kept
+            except InputError as error:  # as of the kits before these
+                log.warning("the roster in the state folder does not count: %s", error)
         self._follow()
 
     def take(self, text: str) -> bool:

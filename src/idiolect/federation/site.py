@@ -213,8 +213,8 @@ class Worker:
         known = self._found(about)
         if known is None:
             return {"unknown": True}, {}
-        if not known.study.secure_aggregation:
-            raise Refused("the study has no secure aggregation")
+        if not known.study.secure_aggregation or type(about["round"]) is not int:
+            raise Refused("the study has no secure aggregation, or no such round")
         self._runner(known, about["method"], about["seed"])
         return self._sums.answer(message, self._place(known, about["method"], about["seed"]))
 
@@ -230,7 +230,7 @@ class Worker:
         if known is None:
             return {"unknown": True}, {}
         kind, round, kept = about["kind"], about["round"], about["kept"]
-        whole = isinstance(round, int) and isinstance(kept, int)
+        whole = type(round) is int and type(kept) is int
         if not whole or not 0 < round <= known.study.rounds + 1 or not 0 <= kept < round + 2 * (kind != "local"):
             raise Refused(f"round {round} after {kept} is not one of this study's {known.study.rounds}")
         if kind != "local" and not self._policy.evaluate:
@@ -289,6 +289,8 @@ class Worker:
 
     def _runner(self, known: _Known, label: str, seed: int) -> tuple[Site, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""
+        if type(label) is not str or type(seed) is not int:  # True equals 1, and would have a folder of its own
+            raise Refused("its method or seed is none")
         if (label, seed) not in known.runs:
             uses = [use for use in known.study.methods if use.label == label]
             if not uses or seed not in known.study.seeds:

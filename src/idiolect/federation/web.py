@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, Protocol, Self
 from idiolect.core.errors import RunError
 from idiolect.federation.exchange import Exchange, Refusal, Request, Response, said
 
+_SMALL = 2**16  # bytes of a request of which one visitor may send several at a time
+
 
 class Limits(NamedTuple):
     """What the server spends on its visitors; times in seconds."""
@@ -59,8 +61,8 @@ class Application(Protocol):
     async def answer(self, request: Request) -> Response:
         """The response; raises ``Refusal``."""
 
-    def refused(self, address: str, why: str) -> None:
-        """Hear of a connection or a request that was refused."""
+    def refused(self, address: str, why: str, visitor: str = "") -> None:
+        """Hear of a connection or a request that was refused, and whose it was if that is known."""
 
 
 @dataclass(eq=False)
@@ -95,6 +97,7 @@ class Server:
         self._limits = limits or Limits()
         self._strangers: dict[_Visit, None] = {}
         self._known: dict[str, dict[_Visit, None]] = {}
+        self._sending: set[str] = set()
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -166,7 +169,10 @@ class Server:
             if not self._has_room(visit):
                 self._application.refused(visit.address, "all connections that this process may have are in use")
                 connection.close()
+                await asyncio.sleep(0)
                 continue
+            with suppress(OSError):  # a head and its body are two packets, and the second would wait for 40 ms
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._strangers[visit] = None
             self._count += 1
             visit.task = loop.create_task(self._visited(visit, connection))
@@ -230,7 +236,7 @@ class Server:
             name = self._application.visitor(peer.getpeercert(True) if peer else None, visit.address)
         except Refusal as refusal:
             stranger = refusal  # is told why, which takes a request
-            self._application.refused(visit.address, str(refusal))
+            self._application.refused(visit.address, str(refusal), refusal.visitor)
         visit.why = ""  # what it does from now on is said where it is refused
         own = self._known.setdefault(name, {}) if name and stranger is None else None
         if own is not None:
@@ -256,20 +262,29 @@ class Server:
             bare = head.method == "HEAD"
             if stranger is not None:
                 raise stranger
-            body = await exchange.body(app.room(name, head.path, head.headers))
+            room = app.room(name, head.path, head.headers)
+            if large := room > _SMALL:
+                if name in self._sending:
+                    raise Refusal(429, f"{name} sends two large requests at a time")
+                self._sending.add(name)
+            try:
+                body = await exchange.body(room)
+            finally:
+                if large:
+                    self._sending.discard(name)
             response = await app.answer(head._replace(visitor=name, address=visit.address, body=body))
         except Refusal as refusal:
             if stranger is None:
-                app.refused(visit.address, str(refusal))
+                app.refused(visit.address, str(refusal), name)
             response = said(refusal.status, {"why": str(refusal)})
         except TimeoutError:
             if exchange.begun:
-                app.refused(visit.address, "its request took too long")
+                app.refused(visit.address, "its request took too long", name)
             return False
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  whatever a request does, the others are answered
-            app.refused(visit.address, f"it could not be answered ({type(error).__name__}: {error})")
+            app.refused(visit.address, f"it could not be answered ({type(error).__name__}: {error})", name)
             response = said(500, {"why": "this could not be answered"})
         return await exchange.write(response, bare=bare)
 
