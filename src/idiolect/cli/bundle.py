@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idiolect.cli import opened
+from idiolect.cli.opened import StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 from idiolect.core.errors import InputError
 
+if TYPE_CHECKING:
+    from idiolect.studies import Result
+
 
 def bundle_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run; with --check that of a bundle.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or a site's state; with --check that of a bundle.")
+    ],
     method: Annotated[str | None, option("The method, by its label or name.", metavar="NAME")] = None,
     out: Annotated[Path | None, option("Folder of the bundle.", metavar="FOLDER")] = None,
     seed: Annotated[int | None, option("The seed, one of the run's.", "the first")] = None,
@@ -21,6 +28,8 @@ def bundle_command(
         str | None,
         option("Write the personal model of this client, or of all.", "what a new client gets", metavar="NAME|all"),
     ] = None,
+    study: Study = None,
+    state_key: StateKey = None,
     check: Annotated[bool, flag("check", "Check that no file of the bundle has changed.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
@@ -37,11 +46,31 @@ def bundle_command(
         found.check()
         say(out_console, f"{run} is whole: {found.about.method.title}, {found.about.kind}, digest {found.digest}")
         return
-    if method is None or out is None:
-        raise InputError("give --method (one of the run's) and --out (a new folder)")
-    from idiolect.studies import Result, Study
-
-    study = Study.read(run / "study.yaml", allow_import=allow_import)
-    made = Result(run, study).bundle(method, out, seed=seed, client=client)
+    if out is None:
+        raise InputError("give --out (a new folder)")
+    if opened.is_state(run):
+        if client is not None:
+            raise InputError("a site's state folder has the personal model of this site alone: leave out --client")
+        model = opened.state(run, method=method, seed=seed, study=study, state_key=state_key)
+        made = model.written(out)
+    else:
+        opened.refuse(run, study=study, state_key=state_key)
+        if method is None:
+            raise InputError("give --method (one of the run's)")
+        made = _result(run, allow_import).bundle(method, out, seed=seed, client=client)
     size = sum(path.stat().st_size for path in made.folder.iterdir())
     say(out_console, f"Bundle: {made.folder} ({size / 1e6:,.1f} MB), digest {made.digest}")
+
+
+def _result(run: Path, allow_import: bool) -> Result:
+    """A run, of a simulation or of a federation."""
+    if (run / ".federation.json").exists():
+        from idiolect.core.import_path import optional
+
+        optional("cryptography", "federation", "the run of a federation")
+        from idiolect.federation.server import result
+
+        return result(run)
+    from idiolect.studies import Result, Study
+
+    return Result(run, Study.read(run / "study.yaml", allow_import=allow_import))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from idiolect.cli.join import AsIs, Resize
+from idiolect.cli.opened import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, option
 from idiolect.cli.output import out_console, say
 
@@ -21,7 +22,7 @@ class Format(StrEnum):
 
 
 def export_command(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder with a model that is ready.")],
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder with a model that is ready, or a site's state.")],
     format: Annotated[Format, option("A model of ONNX, or a program of torch.export.", "onnx")] = Format.onnx,
     out: Annotated[Path | None, option("The file.", "model.onnx or model.pt2")] = None,
     client: Annotated[str | None, option("Whose model, where there are several.", metavar="NAME")] = None,
@@ -31,6 +32,10 @@ def export_command(
     target: Annotated[
         str | None, option("Column of the labels in --data.", "label, target, class, ...", metavar="COLUMN")
     ] = None,
+    method: Method = None,
+    seed: Seed = None,
+    study: Study = None,
+    state_key: StateKey = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -39,11 +44,10 @@ def export_command(
 
     Example: idiolect export site --out model.onnx
     """
-    from idiolect.deploy.bundle import Bundle
     from idiolect.deploy.export import export
     from idiolect.deploy.samples import read
 
-    found = Bundle.read(site, allow_import=allow_import)
+    found = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     x_R = None
     if data is not None:
         x_R = read(data, found.about.inputs, found.about.classes, target, resize=resize, as_is=as_is or ()).x_N

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idiolect.cli import opened
+from idiolect.cli.opened import Method, Seed, StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
+
+if TYPE_CHECKING:
+    from idiolect.deploy.bundle import Bundle
+    from idiolect.federation.personal_model import SiteModel
 
 Resize = Annotated[bool, flag("resize", "Stretch images of another size.")]
 AsIs = Annotated[
@@ -18,7 +25,9 @@ AsIs = Annotated[
 
 
 def join_command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder that idiolect bundle wrote.")],
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="Folder that idiolect bundle wrote, or a site's state.")
+    ],
     data: Annotated[Path, option("The site's samples: a table, or a folder of images.", metavar="WHERE")],
     target: Annotated[str | None, option("Column to predict.", "label, target, class, ...", metavar="COLUMN")] = None,
     out: Annotated[Path, option("Folder of the site's model.", "site")] = Path("site"),
@@ -28,11 +37,21 @@ def join_command(
     client: Annotated[
         int | None, option("The site's number, on which random draws depend.", "that of the first new client")
     ] = None,
+    test: Annotated[
+        Path | None,
+        option("Of a site's state folder: its samples to test on, where it took part with some.", metavar="WHERE"),
+    ] = None,
+    method: Method = None,
+    seed: Seed = None,
+    study: Study = None,
+    state_key: StateKey = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Make a model for a site that did not train, and compare it with the global one before it ships.
+
+    From the state folder of a site that did train, its personal model is compared on the site's test samples.
 
     Example: idiolect join digits-bundle --data my.csv --target diagnosis --out site
     """
@@ -45,9 +64,33 @@ def join_command(
     if ships not in (None, *names):
         raise InputError(f"--ships {ships} is not a model; {nearest(str(ships), names)}")
     vacant(out)
+    chosen = {"method": method, "seed": seed, "study": study, "state_key": state_key}
+    if opened.is_state(bundle):
+        if client is not None or resize:
+            raise InputError("--client and --resize are for a bundle, not for a site's state folder: leave them out")
+        model = opened.state(bundle, method=method, seed=seed, study=study, state_key=state_key)
+        made = _of_state(model, data, target, test, as_is or (), out, ships)
+        _say(made, out)
+        return
+    opened.refuse(bundle, test=test, **chosen)
     found = Bundle.read(bundle, allow_import=allow_import)
     samples = read(data, found.about.inputs, found.about.classes, target, resize=resize, as_is=as_is or ())
     made = join(found, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
+    _say(made, out)
+
+
+def _of_state(
+    model: SiteModel, data: Path, target: str | None, test: Path | None, as_is: Sequence[str], out: Path,
+    ships: str | None,
+) -> Bundle:  # fmt: skip
+    from idiolect.federation.compared import join
+    from idiolect.federation.samples import Samples
+
+    samples = Samples(data, target=target, test=test, as_is=as_is)
+    return join(model, samples, out, ships=ships)  # type: ignore[arg-type]
+
+
+def _say(made: Bundle, out: Path) -> None:
     site = made.about.site
     assert site is not None
     say(out_console, f"This site's model: {site.why}")

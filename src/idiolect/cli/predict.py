@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from idiolect.cli.join import AsIs, Resize
-from idiolect.cli.options import AllowImport, option
+from idiolect.cli.opened import Method, Seed, StateKey, Study, is_state, model, state
+from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 
 
 def predict_command(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder with a model that is ready.")],
-    data: Annotated[Path, option("The samples: a table, or a folder of images.", metavar="WHERE")],
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder with a model that is ready, or a site's state.")],
+    data: Annotated[Path | None, option("The samples: a table, or a folder of images.", metavar="WHERE")] = None,
     out: Annotated[Path, option("The predictions, as .parquet or .csv.")] = Path("predictions.parquet"),
     client: Annotated[str | None, option("Whose model, where there are several.", metavar="NAME")] = None,
     level: Annotated[
@@ -24,6 +25,14 @@ def predict_command(
             "exactly one class, no label is given.",
         ),
     ] = None,
+    own: Annotated[
+        bool,
+        flag("own", "Of a site's state folder, in place of --data: what the study predicted for its test samples."),
+    ] = False,
+    method: Method = None,
+    seed: Seed = None,
+    study: Study = None,
+    state_key: StateKey = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -32,10 +41,18 @@ def predict_command(
 
     Example: idiolect predict site --data new.csv --out predictions.parquet
     """
-    from idiolect.deploy.bundle import Bundle
-    from idiolect.deploy.predict import predict
+    from idiolect.core.errors import InputError
+    from idiolect.deploy.predict import predict, save
 
-    found = Bundle.read(site, allow_import=allow_import)
-    counted = predict(found, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
+    if own == (data is not None):
+        raise InputError("give --data (new samples), or --own for the test samples of a site's state folder")
+    if own and not is_state(site):
+        raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
+    if data is None:
+        saved = state(site, method=method, seed=seed, study=study, state_key=state_key)
+        counted = save(out, saved.predictions(level))
+    else:
+        found = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
+        counted = predict(found, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
     without = f", {counted.abstained:,} of them without a label" if level is not None else ""
     say(out_console, f"{counted.samples:,} samples predicted{without}: {out}")

@@ -8,18 +8,23 @@ from typing import Annotated
 import typer
 
 from idiolect.cli.join import AsIs, Resize
+from idiolect.cli.opened import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, AsJson, flag, option
 from idiolect.cli.output import out_console, print_json, say
 
 
 def watch_command(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder that idiolect join wrote.")],
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder that idiolect join wrote, or a site's state.")],
     data: Annotated[Path, option("New samples: a table, or a folder of images; labels are not used.", metavar="WHERE")],
     level: Annotated[float, option("The rate of alarms where nothing moved.", "0.05")] = 0.05,
     adapt: Annotated[
         bool, flag("adapt", "If only the proportions of the classes moved, write the site's model for the new ones.")
     ] = False,
     out: Annotated[Path | None, option("Folder of the adapted site.", metavar="FOLDER")] = None,
+    method: Method = None,
+    seed: Seed = None,
+    study: Study = None,
+    state_key: StateKey = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -31,14 +36,14 @@ def watch_command(
     """
     from idiolect.core.errors import InputError
     from idiolect.deploy import watch as watching
-    from idiolect.deploy.bundle import Bundle, vacant
+    from idiolect.deploy.bundle import vacant
     from idiolect.deploy.samples import stream
 
     if adapt != (out is not None):
         raise InputError("give --adapt and --out (a new folder) together")
     if out is not None:
         vacant(out)
-    bundle = Bundle.read(site, allow_import=allow_import)
+    bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or ())
     found = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
     written = out if out is not None and found.adaptable else None

@@ -96,6 +96,13 @@ class Bundle:
         if self.about.kind == "join":
             raise InputError(f"{self.folder} is not a site's model yet: join with it first")
 
+    def unwatched(self, least: int) -> str:
+        """Why a site's model cannot be watched, which takes so many of the site's own samples."""
+        count = self.about.site.samples if self.about.site else 0
+        if count < least:
+            return f"it was made from {count} samples, and {least} are needed: join again with more samples"
+        return "its network normalises by each client's own statistics: train with buffers=aggregate or frozen"
+
     def check(self) -> None:
         """Compare every file with its digest.
 

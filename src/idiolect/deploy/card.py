@@ -129,7 +129,8 @@ def _summary(values: Sequence[float]) -> str:
 def _site(about: About) -> str:
     site = about.site
     assert site is not None
-    return f"## This site's model\n\nMade from {site.samples} samples. It is the {site.ships} model: {site.why}\n"
+    measured = f"Measured on {site.samples} of the site's samples."
+    return f"## This site's model\n\n{measured} It is the {site.ships} model: {site.why}\n"
 
 
 def _reveals(about: About) -> str:

@@ -75,8 +75,29 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
-    fold_N = divided(y_N, folds or (10 if len(y_N) < 200 else 5), key)
-    models: dict[Name, Tensor] = {name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}
+    fold_N = _divided(y_N, key, folds)
+    return _weighed({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N)
+
+
+def weighed(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
+    """As ``compare``, of models that were all made without these samples.
+
+    Args:
+        logp: each model's log-probabilities (N, C); "global" must be among them.
+        y_N: the labels.
+        key: of the division into folds, by which the accuracy of the weights is measured.
+
+    Raises:
+        RunError: the global model's probabilities are not numbers.
+    """
+    return _weighed(logp, y_N, _divided(y_N, key))
+
+
+def _divided(y_N: Tensor, key: Tensor, folds: int | None = None) -> Tensor:
+    return divided(y_N, folds or (10 if len(y_N) < 200 else 5), key)
+
+
+def _weighed(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Choice:
     models = {name: logp_NC for name, logp_NC in models.items() if not logp_NC.isnan().any()}
     if "global" not in models:
         raise RunError("the global model's probabilities of these samples are not numbers: check the columns' units")

@@ -95,26 +95,42 @@ def join(
         InputError: as ``joined``, or the folder is not empty, or there are too few samples for the model asked for.
         RunError: a model cannot be made, or the disk is full.
     """
+    vacant(out)
+    return ship(bundle, joined(bundle, samples, client=client), samples, out, client=client, ships=ships)
+
+
+def ship(
+    bundle: Bundle, found: Joined, samples: Samples, out: Path, *, name: str = "this site",
+    client: int | None = None, ships: harm.Name | None = None,
+) -> Bundle:  # fmt: skip
+    """Write a site's model after a comparison; see ``join``.
+
+    Args:
+        bundle: what the models were made of.
+        found: the models.
+        samples: on which they were compared.
+        out: a new or empty folder.
+        name: of the model.
+        client: see ``joined``.
+        ships: see ``join``.
+
+    Raises:
+        InputError: the folder is not empty, or there is no such model.
+        RunError: the disk is full.
+    """
     from idiolect.deploy import page
 
     vacant(out)
-    found = joined(bundle, samples, client=client)
     weights = chosen(found, ships)
-    about = bundle.about.model_copy(
-        update={
-            "kind": "models",
-            "models": ("this site",),
-            "key": bundle.about.key.model_copy(update={} if client is None else {"client": client}),
-            "site": _site(found, samples, weights),
-        }
-    )
+    site = _site(found, samples, weights)
+    key = bundle.about.key.model_copy(update={} if client is None else {"client": client})
+    about = bundle.about.model_copy(update={"kind": "models", "models": (name,), "key": key, "site": site, "files": {}})
     if about.revealed and per_sample(found.client(weights), len(samples.y_N)):
         about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
     more: dict[str, str | bytes] = {"report.html": page.text(about, found.choice, samples.y_N)}
     if len(samples.y_N) >= reference.LEAST and bundle.task.network.buffers != "local":
-        assert about.site is not None
-        said_N = found.choice.logp_NC[about.site.ships].argmax(1)
+        said_N = found.choice.logp_NC[site.ships].argmax(1)
         with OneThread():
             more[reference.FILE] = reference.of_site(bundle, samples, said_N, bundle.key("watch", client))
     own = [(down.own, found.client(weights))]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from idiolect import data, methods, models
 from idiolect.core import keys, tree
-from idiolect.core.errors import InputError, RunError, nearest
-from idiolect.core.method import Down
+from idiolect.core.errors import InputError, RunError, nearest, option
+from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
 from idiolect.deploy import bundle, card, code
@@ -41,6 +41,15 @@ RARE = 5
 _PRIVATE = {"data", "data_dir", "name", "methods", "seeds", "checkpoint_every"}
 
 
+class Elsewhere(NamedTuple):
+    """What a run knows whose samples and clients' states are not where the run is, but at the sites of a federation."""
+
+    build: Callable[..., Method]
+    """The method; the run's own job has something else in place of clients' states."""
+    inputs: Inputs
+    """What the network takes."""
+
+
 def make(
     run: Path,
     out: Path,
@@ -51,6 +60,7 @@ def make(
     method: Mapping[str, Any],
     labels: Sequence[str],
     client: str | int | Literal["all"] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> bundle.Bundle:
     """Write what a run trained as a bundle.
 
@@ -64,38 +74,87 @@ def make(
         labels: of all the study's methods, in order.
         client: None writes what a new client gets; a client's name or number its personal model; "all" the personal
             models of all clients that trained.
+        elsewhere: of a run whose samples and clients' states are at sites; None if they are here.
 
     Raises:
-        InputError: the run is not finished, its data have changed, there is no such client, or the folder exists.
+        InputError: the run is not finished, its data have changed, there is no such client, its state is at a site, or
+            the folder exists.
         RunError: the disk is full, or a client's personal model cannot be made.
     """
     bundle.vacant(out)
+    if elsewhere is not None and client is not None:
+        raise InputError(
+            f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
+            f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
+        )
     found = reader.read(run)
     state = _state(run, found, job, study, labels)
+    job = job if elsewhere is None else job._replace(build=elsewhere.build)
     if data.manifest(federation)["hash"] != found.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
     whom = None if client is None else _clients(federation, client)
     one = _Clients(job, federation, state)
+    about = about_of(
+        job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
+        names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
+        inputs=inputs_of(federation) if elsewhere is None else elsewhere.inputs,
+        evaluation=_Measures(found, job, one, here=elsewhere is None).evaluation(),
+        provenance=provenance_of(federation, study, found.manifest),
+    )  # fmt: skip
+    about = with_messages(about, federation)
+    own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
+    if whom is not None:
+        about = with_memory(about, own[0][1], len(federation.train[whom[0]]))
+    return bundle.write(out, about, one.down([0]).shared, own, card.text(about))
+
+
+def about_of(
+    job: Job, federation: FederatedData, study: Mapping[str, Any], method: Mapping[str, Any], *,
+    kind: Literal["join", "models"], round: int, names: tuple[str, ...], inputs: Inputs, evaluation: Evaluation,
+    provenance: Provenance, client: int | None = None,
+) -> About:  # fmt: skip
+    """What a bundle says about itself.
+
+    Args:
+        job: the method with its seed.
+        federation: the clients' data, of which the samples are not needed.
+        study: the study's settings.
+        method: the method's name, title and options.
+        kind: see ``About``.
+        round: after which the models are.
+        names: of the models.
+        inputs: what the network takes.
+        evaluation: how the clients did.
+        provenance: where it is from.
+        client: whose random draws are its; None is the first one that did not train.
+    """
     network = models.choose(str(study["model"]), federation.shape)
-    revealed = _revealed(network, method, federation)
-    about = About(
-        kind="join" if whom is None else "models",
+    return About(
+        kind=kind,
         method=MethodPart.model_validate(dict(method) | {"code": methods.code(method["name"])}),
         network=NetworkPart(model=network, code=code.digest_of(network)),
         classes=federation.class_names,
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),
-        inputs=inputs_of(federation),
-        key=KeyPart(seed=job.seed, round=state.round, client=federation.trained),
-        models=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
-        evaluation=_Measures(found, job, one).evaluation(),
-        revealed=revealed,
-        provenance=_provenance(found, federation, study),
+        inputs=inputs,
+        key=KeyPart(seed=job.seed, round=round, client=federation.trained if client is None else client),
+        models=names,
+        evaluation=evaluation,
+        provenance=provenance,
     )
-    own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
-    if whom is not None and bundle.per_sample(own[0][1], len(federation.train[whom[0]])):
-        about = about.model_copy(update={"revealed": revealed.model_copy(update={"per_sample": True})})
-    return bundle.write(out, about, one.down([0]).shared, own, card.text(about))
+
+
+def with_messages(about: About, federation: FederatedData) -> About:
+    """The same, and which messages made the models, which takes a round of the method on synthetic samples."""
+    revealed = _revealed(about.network.model, about.method, federation)
+    return about.model_copy(update={"revealed": revealed})
+
+
+def with_memory(about: About, client: Tree, samples: int) -> About:
+    """The same, and that a client's state holds numbers for each of its training samples, if it does."""
+    if about.revealed is None or not bundle.per_sample(client, samples):
+        return about
+    return about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
 
 
 def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
@@ -103,17 +162,17 @@ def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
     kind: Literal["images", "table", "numbers"] = "table" if federation.encodings else "numbers"
     if federation.x_R.dtype == torch.uint8:
         kind = "images"
-    return Inputs(
-        kind=kind, shape=federation.shape, columns=_frequent(federation, rare), mean=federation.mean, std=federation.std
-    )
+    columns = federation.encodings
+    if columns:
+        count_F = (federation.x_R[torch.cat(federation.train[: federation.trained])] == 1).sum(0).tolist()
+        columns = frequent(columns, count_F, rare)
+    return Inputs(kind=kind, shape=federation.shape, columns=columns, mean=federation.mean, std=federation.std)
 
 
-def _frequent(federation: FederatedData, rare: int) -> tuple[Encoding, ...]:
-    if not federation.encodings:
-        return ()
-    count_F = (federation.x_R[torch.cat(federation.train[: federation.trained])] == 1).sum(0).tolist()
+def frequent(columns: Sequence[Encoding], count_F: Sequence[int], rare: int = RARE) -> tuple[Encoding, ...]:
+    """The columns without texts that fewer training samples have; ``count_F`` are those of each feature."""
     kept, start = [], 0
-    for encoding in federation.encodings:
+    for encoding in columns:
         counts = count_F[start : start + len(encoding.texts)]
         texts = tuple(text if n >= rare else "" for text, n in zip(encoding.texts, counts, strict=True))
         kept.append(replace(encoding, texts=texts))
@@ -146,10 +205,10 @@ class _Clients:
 
 
 class _Measures:
-    """The accuracy of the run's clients: recorded where the run measured it, else measured now."""
+    """The accuracy of the run's clients: recorded where the run measured it, else measured now, if they are here."""
 
-    def __init__(self, run: reader.Run, job: Job, clients: _Clients) -> None:
-        self._run, self._job, self._clients = run, job, clients
+    def __init__(self, run: reader.Run, job: Job, clients: _Clients, *, here: bool) -> None:
+        self._run, self._job, self._clients, self._here = run, job, clients, here
         r = run.records
         self._records = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["round"] == clients.state.round)]
 
@@ -173,7 +232,7 @@ class _Measures:
 
     def _of(self, stage: str, metric: str, ids: Sequence[int]) -> dict[int, float]:
         found = self._recorded(stage, metric)
-        left = [k for k in ids if k not in found and len(self._job.data.test[k])]
+        left = [k for k in ids if self._here and k not in found and len(self._job.data.test[k])]
         return found | ({} if not left else self._measured("received" if stage == "received" else "evaluate", left))
 
     def _recorded(self, stage: str, metric: str) -> dict[int, float]:
@@ -220,9 +279,9 @@ def _name(federation: FederatedData, k: int) -> str:
     return federation.names[k] if federation.names else str(k)
 
 
-def _revealed(model: str, method: Mapping[str, Any], federation: FederatedData) -> Revealed:
+def _revealed(model: str, method: MethodPart, federation: FederatedData) -> Revealed:
     network = models.build(model, federation.shape, federation.classes)
-    found = profile.of(method["name"], dict(method["options"]), network, federation.classes, federation.trained)
+    found = profile.of(method.name, dict(method.options), network, federation.classes, federation.trained)
     down, up = (found.down_shared, found.down_own), (found.up_value, found.up_weight)
     return Revealed(
         down={k: v for part in down for k, v in part.parts.items()},
@@ -234,15 +293,16 @@ def _revealed(model: str, method: Mapping[str, Any], federation: FederatedData) 
     )
 
 
-def _provenance(run: reader.Run, federation: FederatedData, study: Mapping[str, Any]) -> Provenance:
+def provenance_of(federation: FederatedData, study: Mapping[str, Any], manifest: Mapping[str, Any]) -> Provenance:
+    """Where a bundle is from, by the run's manifest; an empty one stands for this machine and no known data."""
     rows = torch.cat(federation.train[: federation.trained])
     count_C: Tensor = torch.bincount(federation.y_R[rows], minlength=federation.classes)
     return Provenance(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=dict(run.manifest.get("versions") or environment.versions()),
+        versions=dict(manifest.get("versions") or environment.versions()),
         study={k: v for k, v in study.items() if k not in _PRIVATE},
         dataset=federation.name,
-        data_digest=str(run.manifest.get("hash", "")),
+        data_digest=str(manifest.get("hash", "")),
         samples=tuple(count_C.tolist()),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -60,24 +60,40 @@ def predict(
             without samples, which ``level`` needs.
         RunError: the disk is full.
     """
-    if out.suffix.lower() not in (".parquet", ".csv"):
-        raise InputError(f"out={out} is not a name that idiolect writes: end it in .parquet or .csv")
+    _known(out)
     threshold = None if level is None else threshold_of(bundle, level)
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
+    return save(out, (
+        predicted(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
+        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is)
+    ))  # fmt: skip
+
+
+def save(out: Path, tables: Iterable[pa.Table]) -> Counted:
+    """Write tables of ``predicted`` into one file, whole or not at all.
+
+    Raises:
+        InputError: the file cannot have this name, or there are no tables.
+        RunError: the disk is full.
+    """
+    _known(out)
     samples = abstained = 0
 
-    def tables() -> Iterator[pa.Table]:
+    def counted() -> Iterator[pa.Table]:
         nonlocal samples, abstained
-        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is):
-            p_NC = log_probabilities(model, method, x_N).exp()
-            table = predicted(p_NC, bundle.about.classes, threshold, beside)
-            samples += len(p_NC)
+        for table in tables:
+            samples += len(table)
             abstained += table.column("label").null_count
             yield table
 
-    _write(out, tables())
+    _write(out, counted())
     return Counted(samples, abstained)
+
+
+def _known(out: Path) -> None:
+    if out.suffix.lower() not in (".parquet", ".csv"):
+        raise InputError(f"out={out} is not a name that idiolect writes: end it in .parquet or .csv")
 
 
 def predicted(p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame) -> pa.Table:

@@ -110,13 +110,7 @@ def read(bundle: Bundle) -> Reference:
     if bundle.about.site is None:
         raise InputError(f"{bundle.folder} was not made from a site's samples: give what idiolect join wrote")
     if FILE not in bundle.about.files:
-        few = f"it was made from {bundle.about.site.samples} samples, and {LEAST} are needed"
-        if bundle.about.site.samples >= LEAST:
-            why = "its network normalises by each client's own statistics"
-            raise InputError(
-                f"{bundle.folder} cannot be watched, because {why}: train with buffers=aggregate or frozen"
-            )
-        raise InputError(f"{bundle.folder} cannot be watched, because {few}: join again with more samples")
+        raise InputError(f"{bundle.folder} cannot be watched, because {bundle.unwatched(LEAST)}")
     try:
         found = Reference(**safetensors.torch.load(bundle.other(FILE)))
         _check(found, len(bundle.about.classes))

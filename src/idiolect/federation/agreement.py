@@ -240,6 +240,14 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
     )
 
 
+def texts_of(inputs: Inputs, sums: Sequence[Sums]) -> tuple[int, ...]:
+    """For each feature how many training samples of these sites have its text; 0 for numbers."""
+    text = [column.kind == "text" for column in inputs.columns for _ in column.features]
+    return tuple(
+        int(sum(float(s.sum_F[k]) for s in sums)) if is_text else 0 for k, is_text in enumerate(text)
+    )  # fmt: skip
+
+
 def plain(offer: Offer) -> dict[str, Any]:
     """An offer as plain values."""
     return offer.model_dump() | {"columns": [dataclasses.asdict(column) for column in offer.columns]}

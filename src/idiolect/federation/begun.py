@@ -13,8 +13,10 @@ from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.version import __version__
 from idiolect.data import manifest
+from idiolect.deploy.make import frequent
+from idiolect.deploy.schema import Inputs
 from idiolect.federation import checks
-from idiolect.federation.agreement import Agreed, Offer, strange_to
+from idiolect.federation.agreement import Agreed, Offer, strange_to, texts_of
 from idiolect.federation.conversation import Question
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refused
@@ -32,16 +34,41 @@ class Begun(NamedTuple):
     agreed: Agreed
     secret: int
     """The seed of the noise of differential privacy: who knows it can take the noise away."""
+    texts: tuple[int, ...]
+    """For each feature how many training samples of all sites have its text; 0 for numbers."""
 
     @property
     def about(self) -> dict[str, Any]:
         """What each message of a round says of the study and the run."""
         return {"digest": digest(self.study), "run": self.run, "clients": len(self.agreed.names)}
 
+    @property
+    def inputs(self) -> Inputs:
+        """What the network takes, without texts that few training samples have: for readers who are no site."""
+        inputs = self.agreed.inputs
+        return inputs.model_copy(update={"columns": frequent(inputs.columns, self.texts)})
+
     def write(self, folder: Path) -> None:
         """Keep it in the run's folder."""
         content = sealed_json(self._asdict() | {"agreed": self.agreed.model_dump(mode="json")})
         files.write(folder / FILE, content, mode=0o600)
+
+    @classmethod
+    def load(cls, folder: Path, fix: str) -> Self:
+        """The run in a folder; ``fix`` ends the sentence of an error.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = folder / FILE
+        try:
+            found = read_json(path)
+            return cls(
+                found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]),
+                tuple(map(int, found["texts"])),
+            )  # fmt: skip
+        except (OSError, ValueError, TypeError, KeyError, pydantic.ValidationError) as error:
+            raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {fix}") from None
 
     @classmethod
     def read(cls, folder: Path, study: str, sites: Sequence[str]) -> Self | None:
@@ -50,14 +77,9 @@ class Begun(NamedTuple):
         Raises:
             InputError: it cannot be read, or is another study's or other sites'.
         """
-        path = folder / FILE
-        if not path.exists():
+        if not (folder / FILE).exists():
             return None
-        try:
-            found = read_json(path)
-            begun = cls(found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]))
-        except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
-            raise InputError(f"{path} cannot be read ({error}): choose another folder with {option('out')}") from None
+        begun = cls.load(folder, f"choose another folder with {option('out')}")
         if begun.study != study:
             raise InputError(f"{folder} has a run of another study: choose another with {option('out')}")
         if begun.agreed.names != tuple(sites)[: len(begun.agreed.names)]:
@@ -104,7 +126,9 @@ class Joining:
 
         def counted(message: Message) -> list[Question]:
             sums = checks.summed(message, len(agreed.classes), len(agreed.inputs.mean))
-            self.begun = self.begun._replace(agreed=self.begun.agreed.with_counts(client, sums))
+            more = texts_of(agreed.inputs, [sums])
+            texts = tuple(a + b for a, b in zip(self.begun.texts, more, strict=True))
+            self.begun = self.begun._replace(agreed=self.begun.agreed.with_counts(client, sums), texts=texts)
             self.begun.write(self._folder)
             renew(self._folder, manifest(self.begun.agreed.federation("")))
             round, count = asked.get("round"), self.samples(client)

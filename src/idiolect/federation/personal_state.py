@@ -18,11 +18,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from idiolect.core import files
 from idiolect.core.documents import sealed_json
-from idiolect.core.errors import InputError, RunError
+from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.tree import Tree
-from idiolect.federation.messages import Refused, built, named, pack, unpack
+from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
 
 _FILE = re.compile(r"round-(\d{1,12})\.state")
+PRIVATE = 0o600
+"""The mode of a file for this user only."""
 _CLEAR, _SECRET = b"idiolect state 1\n", b"idiolect state 1, encrypted\n"
 
 
@@ -40,20 +42,32 @@ class Vault:
     def __init__(self, key: bytes | None = None) -> None:
         self._key = None if key is None else AESGCM(key)
 
+    @property
+    def encrypts(self) -> bool:
+        """Whether there is a key."""
+        return self._key is not None
+
     def write(self, path: Path, about: Mapping[str, Any], state: Tree) -> None:
         """Write a state, atomically, for this user only.
 
         Raises:
             RunError: the disk is full or the folder cannot be written.
         """
-        content = pack(about, named("state", state))
+        self.save(path, pack(about, named("state", state)))
+
+    def save(self, path: Path, content: bytes) -> None:
+        """Write a message, atomically, for this user only.
+
+        Raises:
+            RunError: the disk is full or the folder cannot be written.
+        """
         if self._key is None:
             whole = _CLEAR + files.digest(content) + content
         else:
             nonce = secrets.token_bytes(12)
             whole = _SECRET + nonce + self._key.encrypt(nonce, content, path.name.encode())
         private_folder(path.parent)
-        files.write(path, whole)
+        files.write(path, whole, PRIVATE)
 
     def read(self, path: Path, about: Mapping[str, Any], like: Tree) -> Tree:
         """The state in a file that was written with the same ``about``.
@@ -62,21 +76,39 @@ class Vault:
             InputError: it has changed, belongs to something else, or the key is not the right one.
         """
         fix = f"restore it, or delete {path.parent}: the site then starts from the first state again"
+        found = self.load(path, about, fix)
         try:
-            found = unpack(self._opened(files.read(path), path.name))
-            if found.about != dict(about):
-                raise Refused("it belongs to another study, method or round")
             return built(found.arrays, {"state": like})["state"]
+        except Refused as error:
+            raise InputError(f"{path} cannot be read ({error}): {fix}") from None
+
+    def load(self, path: Path, about: Mapping[str, Any], fix: str) -> Message:
+        """The message in a file whose plain values are ``about``, and maybe more; ``fix`` ends an error's sentence.
+
+        Raises:
+            InputError: it has changed, belongs to something else, or the key is not the right one.
+        """
+        key = option("state_key")
+        try:
+            content = files.read(path)
+            if content.startswith(_SECRET) and self._key is None:
+                raise InputError(f"{path} is encrypted: give {key}, the file of its key")
+            found = unpack(self._opened(content, path.name))
+            if not found.about.items() >= about.items():
+                raise Refused("it belongs to another study, method or round")
+            return found
         except InvalidTag:
-            what = "it is encrypted with another key, or has changed"
+            what, fix = (
+                "it is encrypted with another key, or has changed",
+                f"give {key} as the file of its key, or {fix}",
+            )
         except (Refused, OSError, ValueError) as error:
             what = str(error)
         raise InputError(f"{path} cannot be read ({what}): {fix}")
 
     def _opened(self, content: bytes, name: str) -> bytes:
         if content.startswith(_SECRET):
-            if self._key is None:
-                raise ValueError("it is encrypted, and no key is given")
+            assert self._key is not None
             start = len(_SECRET)
             return self._key.decrypt(content[start : start + 12], content[start + 12 :], name.encode())
         if not content.startswith(_CLEAR):
@@ -178,4 +210,4 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         RunError: the disk is full or the folder cannot be written.
     """
     private_folder(path.parent)
-    files.write(path, sealed_json(dict(content)))
+    files.write(path, sealed_json(dict(content)), PRIVATE)

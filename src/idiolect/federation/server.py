@@ -13,15 +13,19 @@ from pydantic import PrivateAttr
 
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.data import FederatedData, manifest
+from idiolect.deploy.make import Elsewhere
+from idiolect.deploy.schema import Inputs
 from idiolect.federation import checks
-from idiolect.federation.agreement import Offer, Sums, agree, together
+from idiolect.federation.agreement import Offer, Sums, agree, texts_of, together
+from idiolect.federation.begun import FILE as BEGUN
 from idiolect.federation.begun import Begun, Joining, about, offer_of
 from idiolect.federation.conversation import Carrier, Conversation, Patience, Question
 from idiolect.federation.engine import Remote, Sites
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.growth import grow
-from idiolect.federation.messages import Message
+from idiolect.federation.messages import Message, Refused
 from idiolect.federation.samples import Samples, pooled, sums
+from idiolect.federation.site import study_of
 from idiolect.runs.store import renew
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
@@ -31,7 +35,7 @@ from idiolect.studies.progress import Watcher
 _GOODBYE = 10.0  # seconds
 _ONLY_HERE = (
     "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "partition", "clients", "sizes", "keep",
-    "shifts", "new_clients", "new_shifts", "save_predictions", "attacks",
+    "shifts", "new_clients", "new_shifts", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
@@ -51,12 +55,18 @@ class SiteStudy(Study):
 
     _agreed: FederatedData | None = PrivateAttr(None)
     _secret: int | None = PrivateAttr(None)
+    _inputs: Inputs | None = PrivateAttr(None)
 
-    def known(self, data: FederatedData, secret: int | None = None) -> SiteStudy:
+    def known(self, data: FederatedData, secret: int | None = None, inputs: Inputs | None = None) -> SiteStudy:
         """The study with what the sites have agreed on, and the seed of the noise that only the server knows."""
         study = self.model_copy()
-        study._agreed, study._secret = data, secret
+        study._agreed, study._secret, study._inputs = data, secret, inputs
         return study
+
+    def at_server(self, begun: Begun) -> SiteStudy:
+        """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file."""
+        data = begun.agreed.federation(self.name)
+        return self.model_copy(update={"save_predictions": False}).known(data, begun.secret, begun.inputs)
 
     def federation(self) -> FederatedData:
         """Who has how many samples of which class; the samples themselves are at the sites."""
@@ -68,6 +78,12 @@ class SiteStudy(Study):
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
         return job._replace(build=Remote(job.build), secret=self._secret)
+
+    def elsewhere(self, job: Job) -> Elsewhere | None:
+        """What the server knows of the sites' samples, and the method that they run."""
+        if self._inputs is None or not isinstance(job.build, Remote):
+            return None
+        return Elsewhere(job.build.real, self._inputs)
 
 
 def study_for(path: Path, federation: str) -> SiteStudy:
@@ -138,10 +154,10 @@ def conduct(
         _grow(study, joining, now(), out, say)
         talk.sites, engine.about = joining.begun.agreed.names, joining.begun.about
         engine.more = lambda: len(now()) > len(talk.sites)
-        data = joining.begun.agreed.federation(study.name)
-        renew(out, manifest(data))  # a server may have been killed while it let a site in
+        known = study.at_server(joining.begun)
+        renew(out, manifest(known.federation()))  # a server may have been killed while it let a site in
         try:
-            result = run(study.known(data, begun.secret), out, engine=engine, resume=True, watcher=watcher, again=again)
+            result = run(known, out, engine=engine, resume=True, watcher=watcher, again=again)
             break
         except Interrupted:
             if not engine.stopped:
@@ -153,17 +169,17 @@ def conduct(
 
 def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
     """Let a run take on the sites that were added to the roster since it began."""
-    before, secret = joining.begun.agreed, joining.begun.secret
+    before = joining.begun.agreed
     added = names[len(before.names) :]
     if not added:
         return
-    after = before.among(names)
+    larger = joining.begun._replace(agreed=before.among(names))
     jobs = []
-    for agreed in (before, after):
-        data = agreed.federation(study.name)
-        jobs.append([job for _, job in study.known(data, secret).jobs(data)])
+    for begun in (joining.begun, larger):
+        known = study.at_server(begun)
+        jobs.append([job for _, job in known.jobs(known.federation())])
     grow(out, *jobs)
-    joining.begun = joining.begun._replace(agreed=after)
+    joining.begun = larger
     joining.begun.write(out)
     for site in added:
         say(f"{site} was added, and takes part as soon as it is there", site=site, added=True)
@@ -199,13 +215,27 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
         "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
     )
     agreed = agree(inputs, classes, {talk.sites[i]: sums for i, sums in summed.items()}, study.normalise)
-    begun = Begun(text, run_id, agreed.among(talk.sites), secrets.randbits(62))
+    texts = texts_of(inputs, list(summed.values()))
+    begun = Begun(text, run_id, agreed.among(talk.sites), secrets.randbits(62), texts)
     ask("begin", summed, lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
     for i in range(count):
         if i not in summed:
             site = talk.sites[i]
             say(f"begins without {site}, which takes part as soon as it is there", site=site, missing=True)
     return begun
+
+
+def result(folder: Path) -> Result:
+    """The run of a federation in its server's folder.
+
+    Raises:
+        InputError: what sites have agreed on cannot be read.
+    """
+    begun = Begun.load(folder, "restore it, or take the folder as the server wrote it")
+    try:
+        return Result(folder, SiteStudy(**study_of(begun.study).model_dump(exclude_unset=True)).at_server(begun))
+    except Refused as error:
+        raise InputError(f"{folder / BEGUN} cannot be read ({error}): take the idiolect that wrote it") from None
 
 
 def rehearsed(

@@ -23,18 +23,24 @@ from idiolect.core.documents import parse_yaml, read_json
 from idiolect.core.errors import Diverged, IdiolectError, InputError, Interrupted
 from idiolect.core.import_path import no_imports
 from idiolect.core.method import Down
+from idiolect.core.tree import Tree
 from idiolect.core.version import __version__
+from idiolect.deploy.bundle import Personal
 from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.agreement import Agreed, plain
 from idiolect.federation.events import Events
 from idiolect.federation.kits import Identity
 from idiolect.federation.messages import Message, Refused, asked, built, named, pack, unpack
-from idiolect.federation.personal_state import Lost, PersonalState, Vault, private_folder, write_json
+from idiolect.federation.personal_model import FILE as MODEL
+from idiolect.federation.personal_model import Part, keep, kept_after
+from idiolect.federation.personal_state import PRIVATE, Lost, PersonalState, Vault, private_folder, write_json
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Prepared, Samples, alone, sums
+from idiolect.runs import predictions
 from idiolect.simulation.client_runner import Measured, Site, Trained
 from idiolect.studies import Study
+from idiolect.studies.method_use import Use
 
 if TYPE_CHECKING:
     from idiolect.federation.masked_rounds import MaskedRounds
@@ -43,7 +49,8 @@ ROUNDS = ("local", "evaluate", "received")
 """The kinds of messages that ask for a phase of a round."""
 SUMS = ("keys", "shares", "opening")
 """Those of secure aggregation besides."""
-_FILE = "agreed.json"
+AGREED = "agreed.json"
+"""The file of what the sites of a run have agreed on."""
 _HEX = re.compile("[0-9a-f]{16,64}")
 
 
@@ -154,7 +161,7 @@ class Worker:
         self._prepare(about["digest"], about["run"], study, agreed)
         folder = self._at(about["digest"], about["run"])
         kept = {name: about[name] for name in ("digest", "run", "number", "version", "study", "agreed")}
-        write_json(folder / _FILE, kept)
+        write_json(folder / AGREED, kept | {"began": time.time()})
         if about.get("late"):
             self._say(f"the study began without this site, which takes part from round {about['late']} on")
         return {}, {}
@@ -186,7 +193,7 @@ class Worker:
         key = about["digest"], about["run"]
         if key in self._known and about["clients"] == len(self._known[key].agreed.names):
             return self._known[key]
-        path = self._at(*key) / _FILE
+        path = self._at(*key) / AGREED
         if not path.exists():
             return None
         try:
@@ -216,12 +223,7 @@ class Worker:
         if not known.study.secure_aggregation or type(about["round"]) is not int:
             raise Refused("the study has no secure aggregation, or no such round")
         self._runner(known, about["method"], about["seed"])
-        return self._sums.answer(message, self._place(known, about["method"], about["seed"]))
-
-    @staticmethod
-    def _place(known: _Known, label: str, seed: int) -> Path:
-        """The folder of a method and a seed."""
-        return known.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
+        return self._sums.answer(message, place(known.folder, about["method"], about["seed"]))
 
     def _phase(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A phase of a round, with what is needed to repeat it if it is asked for again."""
@@ -233,12 +235,10 @@ class Worker:
         whole = type(round) is int and type(kept) is int
         if not whole or not 0 < round <= known.study.rounds + 1 or not 0 <= kept < round + 2 * (kind != "local"):
             raise Refused(f"round {round} after {kept} is not one of this study's {known.study.rounds}")
-        if kind != "local" and not self._policy.evaluate:
-            return {"withheld": True}, {}
         label, seed = about["method"], about["seed"]
         runner, like = self._runner(known, label, seed)
-        folder = self._place(known, label, seed)
-        belongs = {"study": about["digest"], "run": about["run"], "method": label, "seed": seed}
+        folder = place(known.folder, label, seed)
+        belongs = belonging(about["digest"], about["run"], label, seed)
         initial = tree.copy(runner.method.init_client(keys.start(seed)))
         state = PersonalState(folder, belongs, initial, self._vault)
         down = Down(**built(message.arrays, like._asdict()))
@@ -247,11 +247,44 @@ class Worker:
         if known.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(kept)
+        after = kept_after(known.study, kind, round)
+        found: Trained | Measured | None = None
         with OneThread():
-            [found] = runner.run(kind, round, [self._number], down, [before])
-        if isinstance(found, Measured):
-            return {"measured": _measured(found)}, {}
-        return self._trained(known, state, message, found)
+            if after is not None:
+                found = self._keep(known, runner, folder, belongs, after, down, before)
+            if kind != "evaluate" or found is None:
+                runner.job = runner.job._replace(keeps=round)
+                [found] = runner.run(kind, round, [self._number], down, [before])
+        if isinstance(found, Trained):
+            return self._trained(known, state, message, found)
+        stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
+        if round == known.study.rounds and stage == known.study.protocol.stage:
+            self._save(known, folder, label, seed, stage, found)
+        return ({"measured": _measured(found)} if self._policy.evaluate else {"withheld": True}), {}
+
+    def _keep(
+        self, known: _Known, runner: Site, folder: Path, belongs: dict[str, Any], round: int, down: Down, before: Tree
+    ) -> Measured:
+        """Make the personal model after a round, measure it, and keep it: it stays here."""
+        label, seed = belongs["method"], belongs["seed"]
+        runner.job = runner.job._replace(keeps=round)
+        own = Down(down.shared, tree.rows(down.own, 0))
+        client, measured = runner.evaluated(round, self._number, own, before)
+        part = Part(known.study, known.agreed, self._number, _use(known, label), seed)
+        model = Personal(own, client)
+        keep(folder / MODEL, self._vault, part, belongs, round, before, model, measured, known.prepared)
+        if round == known.study.rounds:
+            what = f"the personal model after the last round is in {folder}"
+            self._say(f"{label}, seed {seed}: {what}", round=round, kept=True)
+        return measured
+
+    def _save(self, known: _Known, folder: Path, label: str, seed: int, stage: str, found: Measured) -> None:
+        """Write what was predicted for the site's own test samples, if the study says so; it stays here."""
+        if known.study.save_predictions and not self._vault.encrypts:
+            assert found.predicted is not None
+            y_N = known.prepared.y_N[known.prepared.test_N].numpy()
+            one = predictions.Predicted(stage, self._number, y_N, found.predicted.numpy())
+            predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _trained(
         self, known: _Known, state: PersonalState, message: Message, found: Trained
@@ -292,14 +325,30 @@ class Worker:
         if type(label) is not str or type(seed) is not int:  # True equals 1, and would have a folder of its own
             raise Refused("its method or seed is none")
         if (label, seed) not in known.runs:
-            uses = [use for use in known.study.methods if use.label == label]
-            if not uses or seed not in known.study.seeds:
+            if seed not in known.study.seeds:
                 raise Refused(f"method {label!r} with seed {seed} is not in the study")
-            data = alone(known.prepared, known.agreed, self._number, known.study.name)
-            runner = Site(known.study.job(uses[0], seed, data))
+            use, data = _use(known, label), alone(known.prepared, known.agreed, self._number, known.study.name)
+            runner = Site(known.study.job(use, seed, data))
             like = runner.method.send(runner.method.init_server(keys.start(0)), torch.tensor([self._number]))
             known.runs[label, seed] = runner, like
         return known.runs[label, seed]
+
+
+def _use(known: _Known, label: str) -> Use:
+    for use in known.study.methods:
+        if use.label == label:
+            return use
+    raise Refused(f"method {label!r} is not in the study")
+
+
+def place(folder: Path, label: str, seed: int) -> Path:
+    """The folder of a method and a seed in that of a run."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
+
+
+def belonging(study: str, run: str, label: str, seed: int) -> dict[str, Any]:
+    """What a state belongs to: the digest of a study, a run, a method and a seed."""
+    return {"study": study, "run": run, "method": label, "seed": seed}
 
 
 def digest(text: str) -> str:

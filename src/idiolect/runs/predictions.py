@@ -37,8 +37,10 @@ def probability(number: int) -> str:
     return f"probability[{number}]"
 
 
-def save(folder: Path, method: str, seed: int, found: Sequence[Predicted]) -> None:
+def save(folder: Path, method: str, seed: int, found: Sequence[Predicted], mode: int = 0o666) -> None:
     """Write the predictions of a method with a seed into its folder; a sample is numbered within its client.
+
+    A new file gets ``mode``.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
@@ -55,7 +57,9 @@ def save(folder: Path, method: str, seed: int, found: Sequence[Predicted]) -> No
         "label": np.concatenate([f.label_N for f in found]),
     }
     schema = _schema(p_RC.shape[1])
-    _write(folder / FILE, pa.table(columns | {probability(c): p_C for c, p_C in enumerate(p_RC.T)}, schema=schema))
+    _write(
+        folder / FILE, pa.table(columns | {probability(c): p_C for c, p_C in enumerate(p_RC.T)}, schema=schema), mode
+    )
 
 
 def merge(run: Path, folders: Iterable[Path]) -> None:
@@ -84,10 +88,10 @@ def _schema(classes: int) -> pa.Schema:
     return pa.schema(_KEYS | {probability(c): pa.float64() for c in range(classes)})
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def _write(path: Path, table: pa.Table, mode: int = 0o666) -> None:
     buffer = io.BytesIO()
     pq.write_table(table.combine_chunks().replace_schema_metadata({"seal": files.UNSEALED}), buffer)
-    files.write(path, files.sealed(buffer.getvalue()))
+    files.write(path, files.sealed(buffer.getvalue()), mode)
 
 
 def _read(path: Path, fix: str) -> pa.Table:

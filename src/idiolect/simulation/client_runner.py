@@ -164,6 +164,17 @@ class Site:
             for i, logp_NC, d, c in zip(ids, logp, downs, personalised, strict=True)
         ]
 
+    def evaluated(self, round: int, id: int, down: Down, client: Tree) -> tuple[Tree, Measured]:
+        """A client's state with its personal model, and what ``run`` measures of it for this client alone.
+
+        Raises:
+            RunError: the method raised.
+            Diverged: something it computed is not finite.
+        """
+        down, ready = Down(down.shared, tree.copy(down.own)), self.personalised(round, id, down, client)
+        measured = self.measure(round, id, self._predict(self.method, round, id, down, ready))
+        return ready, measured._replace(observed=self.observe("evaluate", round, id, down, ready))
+
     def where(self, round: int, id: int, phase: Phase) -> str:
         """Adds method, client, round and phase to an error."""
         return f"{self.job.name}: client {id}, round {round}, {phase}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import pydantic
 import torch
@@ -42,6 +42,9 @@ from idiolect.studies.naming import (
 from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
+
+if TYPE_CHECKING:
+    from idiolect.deploy.make import Elsewhere
 
 log = logging.getLogger(__name__)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -382,6 +385,10 @@ class Study(BaseModel):
             attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),
             privacy=mechanism_or_none(self.privacy), secure=self.secure_aggregation,
         )  # fmt: skip
+
+    def elsewhere(self, job: Job) -> Elsewhere | None:
+        """What is known of samples and clients' states that are not where the run is; None if they are."""
+        return None
 
 
 def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:

@@ -127,7 +127,7 @@ class Result:
     ) -> Bundle:
         """Write what a method trained as a bundle: what a site needs to join, or personal models.
 
-        The data are read again.
+        The data are read again; of a federation's run they are at its sites, which keep the personal models too.
 
         Args:
             method: its label, or its name.
@@ -158,6 +158,7 @@ class Result:
             method={"name": use.name, "title": title_of(use), "options": use.options},
             labels=[u.label for u in self.study.methods],
             client=client,
+            elsewhere=self.study.elsewhere(job),
         )
 
     def _use(self, method: str) -> Use:
