@@ -14,6 +14,8 @@ import h11
 
 _HEAD = 2**14  # bytes of a request's head
 _BLOCK = 2**16  # bytes that are written at a time
+SLOWEST = 1024
+"""Bytes a second at which the body of a request has to come, after the first seconds."""
 _LINGER = 5.0  # seconds for which the rest of a refused body is read: a visitor reads no answer before it has sent all
 
 
@@ -114,11 +116,13 @@ class Exchange:
         length = self._headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > room:
             raise Refusal(413, f"a request of {length[:20]} bytes, and {room:,} are taken")
-        body = bytearray()
+        body, loop = bytearray(), asyncio.get_running_loop()
+        start = loop.time()
         while True:
             event = self._event()
             if event is h11.NEED_DATA:
-                async with asyncio.timeout(self._body_s):
+                end = self._body_s + min(loop.time(), start + len(body) / SLOWEST)
+                async with asyncio.timeout_at(end):
                     self._state.receive_data(await self._reader.read(2**18))
             elif isinstance(event, h11.Data):
                 body += event.data

@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     head: float = 10.0
     """For the head of a request, from its first byte on."""
     body: float = 30.0
-    """Between two parts of a body, in either direction."""
+    """Between two parts of a body, in either direction; a request's has ``SLOWEST`` bytes a second besides."""
     idle: float = 120.0
     """Between two requests of a known visitor."""
 
@@ -163,7 +163,7 @@ class Server:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._application.refused("", f"a connection cannot be taken ({error.strerror})")
                     self._drop_one()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.01)
                 continue
             visit = _Visit(str(found[0]), _origin(str(found[0])))
             if not self._has_room(visit):
