@@ -2,7 +2,7 @@
 
 Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with its process id. {"wait": pid} answers
 with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it. With
-"program", it is one of ``programs.py``.
+"files" it may open so many. With "program", it is one of ``programs.py``.
 """
 
 # ruff: noqa: F401  imported for the children
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import sys
 import traceback
 
@@ -29,8 +30,12 @@ from idiolect.studies import run, watcher
 _NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
 
-def _child(arguments: list[str], log: str, network: str | None = None, program: str = "idiolect") -> None:
+def _child(
+    arguments: list[str], log: str, network: str | None = None, program: str = "idiolect", files: int | None = None
+) -> None:
     os.setsid()
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if network is not None and ctypes.CDLL(None).setns(os.open(network, os.O_RDONLY), _NETWORK):
         os._exit(71)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -71,12 +71,15 @@ class Machines:
         self._marks: dict[str, int] = {}
         self._say = launcher.say
 
-    def start(self, name: str, *arguments: object, network: str | None = None, program: str = "idiolect") -> int:
+    def start(
+        self, name: str, *arguments: object, network: str | None = None, program: str = "idiolect",
+        files: int | None = None,
+    ) -> int:  # fmt: skip
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
         self._marks.pop(name, None)
         asked = {"arguments": [str(a) for a in arguments], "log": str(log), "network": network}
-        asked |= {"program": program}
+        asked |= {"program": program, "files": files}
         self.running[name] = int(self._say(**asked))
         return self.running[name]
 
@@ -88,11 +91,11 @@ class Machines:
             "--state", self.folder / "states" / name, *options,
         )  # fmt: skip
 
-    def serve(self, out: str, *options: object) -> int:
+    def serve(self, out: str, *options: object, files: int | None = None) -> int:
         self._marks = {name: len(self.said(name)) + self._marks.get(name, 0) for name in self.running}
         return self.start(
             "server", "federation", "serve", self.folder / "kits" / "server", self.folder / "study.yaml", "--out",
-            self.folder / out, "--lost-after", 4, *options,
+            self.folder / out, "--lost-after", 4, *options, files=files,
         )  # fmt: skip
 
     def ended(self, name: str) -> int:

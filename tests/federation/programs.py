@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +19,13 @@ import torch
 
 from idiolect.federation import kits
 from idiolect.federation.events import Events
+from idiolect.federation.exchange import Request, Response
 from idiolect.federation.link import CONNECTION, TICKET
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.node import Connection, _Response, _Unsent
 from idiolect.federation.running import worker_of
 from idiolect.federation.samples import Samples
+from idiolect.federation.web import Limits, Server
 
 
 class Program(Connection):
@@ -199,4 +201,32 @@ def _run(kind: type[Program]) -> Callable[[list[str]], None]:
     return lambda arguments: kind(arguments).run(threading.Event())
 
 
-PROGRAMS = {"recorder": _run(Recorder), "hostile": _run(Hostile)}
+class Plain:
+    """Answers anybody."""
+
+    def visitor(self, certificate: bytes | None, address: str) -> str:
+        """Nobody in particular."""
+        return ""
+
+    def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
+        """None."""
+        return 0
+
+    async def answer(self, request: Request) -> Response:
+        """Hello."""
+        return Response(200, b"hello")
+
+    def refused(self, address: str, why: str) -> None:
+        """Say it."""
+        print(f"refused: {why}", flush=True)
+
+
+def plain(arguments: list[str]) -> None:
+    """A web server without limits of its own, until it is killed: PORT."""
+    limits = Limits(strangers=10**6, address=10**6, head=1000)
+    with Server(Plain(), ("127.0.0.1", int(arguments[0])), None, limits):
+        print("serves", flush=True)
+        threading.Event().wait()
+
+
+PROGRAMS = {"plain": plain, "recorder": _run(Recorder), "hostile": _run(Hostile)}
