@@ -94,8 +94,8 @@ def test_a_server_that_is_killed_while_it_lets_a_site_in_goes_on_to_the_same_num
     study(tmp_path, "scaffold, fedper", rounds=3)
     whole = _run(tmp_path, Away(workers(tmp_path / "a", files), back=2), "whole").records
 
-    class Killed(Exception):
-        pass
+    class Killed(BaseException):
+        """What nothing catches, as a kill."""
 
     def dies(*_: Any) -> None:
         raise Killed

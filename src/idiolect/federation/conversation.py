@@ -105,7 +105,8 @@ class Conversation:
         """What a site that does not know the study is asked and told first, by what it was asked."""
         self.refused: dict[str, str] = {}
         """The sites whose answers to the last questions did not count, and why."""
-        self._states: dict[str, str] = {}
+        self._states: dict[str, tuple[str, str]] = {}
+        """Of sites: the kind of question at which it changed last, and what is wrong."""
 
     def ask(
         self,
@@ -141,11 +142,12 @@ class Conversation:
                             raise
                         except Exception as error:  # noqa: BLE001  whatever a site sends, the others go on
                             why[i] = f"its reply is not in order ({type(error).__name__})"
+                        kind = str(questions[i].about["kind"])
                         if i in why:
-                            self._change(one.site, why[i], f"{one.site} does not count: {why[i]}", refused=why[i])
-                        else:
-                            if not one.queue:
-                                self._change(one.site, "", f"{one.site} counts again", back=True)
+                            what = f"{one.site} does not count: {why[i]}"
+                            self._change(one.site, kind, why[i], what, refused=why[i])
+                        elif not one.queue and self._states.get(one.site, ("", ""))[0] == kind:
+                            self._change(one.site, kind, "", f"{one.site} counts again", back=True)
                         if not one.queue or i in why:
                             del waiting[i]
                     elif (now := self._link.connections(one.site)) != one.connections:
@@ -168,16 +170,16 @@ class Conversation:
                     time.sleep(_PAUSE)
         finally:
             self._link.forget([one.ticket for one in waiting.values()])
-        for one in waiting.values():
+        for i, one in waiting.items():
             what = f"goes on without {one.site}, which did not answer in time"
-            self._change(one.site, "missing", what, missing=True)
+            self._change(one.site, str(questions[i].about["kind"]), "missing", what, missing=True)
         self.refused = {self.sites[i]: reason for i, reason in why.items()}
         return found
 
-    def _change(self, site: str, state: str, what: str, **values: Any) -> None:
+    def _change(self, site: str, kind: str, state: str, what: str, **values: Any) -> None:
         """Say how a site stands if that is new, and not again in each round."""
-        if self._states.get(site, "") != state:
-            self._states[site] = state
+        if self._states.get(site, ("", ""))[1] != state:
+            self._states[site] = kind, state
             self._say(what, site=site, **values)
 
     def _send(self, one: _Open) -> None:

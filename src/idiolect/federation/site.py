@@ -20,7 +20,7 @@ from torch import Tensor
 
 from idiolect.core import keys, tree
 from idiolect.core.documents import parse_yaml, read_json
-from idiolect.core.errors import Diverged, IdiolectError, InputError, Interrupted
+from idiolect.core.errors import Diverged, IdiolectError, InputError, Interrupted, RunError
 from idiolect.core.import_path import no_imports
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
@@ -272,7 +272,11 @@ class Worker:
         client, measured = runner.evaluated(round, self._number, own, before)
         part = Part(known.study, known.agreed, self._number, _use(known, label), seed)
         model = Personal(own, client)
-        keep(folder / MODEL, self._vault, part, belongs, round, before, model, measured, known.prepared)
+        try:
+            keep(folder / MODEL, self._vault, part, belongs, round, before, model, measured, known.prepared)
+        except RunError as error:  # what was measured counts all the same
+            self._say(f"{label}, seed {seed}: the model after round {round} is not kept: {error}", failed=True)
+            return measured
         if round == known.study.rounds:
             what = f"the personal model after the last round is in {folder}"
             self._say(f"{label}, seed {seed}: {what}", round=round, kept=True)
