@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
@@ -51,8 +49,14 @@ def _grown(server: Tree, start: Tree, clients: int, name: str) -> Tree:
         before = old.get(path)
         if before is not None and before.shape == leaf.shape:
             leaves.append(before)
-        elif before is not None and len(before) == clients and before.shape[1:] == leaf.shape[1:]:
-            leaves.append(torch.cat([before, leaf[clients:]]))
+        elif (
+            before is not None
+            and before.ndim == leaf.ndim
+            and {size for size, more in zip(before.shape, leaf.shape, strict=True) if size != more} == {clients}
+        ):  # a row for each client, or a value for each pair
+            whole = leaf.clone()
+            whole[tuple(map(slice, before.shape))] = before
+            leaves.append(whole)
         else:
             raise InputError(
                 f"{name} cannot take on sites while it runs ({path}): start a new run with all sites, or let the new "
