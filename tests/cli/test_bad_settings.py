@@ -18,7 +18,7 @@ REFUSED = {
     "unknown shift": ("--shift roatte", "unknown shift", "did you mean 'rotate'"),
     "unknown model": ("--model mpl", "unknown model 'mpl'", "did you mean 'mlp'"),
     "unknown engine": ("--engine process", "unknown engine 'process'", "did you mean 'processes'"),
-    "unknown option": ("--clints 3", "No such option", "--clints"),
+    "unknown option": ("--clints 3", "unknown option --clints; did you mean --clients?", "--clints"),
     "method option": ("--methods fedpac:alignmnt=1", "fedpac has no option 'alignmnt'", "did you mean 'alignment'"),
     "partition option": ("--partition iid:alpha=1", "iid has no option 'alpha'", "test_fraction"),
     "shift option": ("--shift rotate:degree=9", "rotate has no option 'degree'", "did you mean 'degrees'"),

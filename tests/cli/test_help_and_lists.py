@@ -118,3 +118,26 @@ def test_list_shows_options_and_presets(idiolect: Command) -> None:
     assert "alignment=1.0" in said
     assert "epochs=null" in said
     assert "preset=paper:" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("tune", "unknown command 'tune'; known: run, describe, "),
+        ("rnu", "unknown command 'rnu'; did you mean 'run'? Known: run, "),
+        ("Bundle", "unknown command 'Bundle'; did you mean 'bundle'? Known: run, "),
+        ("federation tune", "unknown command 'federation tune'; known: provision, serve"),
+        ("federation sevre", "unknown command 'federation sevre'; did you mean 'serve'? Known: provision, serve"),
+        ("run --metods local", "unknown option --metods; did you mean --methods? All options: idiolect run --help"),
+        ("site kit --dat x", "unknown option --dat; did you mean --data? All options: idiolect site --help"),
+        ("federation serve --xyzzy", "unknown option --xyzzy; all options: idiolect federation serve --help"),
+        ("--verson", "unknown option --verson; did you mean --version? All options: idiolect --help"),
+        ("diff a b --ots", "unknown option --ots; all options: idiolect diff --help"),
+    ],
+)
+def test_an_unknown_command_or_option_is_told_once(idiolect: Command, line: str, sentence: str) -> None:
+    said = idiolect(line)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"idiolect: {sentence}")
+    assert said.err.casefold().count("did you mean") <= 1
+    assert said.err.count("\n") == 1

@@ -26,7 +26,7 @@ from idiolect.cli.federation import app as federation_app
 from idiolect.cli.federation import site_command
 from idiolect.cli.join import join_command
 from idiolect.cli.list import list_command
-from idiolect.cli.options import Command
+from idiolect.cli.options import Command, Group
 from idiolect.cli.output import finish, last_words, spell_out
 from idiolect.cli.predict import predict_command
 from idiolect.cli.report import report_command
@@ -34,9 +34,10 @@ from idiolect.cli.reproduce import reproduce_command
 from idiolect.cli.run import run_command
 from idiolect.cli.watch import watch_command
 from idiolect.core import terminal
-from idiolect.core.errors import IdiolectError, Interrupted, as_options
+from idiolect.core.errors import IdiolectError, Interrupted, as_options, near
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -109,7 +110,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except IdiolectError as error:
         finish(str(error), 2)
     except UsageError as error:
-        finish(" ".join(error.format_message().replace("Value error, ", "").split()), 2)
+        finish(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _STOPPED  # by Ctrl-C before a run began; some versions of typer return this
     except BrokenPipeError:  # as after "| head": the reader has stopped
@@ -123,6 +124,19 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     if code == _STOPPED:
         finish("stopped", code)
     finish("", code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    """A sentence for arguments that cannot be parsed; an unknown option is told as everywhere else."""
+    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if context is None or type(error).__name__ != "NoSuchOption":
+        return " ".join(error.format_message().replace("Value error, ", "").split())
+    known = [
+        name for p in context.command.get_params(context) for name in (*p.opts, *p.secondary_opts) if name[0] == "-"
+    ]
+    close = near(str(unknown), known)
+    hint = "" if close is None else f"did you mean {close}? "
+    return f"unknown option {unknown}; {hint}{'All' if close else 'all'} options: {context.command_path} --help"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.options import Command, Quiet, flag, option
+from idiolect.cli.options import Command, Group, Quiet, flag, option
 from idiolect.cli.output import err_console, out_console, say
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Group, no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
 )
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="Folder that idiolect federation provision made.")]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, nearest
 from idiolect.core.files import about_backslashes
 from idiolect.studies.settings import DATA, DEFENCE, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
@@ -89,6 +89,17 @@ class Command(TyperCommand):
         if found is not None:
             found.rich_help_panel = OUTPUT
         return found
+
+
+class Group(TyperGroup):
+    """Commands. An unknown one is told once, with a near one: versions of typer and click tell it differently."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first argument names."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            path = " ".join([*ctx.command_path.split()[1:], args[0]])
+            raise InputError(f"unknown command {path!r}; {nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
 
 def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 _LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
+_NEAR = 0.65  # of difflib's similarity: 'rnu' is near 'run', and 'tune' is not near 'bundle'
 
 
 # control characters except tab and line end, direction marks, invisible characters except joiners, surrogates
@@ -86,10 +87,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     'known: fedavg, fedpac'
     """
     known = list(known)
+    close, every = near(name, known), listed(known, 40)
+    return f"known: {every}" if close is None else f"did you mean {close!r}? Known: {every}"
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one may mean, if one is near.
+
+    >>> near("bundel", ["run", "bundle"]), near("tune", ["run", "bundle"])
+    ('bundle', None)
+    """
+    known = list(known)
     plain = [_plain(k) for k in known]
-    close = [_plain(name)] if _plain(name) in plain else difflib.get_close_matches(_plain(name), plain, n=1)
-    every = listed(known, 40)
-    return f"did you mean {known[plain.index(close[0])]!r}? Known: {every}" if close else f"known: {every}"
+    close = [_plain(name)] if _plain(name) in plain else difflib.get_close_matches(_plain(name), plain, 1, _NEAR)
+    return known[plain.index(close[0])] if close else None
 
 
 def _plain(name: str) -> str:
