@@ -87,7 +87,7 @@ def test_nothing_is_overwritten(table: idl.Result, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"method": "fedavg"}, "no method 'fedavg'; did you mean 'pfedfda'"),
+        ({"method": "fedavg"}, "no method 'fedavg'; known: pfedfda"),
         ({"method": "pfedfda", "seed": 3}, "seed 3 is not in this run"),
         ({"method": "pfedfda", "client": "Olso"}, "did you mean 'Oslo'"),
     ],

@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from idiolect.deploy import code
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import Name
+from idiolect.deploy.limits import limited
 from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import VERSION, About
 from idiolect.training import Preprocessing, training_of
@@ -85,7 +87,14 @@ class Bundle:
         if numbers.stat().st_size <= _CHECKED:
             bundle._compare(NUMBERS)
         code.check(folder, about, allow_import)
+        bundle._check_sizes(numbers.stat().st_size)
         return bundle
+
+    def _check_sizes(self, held: int) -> None:
+        """Check that what is built for these ``held`` bytes of numbers is not much larger than they are."""
+        about = self.about
+        with limited(self.folder, held, about.method.options, _FIX), blame(f"method {about.method.name}, on a sample"):
+            self.received.predict(self._down, self.fresh, torch.zeros(1, *about.inputs.shape, dtype=self.dtype))
 
     def ready(self) -> None:
         """Check that the bundle holds models that are ready.
@@ -178,12 +187,22 @@ class Bundle:
         return self.method.init_client(keys.start(self.about.key.seed))
 
     @cached_property
+    def _down(self) -> Down:
+        """A message of the form that the server sends; the numbers mean nothing.
+
+        Of a method of this library it has the same form for few clients, for which the server's state is small.
+        """
+        ours = self.about.method.name in methods.ours()
+        task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
+        method = methods.build(self.about.method.name, self.about.method.options, task)
+        down = method.send(method.init_server(keys.start(0)), torch.tensor([self.about.clients]))
+        return Down(down.shared, tree.rows(down.own, 0))
+
+    @cached_property
     def _template(self) -> Personal:
         """A model of the bundle's structure; the numbers mean nothing."""
         with blame(f"method {self.about.method.name}, on synthetic samples"):
-            ids = torch.tensor([self.about.clients])
-            down = self.method.send(self.method.init_server(keys.start(0)), ids)
-            down = Down(down.shared, tree.rows(down.own, 0))
+            down = self._down
             if self.about.kind == "join":
                 return Personal(down, ())
             x_R = torch.zeros(2 * len(self.about.classes), *self.about.inputs.shape, dtype=self.dtype)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from idiolect.core.method import Augment
 from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.limits import COUNT
 
 VERSION = 1
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -39,7 +40,7 @@ class NetworkPart(_Part):
 class TrainingPart(_Part):
     """How a client trains, for methods whose personal model needs steps: as in ``Study``."""
 
-    local_epochs: _Count
+    local_epochs: Annotated[int, Field(ge=1, le=COUNT)]
     batch_size: _Count
     optimiser: Literal["sgd", "adam"]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
