@@ -319,11 +319,13 @@ def test_numbers_that_look_like_identifiers_are_said(caplog):
     )
     from_frame(frame)
     assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-        "column 'patient' has a different whole number in every row: drop it if it is an identifier"
+        "column 'patient' has a different whole number in every row: drop it with drop='patient' if it is an "
+        "identifier",
+        "column 'w' counts from row to row, as a row number or a time does: drop it with drop='w' if it is one",
     ]
     caplog.clear()
-    assert from_frame(frame, drop=["patient"]).feature_names == ("age", "w")
-    assert from_frame(frame, drop="patient").feature_names == ("age", "w")
+    assert from_frame(frame, drop=["patient", "w"]).feature_names == ("age",)
+    assert from_frame(frame, drop="patient+w").feature_names == ("age",)
     assert not caplog.records
 
 

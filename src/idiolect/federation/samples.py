@@ -16,6 +16,7 @@ from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, dropped, find_target
+from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding, TaskName
@@ -89,6 +90,7 @@ class Samples:
             shape = tuple(self._pixels()[0].shape[1:])
             return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
         rest = train.frame.drop(columns=label)
+        look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
         return Offer(kind="table", columns=tuple(_columns(rest)), classes=tuple(sorted(names)))
 
     def prepared(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> Prepared:

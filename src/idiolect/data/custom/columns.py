@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, get_args
@@ -18,8 +17,6 @@ from idiolect.data.datasets.dataset import TaskName
 
 # R samples of all clients
 
-log = logging.getLogger(__name__)
-
 TARGETS = ("label", "labels", "target", "class", "diagnosis", "y")
 MOST_CLASSES = 1000
 MOST_TEXTS = 50
@@ -27,11 +24,6 @@ _FEW = 20  # up to so many different fractions may still be grades
 FRACTIONS = "numbers with fractions"
 _WHOLES = 30  # and so many whole numbers classes
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_OWNERS = re.compile(
-    "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
-    "subject|person|user|writer"
-)
-_IDENTIFIERS = re.compile("ids?|identifier|uuid|guid|mrn|name|surname|email")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
@@ -222,41 +214,6 @@ def _regression(what: str, count: int, amounts: str) -> InputError:
         f"into a few classes first, give another column, or say with {option('task', 'classification')} that they are "
         "classes"
     )
-
-
-def suspects(frame: pd.DataFrame, columns: Sequence[str], owner: str | None, used: bool) -> tuple[str, ...]:
-    """Warn of columns with names of sites or identifiers; return the others with few, repeated texts.
-
-    Args:
-        frame: all columns.
-        columns: those that are neither target nor client.
-        owner: the client column, if one is given: then no other is looked for.
-        used: whether the columns become features.
-    """
-    few = []
-    for name in columns:
-        words = re.findall("[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
-        owns = any(map(_OWNERS.fullmatch, words))
-        values = frame[name].dropna()
-        if pd.api.types.is_float_dtype(values) and (values % 1).any():
-            continue
-        try:
-            different = values.nunique()
-        except TypeError:  # lists have a message of their own
-            continue
-        repeated = different * 2 <= len(values)
-        numbered = pd.api.types.is_integer_dtype(values) and different == len(values) > MOST_TEXTS
-        called = owns or any(map(_IDENTIFIERS.fullmatch, words))
-        if called and used and not repeated and not numbered:  # ``features`` warns of numbers
-            log.warning("column %r looks like an identifier and is used as a feature: drop it if it is one", name)
-        elif owns and repeated and owner is None:
-            log.warning(
-                "column %r seems to say which client a sample belongs to, and is %s: give %s, or drop it",
-                name, "used as a feature" if used else "not used", option("client_column", name),
-            )  # fmt: skip
-        elif not pd.api.types.is_numeric_dtype(values) and 2 < different <= MOST_TEXTS and repeated and owner is None:
-            few.append(name)
-    return tuple(few)
 
 
 def ordered(names: Iterable[str]) -> list[str]:

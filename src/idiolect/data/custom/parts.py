@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,9 +24,9 @@ from idiolect.data.custom.columns import (
     find_target,
     labels,
     listed,
-    suspects,
     without_nan,
 )
+from idiolect.data.custom.identifiers import look_at_numbers, suspects
 from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
@@ -241,7 +242,12 @@ def assemble(
         owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
     beside = [c for c in columns if c not in {label, owner, *out}]
-    few = suspects(frame, beside, owner, used=parts[0].pictures is None)
+    used = parts[0].pictures is None
+    group_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
+        np.arange(len(parts)), [len(part.frame) for part in parts]
+    )
+    named = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if used else set()
+    few = suspects(frame, beside, owner, used, named)
     if parts[0].pictures is None:
         encodings = tables.fitted(frame[beside], name)
         x_R = tables.encoded(encodings, frame)

@@ -109,9 +109,6 @@ def _fit_number(values: pd.Series[Any], name: str) -> Encoding:
     shift = shift_of(x_R)
     if shift:
         log.info("the median of column %r was subtracted, because 32 bits cannot tell its numbers apart", name)
-    whole = pd.api.types.is_integer_dtype(values.dtype)
-    if whole and len(values) > MOST_TEXTS and values.nunique() == len(values):
-        log.warning("column %r has a different whole number in every row: drop it if it is an identifier", name)
     return Encoding(
         name,
         value=len(different) > 1,
