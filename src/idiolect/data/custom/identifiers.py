@@ -62,8 +62,8 @@ def look_at_numbers(columns: Mapping[str, pd.Series[Any]], group_R: NDArray[np.i
 def is_sequence(x_R: NDArray[np.float64], group_R: NDArray[np.int64]) -> bool:
     """Whether numbers count inside each group, whose rows stand together, so regularly that it can be no chance.
 
-    They count if they rise from row to row, or fall, with few exceptions if there are several groups. In rows of any order, they count if nearly
-    all are different inside each group, although they are often equal between groups.
+    They count if they rise from row to row, or fall, with few exceptions if there are several groups. In rows of any
+    order, they count if nearly all are different inside each group, although they are often equal between groups.
     """
     known_R = np.isfinite(x_R)
     x_R, group_R = x_R[known_R][:_ROWS], group_R[known_R][:_ROWS]

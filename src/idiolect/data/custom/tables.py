@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
+from idiolect.data.custom import readings
 from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, by_value, codes, listed, missing, shift_of, text_of
+from idiolect.data.custom.names import alike
 from idiolect.data.datasets.dataset import Encoding
 
 # R samples, F features
@@ -26,7 +27,6 @@ _BLOCK = 4096  # rows that are copied at a time
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 _TEXTS = ("string", "categorical")
 _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
-_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
 # --- features
@@ -36,7 +36,7 @@ def fitted(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
     """How the columns of a table become features.
 
     Numbers stay as they are, NaN if missing, and texts become one 0/1 feature for each text. If float32 cannot tell the
-    numbers of a column apart, such as 20230101 and 20230102, its median is subtracted.
+    numbers of a column apart, such as 100000000 and 100000001, its median is subtracted.
 
     A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
     feature "<column>=missing". Columns with only one value are left out.
@@ -105,6 +105,8 @@ def _fit(values: pd.Series[Any], name: str) -> Encoding:
 def _fit_number(values: pd.Series[Any], name: str) -> Encoding:
     x_R = _finite(values, name).astype(np.float64, copy=False)
     gone_R = np.isnan(x_R)
+    if readings.are_numbered_dates(x_R[~gone_R]):
+        raise _dates(name, " such as 20240105")
     different = np.unique(x_R[~gone_R])
     shift = shift_of(x_R)
     if shift:
@@ -123,19 +125,43 @@ def _fit_text(values: pd.Series[Any], name: str) -> Encoding:
     if gone_R.all():
         return Encoding(name, value=False)
     _, names = codes(values[~gone_R].astype(object), f"column {name!r}")
-    if all(_DATE.fullmatch(text) for text in names):
+    if readings.are_dates(names):
         raise _dates(name)
     texts = [text for text in names if not NUMBER.fullmatch(text)]
+    seems = _seems(names, isinstance(values.dtype, pd.CategoricalDtype))
     if len(names) > MOST_TEXTS:
         raise InputError(
             f"column {name!r} has {len(names)} different texts, more than {MOST_TEXTS}{_first(values, texts)}: "
             "drop it if it is an identifier, correct it if it should be numbers, or merge rare texts"
+            + (f"; it seems to have {seems}" if seems else "")
         )
     if 0 < len(texts) < len(names) / 2:
         log.warning("column %r is read as text, although most values are numbers%s", name, _first(values, texts))
+    elif seems:
+        log.warning("column %r seems to have %s; as it is, each text becomes a category", name, seems)
+    elif groups := alike(names):
+        rows = [sorted(_row(values, [text]) for text in group)[1] for group in groups]  # of the second writing
+        log.warning(
+            "column %r has texts that differ only in letter case, spaces or the writing of a number, and become "
+            "different categories (the first in row %d, counting from 0): write them in one way if they are the same",
+            name, min(rows),
+        )  # fmt: skip
     if len(names) == 1 and not gone_R.any():
         return Encoding(name, value=False)
     return Encoding(name, "text", names, gaps=bool(gone_R.any()))
+
+
+def _seems(texts: Sequence[str], categories: bool) -> str:
+    """What texts seem to be that should be numbers, and what to do; "" for categories."""
+    if readings.are_quantities(texts):
+        return "numbers with units: write the numbers alone, all in one unit"
+    if readings.are_pairs(texts):
+        return "pairs of numbers, as 120/80: write each number into a column of its own"
+    if not categories and all(map(NUMBER.fullmatch, texts)):
+        return "numbers that are texts: convert them to numbers"
+    if readings.are_marked(texts):
+        return "numbers with marks that are not understood: write them without marks between thousands"
+    return ""
 
 
 def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.float32]]:
@@ -178,9 +204,14 @@ def _first(values: pd.Series[Any], texts: list[str]) -> str:
     """Where the first of some texts is; a message never shows the value of a feature."""
     if not texts:
         return ""
-    row = int(np.flatnonzero(values.astype(object).map(lambda v: str(v).strip()).isin(texts))[0])
+    row = _row(values, texts)
     return f" ({len(texts)} of them are not numbers, the first in row {row}, counting from 0)"
 
 
-def _dates(name: str) -> InputError:
-    return InputError(f"column {name!r} has dates or times: drop it, or convert it to a number such as days")
+def _row(values: pd.Series[Any], texts: list[str]) -> int:
+    """The first row that has one of some texts."""
+    return int(np.flatnonzero(values.astype(object).map(lambda v: str(v).strip()).isin(texts))[0])
+
+
+def _dates(name: str, such: str = "") -> InputError:
+    return InputError(f"column {name!r} has dates or times{such}: drop it, or convert it to a number such as days")
