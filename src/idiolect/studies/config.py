@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.core.documents import read_yaml
-from idiolect.core.errors import InputError, listed, option
+from idiolect.core.errors import InputError, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
@@ -29,6 +28,7 @@ from idiolect.simulation import Job
 from idiolect.simulation.attacks import on_uploads, poisoned
 from idiolect.simulation.measures import check, named
 from idiolect.simulation.uploads import step_of
+from idiolect.studies.clients import say_invented
 from idiolect.studies.defences import COMPLETE, check_defences, mechanism_or_none, rule_or_none
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
@@ -46,7 +46,6 @@ from idiolect.training.server_optimisers import server_optimiser_of
 if TYPE_CHECKING:
     from idiolect.deploy.make import Elsewhere
 
-log = logging.getLogger(__name__)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -186,14 +185,11 @@ class Study(BaseModel):
             return value
         return value.model_dump() if isinstance(value, Spec) else f"{_GIVEN}{type(value).__name__}"
 
-    @pydantic.field_validator("drop", mode="before")
+    @pydantic.field_validator("sizes", "drop", mode="before")
     @classmethod
-    def _together(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value  # a + may be part of a name, which the data say
-
-    @pydantic.field_validator("sizes", mode="before")
-    @classmethod
-    def _joined(cls, value: object) -> object:
+    def _joined(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        if isinstance(value, str) and info.field_name == "drop":  # a + may be part of a name, which the data say
+            return [value]
         if isinstance(value, str):
             return [piece.strip() for piece in value.split("+")]
         return [value] if isinstance(value, int) else value
@@ -333,7 +329,7 @@ class Study(BaseModel):
             validation=self.protocol.validation,
         )  # fmt: skip
         if invented:
-            _say_invented(found, source, partition)
+            say_invented(found, source, partition)
         return poisoned(found, self.attacks)
 
     def _source(self) -> Source:
@@ -389,20 +385,6 @@ class Study(BaseModel):
     def elsewhere(self, job: Job) -> Elsewhere | None:
         """What is known of samples and clients' states that are not where the run is; None if they are."""
         return None
-
-
-def _say_invented(found: FederatedData, source: Source, partition: Spec) -> None:
-    """Warn that the user's own data have no client column, and say what was done instead."""
-    size_K = [len(train) for train in found.train[: found.trained]]
-    single = f" ({size_K.count(1)} with a single one)" if 1 in size_K else ""
-    drawn = Spec(name=partition.name, options={k: v for k, v in partition.options.items() if k in _USUAL.options})
-    few = f" (of few texts: {listed(source.few)})" if source.few else ""
-    log.warning(
-        "no client column: %d clients are drawn by %s, with %d to %d training samples%s; if a column%s says which "
-        "client a sample belongs to, give it with %s, else choose %s and %s",
-        found.clients, drawn, min(size_K), max(size_K), single, few,
-        option("client_column"), option("clients"), option("partition"),
-    )  # fmt: skip
 
 
 def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:

@@ -16,7 +16,7 @@ import pandas as pd
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
-from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, plain, readings_of
+from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, numbers, plain, readings_of
 
 # R rows, N cells of all columns, C columns
 
@@ -145,7 +145,7 @@ def typed(
             column = column.map({True: "True", False: "False"}) if name == label else column
         elif name in bits and fit(bits[name], marks):
             column = plain(column, marks)
-            column = _classes(column) if name == label else _number(column)
+            column = _classes(column) if name == label else numbers(column)
         made[name] = column
     return made
 
@@ -220,8 +220,3 @@ def _classes(column: pd.Series[Any]) -> pd.Series[Any]:
     """The names of classes that are numbers, as they are written, but 2.0 as 2; infinite ones as such."""
     names = column.str.replace(_ZEROS, r"\1", regex=True).astype(object)
     return names.mask(column.str.fullmatch(INFINITE).fillna(False).astype(bool), np.inf)
-
-
-def _number(column: pd.Series[Any]) -> pd.Series[Any]:
-    doubles = column.astype(np.float64)
-    return doubles if np.isinf(doubles).any() else pd.to_numeric(column)
