@@ -76,8 +76,10 @@ def test_a_sites_state_predicts_as_the_simulations_client(name: str, finished: F
     new = finished.folder / "new.csv"
     torch.testing.assert_close(predicted(model, new), predicted(simulated, new), atol=1e-6, rtol=0)
     assert (model.about.models, model.round) == (("south",), 2)
-    same = ("method", "network", "classes", "clients", "training", "inputs", "revealed")
+    same = ("method", "network", "classes", "clients", "training", "revealed")
     assert [getattr(model.about, k) for k in same] == [getattr(simulated.about, k) for k in same]
+    inputs, other = (one.about.inputs for one in (model, simulated))
+    assert inputs.model_copy(update={"scales": other.scales}) == other
     written = model.written(tmp_path / "written")
     torch.testing.assert_close(predicted(written, new), predicted(model, new), atol=0, rtol=0)
 

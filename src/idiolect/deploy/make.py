@@ -29,8 +29,10 @@ from idiolect.deploy.schema import (
     NetworkPart,
     Provenance,
     Revealed,
+    Scale,
     TrainingPart,
 )
+from idiolect.deploy.units import scale_of
 from idiolect.methods import profile
 from idiolect.runs import checkpoint, environment, reader
 from idiolect.simulation import Job, State, begin
@@ -162,11 +164,18 @@ def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
     kind: Literal["images", "table", "numbers"] = "table" if federation.encodings else "numbers"
     if federation.x_R.dtype == torch.uint8:
         kind = "images"
-    columns = federation.encodings
+    columns, scales = federation.encodings, list[Scale]()
     if columns:
-        count_F = (federation.x_R[torch.cat(federation.train[: federation.trained])] == 1).sum(0).tolist()
-        columns = frequent(columns, count_F, rare)
-    return Inputs(kind=kind, shape=federation.shape, columns=columns, mean=federation.mean, std=federation.std)
+        x_RF = federation.x_R[torch.cat(federation.train[: federation.trained])]
+        columns, at = frequent(columns, (x_RF == 1).sum(0).tolist(), rare), 0
+        for column in columns:
+            number = column.kind == "number" and column.value
+            scales.append(scale_of(x_RF[:, at].double().numpy() + column.shift) if number else Scale())
+            at += len(column.features)
+    return Inputs(
+        kind=kind, shape=federation.shape, columns=columns, mean=federation.mean, std=federation.std,
+        scales=tuple(scales),
+    )  # fmt: skip
 
 
 def frequent(columns: Sequence[Encoding], count_F: Sequence[int], rare: int = RARE) -> tuple[Encoding, ...]:

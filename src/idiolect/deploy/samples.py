@@ -20,7 +20,8 @@ from idiolect.data.custom.images import Encoded
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.datasets.dataset import Encoding
-from idiolect.deploy.schema import Inputs
+from idiolect.deploy import units
+from idiolect.deploy.schema import Inputs, Scale
 
 # R samples, N samples of this site, F features
 
@@ -30,6 +31,7 @@ _OFF = 8  # standard deviations from the mean at which half of the values look l
 _APART = 2  # standard deviations between means, with spreads that differ by the factor above
 _FEW = 8  # values of which a mean and a spread say something
 _LOOKED_AT = 1024  # rows of which they are taken, at most twice as many
+_OTHERS = "the sites that trained"
 IMAGES, ROWS = 4096, 32768
 """Images, and rows of a table, that are read at a time."""
 
@@ -255,9 +257,11 @@ class Reader:
         """Refuse numbers that look like those of another unit."""
         x_KF = x_RF[:: max(1, len(x_RF) // _LOOKED_AT)].double().numpy()
         at = 0
-        for encoding in self.inputs.columns:
+        for k, encoding in enumerate(self.inputs.columns):
             if encoding.kind == "number" and encoding.scaled and encoding.value and encoding.name not in self._as_is:
                 known = x_KF[~np.isnan(x_KF[:, at]), at]
+                if self.inputs.scales:
+                    known = self._sized(encoding, known, self.inputs.scales[k])
                 mean, std = self.inputs.mean[at], self.inputs.std[at]
                 if len(known) >= _FEW and _of_another_unit(known, mean, std):
                     shift = encoding.shift
@@ -268,6 +272,23 @@ class Reader:
                         "the numbers are right"
                     )
             at += len(encoding.features)
+
+    def _sized(self, encoding: Encoding, known: NDArray[np.float64], training: Scale) -> NDArray[np.float64]:
+        """Compare sizes, where zeros do not count; returns the numbers whose mean says something."""
+        x_K: NDArray[np.float64] = known + encoding.shift
+        scales = {self.where: units.scale_of(x_K), _OTHERS: training}
+        if (found := units.apart(encoding.name, scales, self.where)) is not None:
+            raise InputError(
+                f"column {encoding.name!r} looks like another unit: {found}: convert it, or give "
+                f"{option('as_is', encoding.name)} if the numbers are right"
+            )
+        if self.where in units.hidden_gaps(scales):
+            self._say(
+                f"column {encoding.name!r} is 0 in most rows, and hardly ever at {_OTHERS}: if 0 stands for a missing "
+                "value, leave these cells empty"
+            )
+            return np.asarray(known[x_K != 0])
+        return known
 
     def _say(self, sentence: str) -> None:
         if sentence not in self._said:

@@ -15,6 +15,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
 _Weight = Annotated[float, Field(gt=0, le=3)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -50,6 +51,24 @@ class TrainingPart(_Part):
     drop_last: bool
 
 
+class Scale(_Part):
+    """How large the numbers of a column are, with two digits, so that another site's can be compared with them.
+
+    Attributes:
+        quartiles: of the absolute values that are neither missing nor 0; None if there are too few.
+        zeros: the share of the known numbers that are 0.
+    """
+
+    quartiles: tuple[_Size, _Size, _Size] | None = None
+    zeros: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.quartiles is not None and not self.quartiles[0] <= self.quartiles[1] <= self.quartiles[2]:
+            raise ValueError("quartiles are not ascending")
+        return self
+
+
 class Inputs(_Part):
     """The samples that the network takes.
 
@@ -59,6 +78,7 @@ class Inputs(_Part):
         columns: of a table, in the order of their features.
         mean: per channel (on a scale of 0 to 1) or feature.
         std: like ``mean``.
+        scales: of a table, for each column how large its numbers are in training; () if that is not known.
     """
 
     kind: Literal["images", "table", "numbers"]
@@ -66,6 +86,13 @@ class Inputs(_Part):
     columns: tuple[Encoding, ...] = ()
     mean: tuple[_Finite, ...]
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+    scales: tuple[Scale, ...] = ()
+
+    @model_validator(mode="after")
+    def _scale_of_every_column(self) -> Self:
+        if self.scales and len(self.scales) != len(self.columns):
+            raise ValueError("scales does not have one for each column")
+        return self
 
 
 class KeyPart(_Part):

@@ -18,11 +18,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from idiolect.core.errors import InputError, listed
+from idiolect.core.errors import InputError, listed, option
 from idiolect.data import FederatedData
 from idiolect.data.custom.columns import check_amounts, ordered
 from idiolect.data.datasets.dataset import Encoding, TaskName
-from idiolect.deploy.schema import Inputs
+from idiolect.deploy import units
+from idiolect.deploy.schema import Inputs, Scale
 
 _Count = Annotated[int, Field(ge=0, le=2**40)]
 
@@ -34,6 +35,7 @@ class Offer(BaseModel):
         kind: of samples.
         shape: of an image, (channels, height, width); () for a table.
         columns: of a table, as this site alone would make features of them.
+        scales: for each column how large its numbers are, if they are enough.
         classes: the names of those that occur.
     """
 
@@ -41,6 +43,7 @@ class Offer(BaseModel):
     kind: Literal["images", "table"]
     shape: tuple[_Count, ...] = Field(default=(), max_length=3)
     columns: tuple[Encoding, ...] = Field(default=(), max_length=100_000)
+    scales: tuple[Scale, ...] = Field(default=(), max_length=100_000)
     classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
 
 
@@ -126,8 +129,8 @@ def together(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple
     ``task`` is the study's: "classification" says that many different numbers are classes.
 
     Raises:
-        InputError: sites have samples of different kinds, sizes or columns, there is only one class, or the classes of
-            tables look like amounts.
+        InputError: sites have samples of different kinds, sizes or columns, numbers of different units, there is only
+            one class, or the classes of tables look like amounts.
     """
     (first, one), *_ = offers.items()
     for site, other in offers.items():
@@ -145,8 +148,11 @@ def together(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple
         channels = (one.shape[0],)
         return Inputs(kind="images", shape=one.shape, mean=(0.0,) * channels[0], std=(1.0,) * channels[0]), classes
     columns = _columns(offers)
+    scales = _scales(columns, offers)
     width = sum(len(column.features) for column in columns)
-    return Inputs(kind="table", shape=(width,), columns=columns, mean=(0.0,) * width, std=(1.0,) * width), classes
+    return Inputs(
+        kind="table", shape=(width,), columns=columns, mean=(0.0,) * width, std=(1.0,) * width, scales=scales
+    ), classes
 
 
 def strange_to(agreed: Agreed, site: str, offer: Offer) -> list[str]:
@@ -166,6 +172,7 @@ def strange_to(agreed: Agreed, site: str, offer: Offer) -> list[str]:
         classes=agreed.classes,
     )  # fmt: skip
     _, classes = together({"the run": whole, site: offer}, "classification")  # which was decided at the start
+    _scales(there, {"the other sites": whole.model_copy(update={"scales": agreed.inputs.scales}), site: offer}, site)
     if new := sorted(set(classes) - set(agreed.classes)):
         raise InputError(
             f"{site} has samples of the class {new[0]!r}, which no site had at the start: leave them out, or start a "
@@ -187,6 +194,47 @@ def _columns(offers: Mapping[str, Offer]) -> tuple[Encoding, ...]:
         sites = listed([f"{site}: {listed([c.name for c in offer.columns], 5)}" for site, offer in offers.items()], 5)
         raise InputError(f"the sites have no column in common besides the target ({sites}): give them the same names")
     return used
+
+
+def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str | None = None) -> tuple[Scale, ...]:
+    """How large the numbers of each column are over all sites; ``site`` is the one that an error is about, if given.
+
+    Raises:
+        InputError: those of some sites look like another unit.
+    """
+    found, wrong = [], []
+    for column in columns:
+        by = _by_site(column.name, offers)
+        found.append(units.together(list(by.values())))
+        if (far := units.apart(column.name, by, site)) is not None:
+            wrong.append((column.name, far))
+    if wrong:
+        name, (sites, *_) = wrong[0]
+        every = "; ".join(f"column {name!r} looks like another unit: {far}" for name, far in wrong[:3])
+        raise InputError(
+            f"{every}: convert it, or give {option('as_is', name)} at {', '.join(sites)} if the numbers are right"
+        )
+    return tuple(found)
+
+
+def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
+    """What sites say of the numbers of a column."""
+    return {
+        site: scale
+        for site, offer in offers.items()
+        for column, scale in zip(offer.columns, offer.scales, strict=False)
+        if column.name == name and column.kind == "number"
+    }
+
+
+def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> list[str]:
+    """Sentences about sites where 0 may stand for a missing value."""
+    return [
+        f"column {column.name!r} at {site} is 0 in most rows, and hardly ever at the other sites: if 0 stands for a "
+        "missing value, leave these cells empty there"
+        for column in columns
+        for site in units.hidden_gaps(_by_site(column.name, offers))
+    ]
 
 
 def _joined(name: str, by: Mapping[str, Encoding]) -> Encoding:

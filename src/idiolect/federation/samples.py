@@ -21,13 +21,17 @@ from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy.samples import Reader, labels
-from idiolect.deploy.schema import Inputs
+from idiolect.deploy.schema import Inputs, Scale
+from idiolect.deploy.units import scale_of
 from idiolect.federation.agreement import Agreed, Offer, Sums, data_of
 
 # N samples of this site, F features or channels, C classes
 
 TEST = 0.2
 """The share of a site's samples that it tests on, unless it gives test samples of its own."""
+
+SAID = 20
+"""Numbers of a column, neither missing nor 0, from which a site says how large they are."""
 
 
 class Prepared(NamedTuple):
@@ -91,7 +95,14 @@ class Samples:
             return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
         rest = train.frame.drop(columns=label)
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
-        return Offer(kind="table", columns=tuple(_columns(rest)), classes=tuple(sorted(names)))
+        columns = tuple(_columns(rest))
+        scales = tuple(self._scale(rest, column) for column in columns)
+        return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
+
+    def _scale(self, frame: pd.DataFrame, column: Encoding) -> Scale:
+        if column.kind != "number" or column.name in self._as_is:
+            return Scale()
+        return scale_of(frame[column.name].to_numpy(dtype=np.float64, na_value=np.nan), SAID)
 
     def prepared(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> Prepared:
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.

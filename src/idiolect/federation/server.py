@@ -16,7 +16,7 @@ from idiolect.data import FederatedData, manifest
 from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
 from idiolect.federation import checks
-from idiolect.federation.agreement import Offer, Sums, agree, texts_of, together
+from idiolect.federation.agreement import Offer, Sums, agree, hidden_gaps, texts_of, together
 from idiolect.federation.begun import FILE as BEGUN
 from idiolect.federation.begun import Begun, Joining, about, offer_of
 from idiolect.federation.conversation import Carrier, Conversation, Patience, Question
@@ -210,6 +210,8 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
 
     offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
     inputs, classes = together({talk.sites[i]: offer for i, offer in offers.items()}, study.task)
+    for sentence in hidden_gaps(inputs.columns, {talk.sites[i]: offer for i, offer in offers.items()}):
+        say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)}
     summed: dict[int, Sums] = ask(
         "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
