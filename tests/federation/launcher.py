@@ -2,7 +2,7 @@
 
 Reads a line of JSON for each: {"arguments": [...], "log": path}; answers with its process id. {"wait": pid} answers
 with its exit code, {"over": true} ends. With "network", the file of a network namespace, the process starts in it. With
-"files" it may open so many. With "program", it is one of ``programs.py``.
+"files" it may open so many. With "program", it is one of ``programs.py``, and it starts in "folder".
 """
 
 # ruff: noqa: F401  imported for the children
@@ -31,9 +31,11 @@ _NETWORK = 0x40000000  # CLONE_NEWNET of Linux; Python has os.setns from 3.12 on
 
 
 def _child(
-    arguments: list[str], log: str, network: str | None = None, program: str = "idiolect", files: int | None = None
-) -> None:
+    arguments: list[str], log: str, network: str | None = None, program: str = "idiolect", files: int | None = None,
+    folder: str = ".",
+) -> None:  # fmt: skip
     os.setsid()
+    os.chdir(folder)
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if network is not None and ctypes.CDLL(None).setns(os.open(network, os.O_RDONLY), _NETWORK):

@@ -64,7 +64,6 @@ def join_command(
     if ships not in (None, *names):
         raise InputError(f"--ships {ships} is not a model; {nearest(str(ships), names)}")
     vacant(out)
-    chosen = {"method": method, "seed": seed, "study": study, "state_key": state_key}
     if opened.is_state(bundle):
         if client is not None or resize:
             raise InputError("--client and --resize are for a bundle, not for a site's state folder: leave them out")
@@ -72,8 +71,8 @@ def join_command(
         made = _of_state(model, data, target, test, as_is or (), out, ships)
         _say(made, out)
         return
-    opened.refuse(bundle, test=test, **chosen)
     found = Bundle.read(bundle, allow_import=allow_import)
+    opened.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
     samples = read(data, found.about.inputs, found.about.classes, target, resize=resize, as_is=as_is or ())
     made = join(found, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     _say(made, out)

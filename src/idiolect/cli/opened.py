@@ -30,10 +30,8 @@ def is_state(folder: Path) -> bool:
     return (folder / ".lock").is_file() or next(folder.glob("*/*/agreed.json"), None) is not None
 
 
-def state(
-    folder: Path, *, method: str | None, seed: int | None, study: str | None, state_key: Path | None
-) -> SiteModel:
-    """A site's personal model from its state folder.
+def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
+    """A site's personal model from its state folder; ``chosen`` is as for ``state_folder.opened``.
 
     Raises:
         InputError: it is not there or cannot be read, or it is not said which.
@@ -43,7 +41,7 @@ def state(
     optional("cryptography", "federation", "a site's state")
     from idiolect.federation.state_folder import opened
 
-    return opened(folder, method=method, seed=seed, study=study, key=state_key)
+    return opened(folder, key=state_key, **chosen)
 
 
 def model(folder: Path, *, allow_import: bool, **chosen: Any) -> Bundle:
@@ -56,8 +54,9 @@ def model(folder: Path, *, allow_import: bool, **chosen: Any) -> Bundle:
 
     if is_state(folder):
         return state(folder, **chosen)
+    found = Bundle.read(folder, allow_import=allow_import)
     refuse(folder, **chosen)
-    return Bundle.read(folder, allow_import=allow_import)
+    return found
 
 
 def refuse(folder: Path, **chosen: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,13 +46,13 @@ def predict_command(
 
     if own == (data is not None):
         raise InputError("give --data (new samples), or --own for the test samples of a site's state folder")
-    if own and not is_state(site):
-        raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
-    if data is None:
-        saved = state(site, method=method, seed=seed, study=study, state_key=state_key)
-        counted = save(out, saved.predictions(level))
+    chosen: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
+    if data is None and is_state(site):
+        counted = save(out, state(site, **chosen).predictions(level))
     else:
-        found = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
+        found = model(site, allow_import=allow_import, **chosen)
+        if data is None:
+            raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
         counted = predict(found, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
     without = f", {counted.abstained:,} of them without a label" if level is not None else ""
     say(out_console, f"{counted.samples:,} samples predicted{without}: {out}")
