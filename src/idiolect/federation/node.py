@@ -36,6 +36,7 @@ _SMALL, _LARGE = 2**26, 2**32  # bytes of a response: with a roster or a reason,
 _DIGITS = 16  # of a roster's version
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 _ADDRESS = (62, 64)
+_ODD = "it answers as no server of a federation does"
 
 
 class _Unsent(NamedTuple):
@@ -132,13 +133,14 @@ class Connection:
         found = self._post(client, "/connect", json.dumps(about).encode())
         try:
             text, version = json.loads(found.content)["roster"], int(found.headers[ROSTER])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise _Refused(_ODD) from None
+        try:
             if version < trust.roster.version:
                 raise ValueError(f"it has version {version}, and this site has seen {trust.roster.version}")
             if text is not None and trust.take(str(text)):
                 self._say(f"roster {trust.roster.version} of {self._kit.name} is taken over")
                 self._warn(again=True)
-        except (KeyError, TypeError, RecursionError):
-            raise _Refused("it answers as no server of a federation does") from None
         except (ValueError, RunError) as error:
             raise _Refused(f"its roster is not taken over: {error}") from None
         self._look_at_the_clock(found)
@@ -147,7 +149,7 @@ class Connection:
         try:
             ticket, room = found.headers[TICKET], int(found.headers[ROOM])
         except (KeyError, ValueError):
-            raise _Refused("it answers as no server of a federation does") from None
+            raise _Refused(_ODD) from None
         reply = self._answer(found.content)
         if len(reply) > room:
             self._say(f"a reply of {len(reply):,} bytes is not sent: the server takes {room:,}", refused=True)
