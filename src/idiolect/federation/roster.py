@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 FILE = "roster.json"
 _MOST = 2**26  # bytes of a roster
 _Pem = Annotated[str, Field(max_length=20_000)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME)]
 
 
 class Member(BaseModel):
