@@ -10,7 +10,7 @@ import torch
 
 from idiolect.core import keys
 from idiolect.deploy import harm
-from idiolect.report.by_client import wilson
+from idiolect.statistics.intervals import wilson
 
 
 def experts(seed: int, count: int = 40, classes: int = 4) -> tuple[dict, torch.Tensor]:

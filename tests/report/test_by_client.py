@@ -14,8 +14,9 @@ from scipy.stats import binomtest
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.by_client import asked, frame, mcnemar, most_discordant, wilson
+from idiolect.report.by_client import asked, frame, mcnemar, most_discordant
 from idiolect.runs import predictions
+from idiolect.statistics.intervals import wilson
 
 
 def two_sided(only_best: int, only_other: int) -> float:
@@ -164,7 +165,7 @@ def test_no_proportion_no_interval(make: Any, tmp_path: Path) -> None:
     [row] = report.by_client(run, "macro_f1")
     assert (row.intervals, row.alike, row.best) == ({}, None, "local")
     table = frame([row])
-    assert list(table.columns) == ["name", "test_samples", "local", "fedavg", "best", "alike"]
+    assert list(table.columns) == ["name", "test_samples", "local", "fedavg", "best", "alike", "missing"]
     assert pd.isna(table["alike"].iloc[0])
 
 
@@ -229,7 +230,8 @@ def test_the_page_has_the_table(make: Any, tmp_path: Path) -> None:
     assert [bool(mark) for _, mark, _ in cells] == [label in (row.alike or ()) for row in rows for label in run.titles]
     assert tables[0].count('class="number best"') == 3
     assert "predictions were not saved" in tables[0]
-    assert "small" not in tables[1]
+    assert "<small>0\u2013" not in tables[1]
+    assert tables[1].count("<small>no results</small>") == 2
     assert asked(run) == ["accuracy", "auroc", "recall[3]"]
 
 
@@ -259,4 +261,7 @@ def test_export(make: Any, tmp_path: Path) -> None:
     assert [p.name for p in paths] == ["clients.csv", "clients-recall-3.csv"]
     found = pd.read_csv(paths[0], index_col="client", keep_default_na=False, dtype={"name": str})
     pd.testing.assert_frame_equal(found, frame(report.by_client(report.read(folder))), check_dtype=False)
-    assert len(pd.read_csv(paths[1])) == 1
+    other = pd.read_csv(paths[1])
+    assert len(other) == 250
+    assert other["local"].count() == 1
+    assert other["missing"].value_counts().to_dict() == {"no results": 249}

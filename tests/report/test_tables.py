@@ -209,8 +209,10 @@ def test_as_latex_and_as_csv():
     assert "& $-$3.2 & -- & 0.500 &" in lines[5]
     read = list(csv.DictReader(io.StringIO(report.as_csv([ROW, other]))))
     for row, line in zip((ROW, other), read, strict=True):
-        assert list(line) == list(row._fields)
+        assert list(line) == list(row._fields)[:-1] == [name for name in row._fields if name != "measures"]
         for name, value in row._asdict().items():
+            if name == "measures":
+                continue
             got = line[name]
             assert got == "" if value is None else got == value if isinstance(value, str) else float(got) == value
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics
+from sklearn.calibration import calibration_curve
 
 from idiolect.core.errors import InputError
 from idiolect.simulation.measures import MEASURES, check, measured, named
@@ -53,6 +54,7 @@ def test_what_is_asked_for(classes: int, present: list[int], samples: int, seed:
     there, said_N = np.unique(y_N), p_NC.argmax(1)
     found = measured([m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")], p_NC, y_N)
     del found["balanced_accuracy"], found["macro_f1"]
+    found = {k: v for k, v in found.items() if not k.startswith("calibration") and not k.endswith(("_low", "_high"))}
     want = {f"recall[{c}]": float((said_N[y_N == c] == c).double().mean()) for c in there}
     if len(there) > 1:
         for name, score in (("auroc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score)):
@@ -100,3 +102,56 @@ def test_scikit_learn_is_imported_only_if_asked_for() -> None:
         "measured(['auroc'], p, y); assert 'sklearn' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+THRESHOLDS = ["sensitivity:specificity=0.9", "sensitivity:specificity=0.75", "specificity:sensitivity=0.8",
+              "specificity:sensitivity=1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize(("samples", "seed"), [(7, 0), (60, 1), (61, 2), (400, 3)])
+def test_a_rate_at_another_rate_is_on_the_roc_curve(name: str, samples: int, seed: int) -> None:
+    """The best point of scikit-learn's curve, ties included; the interval contains it."""
+    p_NC, y_N = drawn(2, [0, 1], samples, seed)
+    wrong, right, _ = metrics.roc_curve(y_N, p_NC[:, 1], drop_intermediate=False)
+    share = float(name.partition("=")[2])
+    if name.startswith("sensitivity"):
+        want = right[1 - wrong >= share - 1e-9].max()
+    else:
+        want = (1 - wrong)[right >= share - 1e-9].max()
+    found = measured([name], p_NC, y_N)
+    assert found[name] == pytest.approx(want, abs=1e-12)
+    assert 0 <= found[f"{name}_low"] <= want + 1e-12
+    assert want - 1e-12 <= found[f"{name}_high"] <= 1
+    assert measured([name], p_NC, y_N) == found
+    assert set(measured([name], p_NC[y_N == 1], y_N[y_N == 1])) == {"balanced_accuracy", "macro_f1"}
+
+
+@pytest.mark.parametrize(("classes", "seed"), [(2, 0), (2, 1), (3, 2), (7, 3)])
+def test_bins_are_scikit_learns_calibration_curve(classes: int, seed: int) -> None:
+    p_NC, y_N = drawn(classes, list(range(classes)), 300, seed)
+    found = measured(["calibration"], p_NC, y_N)
+    p_N = p_NC[:, 1] if classes == 2 else p_NC.max(1).values
+    hit_N = y_N if classes == 2 else p_NC.argmax(1) == y_N
+    observed, predicted = calibration_curve(hit_N, p_N, n_bins=10)
+    bins = [b for b in range(10) if f"calibration_count[{b}]" in found]
+    assert [found[f"calibration_observed[{b}]"] for b in bins] == pytest.approx(observed.tolist())
+    assert [found[f"calibration_predicted[{b}]"] for b in bins] == pytest.approx(predicted.tolist())
+    assert sum(found[f"calibration_count[{b}]"] for b in bins) == 300
+
+
+def test_specs_with_options() -> None:
+    assert named("auroc,sensitivity:specificity=0.90,specificity:sensitivity=8e-1, calibration") == (
+        "auroc", "sensitivity:specificity=0.9", "specificity:sensitivity=0.8", "calibration",
+    )  # fmt: skip
+    for text, said in (
+        ("sensitivity:specificity=1.5", "specificity=1.5 is not valid: input should be less than or equal to 1"),
+        ("sensitivity:specificity=0", "input should be greater than 0"),
+        ("sensitivity:specifity=0.9", "measure sensitivity has no option 'specifity'; did you mean 'specificity'"),
+        ("auroc:specificity=0.9", "measure auroc has no option 'specificity'"),
+        ("sensitivity:0.9", "write options as name:key=value"),
+    ):
+        with pytest.raises(InputError, match=said):
+            named(text)
+    with pytest.raises(InputError, match=r"sensitivity:specificity=0\.9 is for two classes, and these data have 3"):
+        check(["sensitivity:specificity=0.9"], 3)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
-from idiolect.report.by_client import wilson
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, inline_data, per_cent, tooltip
 from idiolect.report.page import render_page
+from idiolect.statistics.intervals import wilson
 
 # N samples, C classes
 

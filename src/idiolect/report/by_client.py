@@ -11,17 +11,18 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, listed, nearest
+from idiolect.report.common_clients import names
+from idiolect.report.measures import class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.reader import Run
+from idiolect.statistics.intervals import wilson
 
 # M methods, S seeds, K clients, R test samples of all clients
 
 _LEVEL = 0.05
-_Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 _LESS_IS_BETTER = ("loss", "brier", "calibration_error")
-_CLASS_OF = {"specificity": 0, "sensitivity": 1}
 PER_CLASS = re.compile(r"(\w+)\[(\d+)\]")
 """A metric of one class, as ``recall[3]``."""
 
@@ -37,22 +38,25 @@ class OfClient(NamedTuple):
     values: dict[str, float]
     """By label; methods without a value are left out."""
     intervals: dict[str, tuple[float, float]]
-    """95 % intervals by label (see ``wilson``); empty if the measure is not a proportion of samples."""
+    """95 % intervals by label: Wilson's for a proportion of samples, for others those that were recorded."""
     best: str
-    """The label of the method with the best mean, the first of equal ones."""
+    """The label of the method with the best mean, the first of equal ones; "" if no method has a value."""
     alike: tuple[str, ...] | None
     """The other methods that cannot be told apart from the best (see ``by_client``); None if that is not tested."""
+    missing: str = ""
+    """Why some methods, or all, have no value; "" if all have one."""
 
 
 def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
-    """A row for each client for which the measure is defined, with the methods that have results of the latest round.
+    """A row for each client of the protocol, with the methods that have results of the latest round.
 
-    Two methods are compared on the same test samples by McNemar's exact test. It needs the samples that only one of
-    them has right. Where predictions were saved, these are counted. Otherwise only the two numbers of right samples
-    are known, and the p-value is the largest of all that are possible with them. Of several seeds, the p-value is twice
-    the mean of the seeds' (see ``compare.combined``). A method can be told apart from the best of M if p < 0.05 /
-    (M - 1). So for one seed, the best method and those alike contain the trained model that is truly best for the
-    client with a probability of at least 95 %. This says nothing about other seeds.
+    A client without a value of the measure has a row that says why. Two methods are compared on the same test samples
+    by McNemar's exact test. It needs the samples that only one of them has right. Where predictions were saved, these
+    are counted. Otherwise only the two numbers of right samples are known, and the p-value is the largest of all that
+    are possible with them. Of several seeds, the p-value is twice the mean of the seeds' (see ``compare.combined``). A
+    method can be told apart from the best of M if p < 0.05 / (M - 1). So for one seed, the best method and those alike
+    contain the trained model that is truly best for the client with a probability of at least 95 %. This says nothing
+    about other seeds.
 
     Args:
         run: the run.
@@ -65,44 +69,30 @@ def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
     """
     table = _Table(run, measure)
     p_MK = table.p_values() if table.size_K is not None else None
-    sizes = run.test_rows
-    names = {c["id"]: c.get("name") or str(c["id"]) for c in run.manifest["clients"]}
-    if table.size_K is not None:
-        low_MK, high_MK = wilson(table.mean_MK, table.size_K)
+    called, ends_of = names(run), table.intervals()
     rows = []
     for k, client in enumerate(table.clients):
         there = [m for m in range(len(table.labels)) if not np.isnan(table.mean_MK[m, k])]
-        best = int(table.best_K[k])
+        best = table.labels[int(table.best_K[k])] if there else ""
         alike = None
         if p_MK is not None:
-            alike = tuple(table.labels[m] for m in there if m != best and p_MK[m, k] * (len(there) - 1) >= _LEVEL)
+            others = [m for m in there if table.labels[m] != best]
+            alike = tuple(table.labels[m] for m in others if p_MK[m, k] * (len(there) - 1) >= _LEVEL)
+        without = [run.titles[label] for m, label in enumerate(table.labels) if m not in there]
+        why = why_missing(run, client, measure) if without else ""
         rows.append(
             OfClient(
                 client,
-                names[client],
-                sizes[client],
+                called[client],
+                run.test_rows[client],
                 {table.labels[m]: float(table.mean_MK[m, k]) for m in there},
-                {table.labels[m]: (float(low_MK[m, k]), float(high_MK[m, k])) for m in there}
-                if table.size_K is not None
-                else {},
-                table.labels[best],
+                {table.labels[m]: ends for m in there if (ends := ends_of(m, k)) is not None},
+                best,
                 alike,
+                f"{why} of {listed(without)}" if there and why == "no results" else why,
             )
         )
     return rows
-
-
-def wilson(share: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The ends of the 95 % score interval of a proportion of ``size`` samples.
-
-    The mean of several models on the same samples has the interval of one model with this proportion. That is wide
-    enough: the mean varies no more between draws of samples than one model does.
-
-    Source: Wilson, 1927.
-    """
-    centre = (share + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
-    half = _Z / (1 + _Z**2 / size) * np.sqrt(np.maximum(0, share * (1 - share)) / size + _Z**2 / (4 * size**2))
-    return np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
 
 
 def mcnemar(only_best: NDArray[np.float64], only_other: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,6 +128,8 @@ class Shown(NamedTuple):
     folded: bool
 
 
+_HOW = {"auroc": " of DeLong, on the logit scale (none if a class has one sample, or if no sample is misplaced)"}
+_RATE = ", which allows for the choice of the threshold and is wide with few test samples"
 _OPEN = 20  # clients whose table is not folded away
 
 
@@ -154,13 +146,15 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
         "predictions were not saved"
     )
     found = []
-    for metric in asked(run):
-        if PER_CLASS.fullmatch(metric) or run.last_of(metric).empty:
+    for metric in asked(run) if len(run.final) else ():
+        if PER_CLASS.fullmatch(metric):
             continue
         every = by_client(run, metric)
         chosen = set(sample([row.client for row in every]))
         rows = [row for row in every if row.client in chosen]
         note = "In bold: the client's best method."
+        if any(row.intervals for row in rows) and rows[0].alike is None:
+            note += f" In small type: the 95 % interval{_HOW.get(metric, _RATE)}; it is about other test samples."
         if rows[0].alike is not None:
             note += (
                 f" ≈: cannot be told apart from it on this client's test samples ({how}, at 5 % divided by the number "
@@ -170,9 +164,8 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
         if len(rows) < len(every):
             some = f"A sample of {len(rows):,} of {len(every):,} clients"
             note += f" {some}; idiolect report RUN --export clients writes all."
-        words = "AUROC" if metric == "auroc" else metric.replace("_", " ").capitalize()
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
-        found.append(Shown(words, labels, rows, note, len(rows) > _OPEN))
+        found.append(Shown(words(metric), labels, rows, note, len(rows) > _OPEN))
     return found
 
 
@@ -180,7 +173,8 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
     """The rows as a table: a line for each client, indexed by its number.
 
     Columns: ``name``; ``test_samples``; for each method its label, and ``LABEL low`` and ``LABEL high`` if there are
-    intervals; ``best``; ``alike``, labels joined by ``"; "`` (missing if not tested).
+    intervals; ``best``; ``alike``, labels joined by ``"; "`` (missing if not tested); ``missing``, why a value is not
+    there.
     """
     rows = list(rows)
     labels = dict.fromkeys(label for row in rows for label in row.values)
@@ -193,16 +187,18 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
             if has_intervals:
                 line[f"{label} low"], line[f"{label} high"] = row.intervals.get(label, (None, None))
         lines.append(line | {"best": row.best, "alike": None if row.alike is None else "; ".join(row.alike)})
+        lines[-1]["missing"] = row.missing
     return pd.DataFrame(lines, index=pd.Index([row.client for row in rows], name="client"))
 
 
 def asked(run: Run) -> list[str]:
     """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
-    names = set(run.study.get("measures") or ())
-    return [
-        "accuracy",
-        *(m for m in _metrics(run) if m in names or ((of := PER_CLASS.fullmatch(m)) and of[1] in names)),
-    ]
+    there = _metrics(run)
+    found = ["accuracy"]
+    for name in requested(run):
+        of_class = [m for m in there if (of := PER_CLASS.fullmatch(m)) and of[1] == name]
+        found += of_class if name == "recall" else [name]
+    return found
 
 
 def _metrics(run: Run) -> list[str]:
@@ -219,36 +215,49 @@ class _Table:
         found = run.last_of(measure)
         reached = {r.label: r.rounds for r in summary(run) if r.label in set(run.final["method"])}
         latest = [label for label, rounds in reached.items() if rounds == max(reached.values())]
-        self.labels = [label for label in latest if label in set(found["method"])]
+        nobody = found.empty and measure in requested(run)
+        self.labels = [label for label in latest if nobody or label in set(found["method"])]
         if not self.labels:
             what = f"the run {run.name} has no {measure!r} of its clients"
             there = _metrics(run)
             raise InputError(f"{what}: finish it first" if measure in there else f"{what}; {nearest(measure, there)}")
         found = found[found["method"].isin(self.labels)]
-        self.clients: list[int] = sorted(found["client"].unique().tolist())
-        self.seeds: list[int] = sorted(found["seed"].unique().tolist())
-        index = pd.MultiIndex.from_product([self.labels, self.seeds, self.clients])
-        values = found.set_index(["method", "seed", "client"])["value"].reindex(index)
-        shape = len(self.labels), len(self.seeds), len(self.clients)
-        self.value_MSK = values.to_numpy(float).reshape(shape)
+        self.clients = everybody(run, measure)
+        self.seeds: list[int] = sorted((run.final if nobody else found)["seed"].unique().tolist())
+        self.value_MSK = self._values(found)
         self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
         sign = -1 if measure in _LESS_IS_BETTER else 1
         self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, sign * self.mean_MK).argmax(0)
         self.size_K = self._sizes()
 
+    def _values(self, found: pd.DataFrame) -> NDArray[np.float64]:
+        """Values of methods, seeds and clients; NaN if there is none."""
+        index = pd.MultiIndex.from_product([self.labels, self.seeds, self.clients])
+        values = found.set_index(["method", "seed", "client"])["value"].reindex(index)
+        return values.to_numpy(float).reshape(len(self.labels), len(self.seeds), len(self.clients))
+
+    def intervals(self) -> Callable[[int, int], tuple[float, float] | None]:
+        """The interval of a method and a client, by their places: Wilson's, or the mean of those recorded."""
+        if self.size_K is not None:
+            low_MK, high_MK = wilson(self.mean_MK, np.maximum(self.size_K, 1))
+        else:
+            low_MK, high_MK = (
+                _mean(self._values(self.run.last_of(f"{self.measure}_{end}"))) for end in ("low", "high")
+            )
+
+        def ends(m: int, k: int) -> tuple[float, float] | None:
+            return None if np.isnan(low_MK[m, k]) else (float(low_MK[m, k]), float(high_MK[m, k]))
+
+        return ends
+
     def _sizes(self) -> NDArray[np.float64] | None:
         """The number of samples of which the measure is a proportion; None if it is not one."""
         if self.measure == "accuracy":
             return np.array([self.run.test_rows[c] for c in self.clients], float)
-        if (of := self._class()) is None:
+        if (of := class_of(self.measure)) is None:
             return None
         count = {c["id"]: c["test"][of] for c in self.run.manifest["clients"]}
         return np.array([count[c] for c in self.clients], float)
-
-    def _class(self) -> int | None:
-        """The class whose samples alone count."""
-        named = PER_CLASS.fullmatch(self.measure)
-        return int(named[2]) if named and named[1] == "recall" else _CLASS_OF.get(self.measure)
 
     def p_values(self) -> NDArray[np.float64]:
         """Of each method against the client's best, two-sided."""
@@ -307,7 +316,7 @@ class _Table:
         found = table.select(["method", "seed", "client", "sample", "label"]).to_pandas()
         found["right"] = p_RC.argmax(1) == found["label"].to_numpy()
         found = found[found["client"].isin(self.clients) & found["method"].isin(self.labels)]
-        if (of := self._class()) is not None:
+        if (of := class_of(self.measure)) is not None:
             found = found[found["label"] == of]
         found = found.drop_duplicates(["method", "seed", "client", "sample"])  # of a file that was made by hand
         wide: pd.DataFrame = found.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")

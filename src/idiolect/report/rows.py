@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from idiolect.report.common_clients import counted, left_out, shared
 from idiolect.report.formatting import short
+from idiolect.report.measures import means
 from idiolect.runs.reader import Run, once
 
 
@@ -54,12 +55,15 @@ class Row(NamedTuple):
     """K: how many clients count, with one seed or more."""
     left_out: str = ""
     """The clients of the run that do not count, with the reason, joined by ``"; "``."""
+    measures: Mapping[str, float | None] = {}
+    """The measures that the study asks for, 0..1: means over the clients that have a value, by measure."""
 
 
 @once
 def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
     final, gone = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
+    asked = means(run)
     ends = {label: final[final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
@@ -92,6 +96,7 @@ def summary(run: Run) -> list[Row]:
                 min((d.round for d in run.diverged if d.method == label), default=None),
                 end["client"].nunique() or None,
                 gone,
+                {measure: by_method.get(label) for measure, by_method in asked.items()},
             )
         )
     return rows

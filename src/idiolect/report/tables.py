@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from idiolect.core.errors import InputError, nearest, printable
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
+from idiolect.report.measures import header, requested
 from idiolect.report.rows import NewClients, Row, finished, is_best
 from idiolect.runs.reader import Run
 
@@ -23,11 +25,15 @@ _USUAL = Protocol()
 
 
 class Column(NamedTuple):
-    """A column of the table: the field it shows, its header, its text."""
+    """A column of the table: the field or the measure it shows, its header, its text."""
 
     field: str
     header: str
     text: Callable[[Row], str]
+
+    def value(self, row: Row) -> object:
+        """What it shows of a row, as it is."""
+        return row.measures[self.field] if self.field in row.measures else getattr(row, self.field)
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
@@ -112,15 +118,30 @@ def worst(clients: int) -> str:
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
-    """The table's columns, with the header for so many clients."""
-    header = worst(counted(run)["client"].nunique()).capitalize()
-    return tuple(c._replace(header=header) if c.field == "worst_decile" else c for c in COLUMNS)
+    """The table's columns, with the header for so many clients, and those of the measures that the study asks for."""
+    named = worst(counted(run)["client"].nunique()).capitalize()
+    usual = [c._replace(header=named) if c.field == "worst_decile" else c for c in COLUMNS]
+    place = [c.field for c in COLUMNS].index("versus_fedavg") + 1
+    return (*usual[:place], *(Column(m, header(m), _measure(m)) for m in requested(run)), *usual[place:])
+
+
+def _measure(name: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        value = row.measures.get(name)
+        return _number(None if value is None else 100 * value)
+
+    return text
 
 
 def fields_of(run: Run) -> tuple[Column, ...]:
-    """What table.csv has: every field of ``Row``."""
+    """What table.csv has: every field of ``Row``, and the measures that the study asks for."""
     known = {column.field: column for column in columns_of(run)}
-    return tuple(known.get(name, Column(name, name, str)) for name in Row._fields)
+    return tuple(known.get(name, Column(name, name, str)) for name in fields(requested(run)))
+
+
+def fields(measures: Iterable[str]) -> list[str]:
+    """The names of the columns of table.csv."""
+    return [*(name for name in Row._fields if name != "measures"), *measures]
 
 
 _SHORT = {
@@ -148,7 +169,30 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
-_TERMINAL = ("accuracy", "std", "worst_decile", "versus_fedavg", "bytes_per_round", "seconds")
+_PAGE_ONLY = ("per_client", "per_sample", "calibration_error", "brier", "rounds", "seeds")
+_WIDTH, _TITLE = 80, 20  # of the table in a terminal, and at most of the methods in it
+_SPARED = ("seconds", "bytes_per_round", "std", "worst_decile", "versus_fedavg")  # to make room, in this order
+_USUAL_FIELDS = tuple(column.field for column in COLUMNS)
+
+
+def _lines(column: Column) -> list[str]:
+    """The header of a column in a terminal."""
+    text = column.header.replace(" per round", "")
+    if column.field in _USUAL_FIELDS:
+        return text.split(" ", 1)
+    return textwrap.wrap(text, 10, break_long_words=False)
+
+
+def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+    """The columns that fit beside the methods, if those that can be spared are left out, and then the last measures."""
+    left = list(columns)
+    title = min(_TITLE, max((len(row.title) for row in rows), default=0))
+    wide = {c.field: max(map(len, [*_lines(c), *(c.text(row) for row in rows)])) + 2 for c in columns}
+    spared = [*_SPARED, *reversed([c.field for c in columns if c.field not in _USUAL_FIELDS])]
+    while sum(wide[c.field] for c in left) + title > _WIDTH and spared:
+        gone = spared.pop(0)
+        left = [column for column in left if column.field != gone]
+    return left
 
 
 def render(
@@ -162,13 +206,17 @@ def render(
 
     ``more`` is added to what is said below the table, and each of the ``notes`` gets a line of its own there.
     """
-    columns = [column for column in columns if column.field in _TERMINAL]
+    every = [column for column in columns if column.field not in _PAGE_ONLY]
+    columns = _fitting(rows, every)
+    if hidden := [c.header for c in every if c not in columns and c.field not in _USUAL_FIELDS]:
+        more = f"{more} There is no room for {', '.join(hidden)}: see the page.".strip()
+    if any(column.field == "bytes_per_round" for column in columns):
+        more = f"Bytes: down and up, per client and round. {more}"
     rounds = max((row.rounds for row in finished(rows)), default=0)
     after = f" after {rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
     caption = (
         f"Test accuracy{after}: {protocol}"
-        f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. "
-        f"Bytes: down and up, per client and round. {more}"
+        f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. {more}"
     ).rstrip()
     caption = "\n".join([caption, *notes])
     table = Table(
@@ -181,7 +229,7 @@ def render(
     )
     table.add_column("Method", overflow="fold", min_width=8)
     for column in columns:
-        table.add_column(column.header.replace(" per round", "").replace(" ", "\n", 1), justify="right", no_wrap=True)
+        table.add_column("\n".join(_lines(column)), justify="right", no_wrap=True)
     for row in rows:
         bold = "bold" if is_best(row, rows) else ""
         cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
@@ -257,10 +305,14 @@ def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str
     return "\n".join([*parts, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def as_csv(rows: Sequence[Row], fields: Sequence[str] = Row._fields) -> str:
-    """The fields of ``Row`` as comma-separated values: full digits, shares 0..1, empty if there is none."""
+def as_csv(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
+    """The fields of ``Row`` and its measures as comma-separated values: full digits, shares 0..1, empty if none.
+
+    ``names`` chooses some of them.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows([getattr(row, field) for field in fields] for row in rows)
+    names = names or fields(dict.fromkeys(measure for row in rows for measure in row.measures))
+    writer.writerow(names)
+    writer.writerows([Column(name, name, str).value(row) for name in names] for row in rows)
     return text.getvalue()

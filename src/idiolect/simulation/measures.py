@@ -1,22 +1,32 @@
 """Measures of a client's test samples beside accuracy: two that are always recorded, and others that a study asks for.
 
-No worker imports scikit-learn unless a study asks for one of its measures.
+No worker imports scikit-learn unless a study asks for one of its measures. A measure whose interval needs the scores of
+samples also gives its ends, as ``auroc_low`` and ``auroc_high``: scores are nowhere else, and leave no site.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
+from idiolect.core import option_spec
 from idiolect.core.errors import InputError, brief, nearest
+from idiolect.core.option_spec import Spec
+from idiolect.statistics import intervals
 
 # N samples of one client, C classes, P of them present in the labels
 
 Measure = Callable[[Tensor, Tensor], dict[str, float]]
 """From class probabilities (N, C) and labels (N,) to values by metric; one that is not defined is left out."""
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+BINS = 10
+"""Bins of probability of the measure ``calibration``."""
 _TWO = ("sensitivity", "specificity")  # need two classes
 
 
@@ -43,7 +53,10 @@ def auroc(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """Area under the ROC curve; for more than two classes, each against the rest, mean over the classes present."""
     from sklearn.metrics import roc_auc_score
 
-    return _against_rest("auroc", roc_auc_score, p_NC, y_N)
+    found = _against_rest("auroc", roc_auc_score, p_NC, y_N)
+    if found and (ends := intervals.auroc(p_NC.numpy(), y_N.numpy())) is not None:
+        found |= {"auroc_low": ends[0], "auroc_high": ends[1]}
+    return found
 
 
 def average_precision(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
@@ -65,54 +78,104 @@ def recall(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     return {f"recall[{c}]": float(v) for c, v in zip(present_P.tolist(), each_P, strict=True)}
 
 
-def sensitivity(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
-    """Recall of class 1, the second of two."""
+def sensitivity(p_NC: Tensor, y_N: Tensor, *, specificity: Share | None = None) -> dict[str, float]:
+    """Recall of class 1, the second of two; or the largest that a threshold gives with at least this specificity."""
+    if specificity is not None:
+        return _rate(p_NC, y_N, 1, f"sensitivity:specificity={specificity:g}", specificity)
     found = recall(p_NC, y_N)
     return {"sensitivity": found["recall[1]"]} if "recall[1]" in found else {}
 
 
-def specificity(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
-    """Recall of class 0, the first of two."""
+def specificity(p_NC: Tensor, y_N: Tensor, *, sensitivity: Share | None = None) -> dict[str, float]:
+    """Recall of class 0, the first of two; or the largest that a threshold gives with at least this sensitivity."""
+    if sensitivity is not None:
+        return _rate(p_NC, y_N, 0, f"specificity:sensitivity={sensitivity:g}", sensitivity)
     found = recall(p_NC, y_N)
     return {"specificity": found["recall[0]"]} if "recall[0]" in found else {}
 
 
-MEASURES: dict[str, Measure] = {
+def _rate(p_NC: Tensor, y_N: Tensor, of: int, name: str, share: float) -> dict[str, float]:
+    """The recall of one of two classes at a threshold that keeps at least a share of the other, with its interval."""
+    score_N, case_N = p_NC[:, of].numpy(), y_N.numpy() == of
+    if case_N.all() or not case_N.any():
+        return {}
+    value, (low, high) = intervals.rate_at(score_N[case_N], score_N[~case_N], share)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def calibration(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
+    """A reliability diagram: in each of ten bins of probability that has samples, their number and two means.
+
+    For two classes the probability is that of class 1, and ``calibration_observed[b]`` the share of samples of class 1.
+    For more it is the highest one, and the share is that of right predictions. ``calibration_predicted[b]`` is the mean
+    probability. Bin b has the probabilities in (b / 10, (b + 1) / 10], the first one also 0.
+    """
+    two = p_NC.shape[1] == 2
+    p_N = (p_NC[:, 1] if two else p_NC.amax(1)).numpy()
+    hit_N = (y_N if two else p_NC.argmax(1) == y_N).numpy().astype(float)
+    bin_N = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], p_N)
+    found: dict[str, float] = {}
+    for b in np.unique(bin_N).tolist():
+        here_N = bin_N == b
+        found |= {
+            f"calibration_count[{b}]": float(here_N.sum()),
+            f"calibration_predicted[{b}]": float(p_N[here_N].mean()),
+            f"calibration_observed[{b}]": float(hit_N[here_N].mean()),
+        }
+    return found
+
+
+MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "auroc": auroc,
     "average_precision": average_precision,
     "recall": recall,
     "sensitivity": sensitivity,
     "specificity": specificity,
+    "calibration": calibration,
 }
 """The measures that a study can ask for, by name."""
 
 
 def measured(names: Iterable[str], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
-    """The measures that are always recorded, and those of these names, by metric."""
+    """The measures that are always recorded, and those of these specs, by metric."""
     found = from_counts(p_NC, y_N)
     for name in names:
-        found |= MEASURES[name](p_NC, y_N)
+        found |= _measure(name)(p_NC, y_N)
     return found
 
 
+@lru_cache
+def _measure(text: str) -> Measure:
+    spec = Spec.parse(text)
+    if spec.name not in MEASURES:
+        always = "; accuracy, balanced_accuracy and macro_f1 are always recorded"
+        raise InputError(f"unknown measure {brief(spec.name)}; {nearest(spec.name, MEASURES)}{always}")
+    make = MEASURES[spec.name]
+    return partial(make, **option_spec.check(make, spec.options, f"measure {spec.name}"))
+
+
 def named(value: object) -> tuple[str, ...]:
-    """Names of measures from a text or texts, joined by commas; each is kept once.
+    """Specs of measures from a text or texts, joined by commas; each is kept once.
 
     Raises:
-        InputError: there is no such measure.
+        InputError: there is no such measure or option, or a value is out of range.
 
-    >>> named(["auroc,recall", "auroc"])
-    ('auroc', 'recall')
+    >>> named(["auroc,sensitivity:specificity=0.90", "auroc"])
+    ('auroc', 'sensitivity:specificity=0.9')
     """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise InputError(f"measures={brief(value)} is not valid: write names, as auroc,recall")
-    names = [name.strip() for text in texts for name in str(text).split(",") if name.strip()]
-    for name in names:
-        if name not in MEASURES:
-            always = "; accuracy, balanced_accuracy and macro_f1 are always recorded"
-            raise InputError(f"unknown measure {brief(name)}; {nearest(name, MEASURES)}{always}")
-    return tuple(dict.fromkeys(names))
+    names = [name for text in texts for name in option_spec.split_list(str(text))]
+    return tuple(dict.fromkeys(_written(name) for name in names))
+
+
+def _written(text: str) -> str:
+    """A spec as it is recorded; the value of an option is a number."""
+    _measure(text)
+    spec = Spec.parse(text)
+    given = ((k, f"{float(v):g}") for k, v in spec.options.items() if v is not None)
+    return str(Spec(name=spec.name, options=dict(given)))
 
 
 def check(names: Iterable[str], classes: int) -> None:
@@ -122,7 +185,7 @@ def check(names: Iterable[str], classes: int) -> None:
         InputError: one needs two classes, and there are more or fewer.
     """
     for name in names:
-        if name in _TWO and classes != 2:
+        if Spec.parse(name).name in _TWO and classes != 2:
             raise InputError(f"measure {name} is for two classes, and these data have {classes}: choose recall")
 
 

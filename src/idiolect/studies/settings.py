@@ -173,7 +173,7 @@ SETTINGS = {
     "measures": Setting(
         TRAINING,
         "What is recorded for each client beside accuracy, balanced accuracy and macro F1: auroc, average_precision, "
-        "recall, sensitivity, specificity; joined by commas, or repeat.",
+        "recall, sensitivity, specificity, sensitivity:specificity=0.9, calibration; joined by commas, or repeat.",
         (),
         repeat=True,
         metavar="NAMES",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from idiolect.report.figures.between_clients import between_clients
+from idiolect.report.figures.calibration import calibration
 from idiolect.report.figures.client_value import by_shift, client_value
 from idiolect.report.figures.clients import spread, versus
 from idiolect.report.figures.cost import cost
@@ -17,7 +18,7 @@ from idiolect.report.rows import summary
 from idiolect.runs.reader import Run
 
 _MAKERS = (
-    over_rounds, spread, cost, versus, label_map, between_clients, client_value, by_shift, gaussianity,
+    over_rounds, spread, cost, versus, calibration, label_map, between_clients, client_value, by_shift, gaussianity,
     representations,
 )  # fmt: skip
 

@@ -1,0 +1,148 @@
+"""The measures that a study asks for: their columns, and which clients have no value of them and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from idiolect.core.errors import InputError, listed
+from idiolect.core.option_spec import Spec, options_of
+from idiolect.data.partitions import PARTITIONS
+from idiolect.report.common_clients import counted, expected, names
+from idiolect.runs.reader import Run, once
+
+_NAMED = 5  # clients that a sentence lists
+_FIGURE, _ONE = "calibration", "its test samples have one class"
+_CLASS_OF = {"specificity": 0, "sensitivity": 1}
+
+
+def requested(run: Run) -> list[str]:
+    """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes."""
+    return [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
+
+
+def words(metric: str) -> str:
+    """The name of a metric for a heading.
+
+    >>> [words(m) for m in ("auroc", "macro_f1", "sensitivity:specificity=0.9")]
+    ['AUROC', 'Macro f1', 'Sensitivity at specificity 0.9']
+    """
+    spec = Spec.parse(metric) if ":" in metric else Spec(name=metric)
+    at = "".join(f" at {k} {v:g}" for k, v in spec.options.items())
+    return ("AUROC" if spec.name == "auroc" else spec.name.replace("_", " ").capitalize()) + at
+
+
+def header(metric: str) -> str:
+    """The same for a column of per cent."""
+    name = words(metric)
+    if " at " in name:
+        name = name.replace("ensitivity", "ens.").replace("pecificity", "pec.")
+    return f"{name} %"
+
+
+def class_of(metric: str) -> int | None:
+    """The class whose samples alone a recall is about."""
+    name, _, rest = metric.partition("[")
+    return int(rest[:-1]) if name == "recall" and rest else _CLASS_OF.get(metric)
+
+
+def values(run: Run, measure: str) -> pd.DataFrame:
+    """The final values of a measure over the clients that count; for ``recall``, means over each client's classes."""
+    if measure != "recall":
+        return counted(run, measure)
+    metrics = run.records["metric"].unique().tolist()
+    parts = [counted(run, metric) for metric in metrics if metric.startswith("recall[")]
+    if not parts:
+        return counted(run, measure)
+    keys = ["method", "seed", "round", "client"]
+    return pd.concat(parts).groupby(keys)["value"].mean().reset_index()
+
+
+def means(run: Run) -> dict[str, dict[str, float]]:
+    """For each measure that the study asks for, the mean over clients and then over seeds, by method."""
+    found = {}
+    for measure in requested(run):
+        each = values(run, measure).groupby(["method", "seed"])["value"].mean()
+        found[measure] = {str(k): float(v) for k, v in each.groupby("method").mean().items()}
+    return found
+
+
+def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
+    """Why a client has no value of a metric, in words that follow its name."""
+    test_C = next((c["test"] for c in run.manifest["clients"] if c["id"] == client), ())
+    if not sum(test_C):
+        return "no test samples"
+    of = class_of(metric)
+    if of is not None and of < len(test_C) and not test_C[of]:
+        return f"no test samples of class {run.manifest['class_names'][of]}"
+    if metric != "accuracy" and of is None and np.count_nonzero(test_C) == 1:
+        return _ONE
+    return "no results"
+
+
+@once
+def missing(run: Run) -> list[str]:
+    """A sentence for each measure that some clients have no value of, though they count: how many have, and why not."""
+    said, called = [], names(run)
+    for measure, without in _without(run).items():
+        groups: dict[str, list[str]] = {}
+        for client in without:
+            groups.setdefault(why_missing(run, client, measure), []).append(called[client])
+        count = counted(run)["client"].nunique()
+        why = "; ".join(_because(reason, who) for reason, who in groups.items())
+        said.append(f"{words(measure)}: {count - len(without)} of {count} clients; {why}.")
+    return said
+
+
+def _without(run: Run) -> dict[str, list[int]]:
+    """The clients that count and have no value of a measure, by measure; recall is a mean over the classes there."""
+    count, found = sorted(set(counted(run)["client"])), {}
+    for measure in requested(run):
+        there = set(values(run, measure)["client"])
+        if measure != "recall" and (without := [c for c in count if c not in there]):
+            found[measure] = without
+    return found
+
+
+def _because(reason: str, who: Sequence[str]) -> str:
+    if reason != _ONE:
+        return f"{listed(who, _NAMED)}: {reason}"
+    of = f"{who[0]}'s test samples" if len(who) == 1 else f"the test samples of {listed(who, _NAMED)}"
+    return f"{of} have one class"
+
+
+@once
+def suggestion(run: Run) -> list[str]:
+    """What helps if a stratified split would give test samples of several classes to clients that lack a measure."""
+    without = {client for clients in _without(run).values() for client in clients}
+    try:
+        spec = Spec.model_validate(run.study["partition"] or "natural")
+        known: dict[str, Any] = dict(options_of(PARTITIONS[spec.name]))
+    except (InputError, KeyError, ValueError, TypeError):
+        return []
+    if "stratified" not in known or spec.options.get("stratified") or spec.options.get("official_split"):
+        return []
+    about = {c["id"]: c for c in run.manifest["clients"]}
+    if not any(_would_help(about[c]["train"], about[c]["test"]) for c in without):
+        return []
+    given = {k: v for k, v in spec.options.items() if k != "stratified" and v != known[k].default}
+    better = Spec(name=spec.name, options=given | {"stratified": True})
+    return [f"Try --partition {better}: it divides the samples of each class between training and test."]
+
+
+def _would_help(train_C: Sequence[int], test_C: Sequence[int]) -> bool:
+    """Whether a split with the proportions of the classes has test samples of two classes or more."""
+    all_C, test = np.add(train_C, test_C), sum(test_C)
+    if not test:
+        return False
+    found_C, rest_C = np.divmod(all_C * test, all_C.sum())
+    found_C[np.argsort(-rest_C, kind="stable")[: test - found_C.sum()]] += 1
+    return bool(np.count_nonzero(found_C) > 1)
+
+
+def everybody(run: Run, metric: str) -> list[int]:
+    """The clients of the protocol, with a value of the metric or without."""
+    return sorted({*expected(run), *(int(c) for c in run.last_of(metric)["client"])})
