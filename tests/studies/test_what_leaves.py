@@ -139,9 +139,11 @@ def test_columns_that_look_like_sites_or_identifiers_are_said(caplog: Any) -> No
     ]
     assert warned(table(), caplog, client_column="site") == []
     assert warned(table(), caplog, drop=["site"]) == []
-    numbers = {"PatientID": range(40), "siteArea": np.linspace(0, 1, 40), "job_id": ["a", "b"] * 20}
+    order = np.random.default_rng(1).permutation(40)
+    numbers = {"PatientID": order, "siteArea": order / 40, "job_id": ["a", "b"] * 20}
     assert warned(table(**numbers), caplog, client_column="site") == [
-        "column 'PatientID' looks like an identifier and is used as a feature: drop it if it is one"
+        "column 'PatientID' looks like an identifier and is used as a feature: drop it with drop='PatientID' if it is "
+        "one"
     ]
     named = from_frame(table(ward=list("abcd") * 10), target="y", client_column="site")
     assert named.few == ()
