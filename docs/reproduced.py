@@ -37,6 +37,16 @@ LEGEND = (
     "the table does not say otherwise. Numbers in sentences that no table has come from further runs with the "
     "same settings and the one change that is named, seed 0; they are not kept as files."
 )
+STARTS = (
+    "**Starts.** These numbers, and those of FedPool, FedShrink and Fashion-MNIST, are as they were measured, and "
+    "take too long to be measured again. At that time the server's first state and the clients' were drawn with "
+    "two keys: under one seed, weights that stay at a client (of Local, FedPer, FedRep, LG-FedAvg, FedProto and "
+    "FedFomo, and the heads of FedCR) started otherwise than the model of FedAvg, and so did the models of FedEM "
+    "and HypCluster. Now all methods start from one model under one seed, so that a run of these methods has "
+    "another start today, as another seed would give. Methods whose model starts at the server (FedAvg and its "
+    "variants, FedPAC, pFedFDA, FedLDA, Ditto) start as before, to the bit. The results on digits are measured "
+    "again."
+)
 SETTINGS = {  # unless a table says otherwise
     "fedpac": (
         "20 clients who all take part, or 100 of whom 30 do in a round; 600 training samples for each (EMNIST: 1,000), "
@@ -101,6 +111,8 @@ def _index() -> str:
         "",
         f"{len(runs)} of {len(to_run):,} runs are done. A run serves every table and figure that asks for it, so that "
         f"they fill {done:,} of {to_train:,} cells that need training. The others wait for machine time.",
+        "",
+        STARTS,
         "",
         *_own(),
         "",
