@@ -149,7 +149,7 @@ class Exchange:
                 async with asyncio.timeout(self._body_s):
                     await self._writer.drain()
         if state.our_state is h11.MUST_CLOSE or state.their_state is not h11.DONE:
-            if state.their_state is not h11.DONE:
+            if state.their_state in (h11.SEND_BODY, h11.ERROR):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(_LINGER, self._body_s)):
                         while await self._reader.read(2**18):

@@ -142,10 +142,12 @@ class Server:
 
     def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         asyncio.set_event_loop(loop)
-        loop.create_task(self._accept(listener))
+        loop.add_reader(listener, self._accept, loop, listener)
         try:
             loop.run_forever()
         finally:
+            loop.remove_reader(listener)
+            loop.run_until_complete(asyncio.sleep(0))  # each task has begun, so it closes its connection
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
@@ -154,29 +156,28 @@ class Server:
             listener.close()
             loop.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, found = await loop.sock_accept(listener)
-            except OSError as error:  # no file descriptors are left, or the visitor has gone again
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._application.refused("", f"a connection cannot be taken ({error.strerror})")
-                    self._drop_one()
-                await asyncio.sleep(0.01)
-                continue
-            visit = _Visit(str(found[0]), _origin(str(found[0])))
-            if not self._has_room(visit):
-                self._application.refused(visit.address, "all connections that this process may have are in use")
-                connection.close()
-                await asyncio.sleep(0)
-                continue
-            with suppress(OSError):  # a head and its body are two packets, and the second would wait for 40 ms
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._strangers[visit] = None
-            self._count += 1
-            visit.task = loop.create_task(self._visited(visit, connection))
-            await asyncio.sleep(0)  # it begins, so that it closes its connection even if it is cancelled at once
+    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        """Take one connection that waits."""
+        try:
+            connection, found = listener.accept()
+        except OSError as error:  # no file descriptors are left, or the visitor has gone again
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._application.refused("", f"a connection cannot be taken ({error.strerror})")
+                self._drop_one()
+                loop.remove_reader(listener)
+                loop.call_later(0.01, loop.add_reader, listener, self._accept, loop, listener)
+            return
+        connection.setblocking(False)
+        with suppress(OSError):  # a head and its body are two packets, and the second would wait for 40 ms
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        visit = _Visit(str(found[0]), _origin(str(found[0])))
+        if not self._has_room(visit):
+            self._application.refused(visit.address, "all connections that this process may have are in use")
+            connection.close()
+            return
+        self._strangers[visit] = None
+        self._count += 1
+        visit.task = loop.create_task(self._visited(visit, connection))
 
     def _has_room(self, visit: _Visit) -> bool:
         """Whether one more connection can be taken; for it others are closed that have not said who they are."""
