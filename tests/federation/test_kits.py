@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cryptography.x509 import verification
 
 from idiolect.core.errors import InputError
 from idiolect.federation import kits
-from idiolect.federation.authority import provision
+from idiolect.federation.authority import add, ask, operator, provision, renew, revoke
 
 ABOUT = kits.Description(name="trial", server="127.0.0.1:9092", sites=("north", "south"))
 
@@ -38,6 +39,28 @@ def test_the_servers_certificate_is_valid_for_its_address_alone(made: Path) -> N
     _verified(pem, ca, x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     with pytest.raises(verification.VerificationError):
         _verified(pem, ca, x509.IPAddress(ipaddress.ip_address("127.0.0.2")))
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077])
+def test_what_is_written_is_for_its_owner_under_any_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        provision(ABOUT, tmp_path / "deep" / "kits")
+        ask("coast", tmp_path / "mine")
+        who = operator(tmp_path / "deep" / "kits" / "operator")
+        add(who, "coast", tmp_path / "back", tmp_path / "mine" / "site.csr")
+        add(operator(who.folder), "dale", tmp_path / "dale")
+        renew(operator(who.folder))
+        revoke(operator(who.folder), "dale")
+    finally:
+        os.umask(before)
+    for root in ("deep/kits", "mine", "back", "dale"):
+        every = [tmp_path / root, *(tmp_path / root).rglob("*")]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in every if path.is_dir()} == {0o700}
+        files = [path for path in every if path.is_file()]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files if b"PRIVATE" in path.read_bytes()} <= {0o600}
+        assert not [path for path in files if path.stat().st_mode & 0o022]  # none can be changed by others
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_private_keys_are_for_their_owner_and_in_one_kit_only(made: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -130,9 +131,17 @@ def test_shares_that_do_not_fit_their_keys(identities: dict[str, Identity]) -> N
             one.opened(answered, {name: one.upload(name) for name in answered})
 
 
-def test_nonsense_in_place_of_shares_leaves_the_sum_to_the_others(identities: dict[str, Identity]) -> None:
+@pytest.mark.parametrize("shares", ["nonsense", "", "00" * 11, [1, 2], ["zz", "zz"], 3, None, ["00"], {"a": 1}])
+def test_nonsense_in_place_of_shares_leaves_the_sum_to_the_others(
+    shares: object, identities: dict[str, Identity]
+) -> None:
+    """Also where it is encrypted as it should be."""
     one = Round(identities)
     one.shared()
-    one.sealed["b"]["c"] = "nonsense"
+    if isinstance(shares, str):
+        one.sealed["b"]["c"] = shares
+    else:
+        sealed = one.sites["b"]._sealing("c").encrypt(bytes(12), json.dumps(shares).encode(), b"b c")
+        one.sealed["b"]["c"] = (bytes(12) + sealed).hex()
     found = one.opened(list(NAMES), {name: one.upload(name) for name in NAMES})
     assert (found == sum(numbers["w"].numpy() for numbers in one.numbers.values())).all()
