@@ -6,26 +6,32 @@ that is repeated, because the server was killed or closed it without this site, 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
 import secrets
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from idiolect.core import files
-from idiolect.core.documents import sealed_json
+from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.tree import Tree
+from idiolect.federation.kits import private
 from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
 
 _FILE = re.compile(r"round-(\d{1,12})\.state")
 PRIVATE = 0o600
 """The mode of a file for this user only."""
-_CLEAR, _SECRET = b"idiolect state 1\n", b"idiolect state 1, encrypted\n"
+_CLEAR, _SECRET = b"idiolect state 2\n", b"idiolect state 2, encrypted\n"
+_SECRETS = "secret.json"
 
 
 class Lost(Exception):
@@ -33,14 +39,27 @@ class Lost(Exception):
 
 
 class Vault:
-    """Reads and writes states, encrypted if there is a key.
+    """Reads and writes states: encrypted if there is a key, and always with a seal that nobody else can make.
 
     Args:
         key: 32 bytes; None writes them in the clear.
+        seal: the key of the seal of states in the clear.
+        root: the site's state folder; below it no link is followed.
     """
 
-    def __init__(self, key: bytes | None = None) -> None:
+    def __init__(self, key: bytes | None = None, seal: bytes = b"", root: Path | None = None) -> None:
         self._key = None if key is None else AESGCM(key)
+        self._seal, self._root = seal, root
+
+    @classmethod
+    def of(cls, root: Path, key: Path | None = None) -> Self:
+        """That of a state folder; ``key`` is the file of a key, made if it does not exist.
+
+        Raises:
+            InputError: the key or the folder's secret cannot be used, or others can read it.
+            RunError: the folder cannot be written.
+        """
+        return cls(None if key is None else key_of(key), secret_of(root, "seal"), root)
 
     @property
     def encrypts(self) -> bool:
@@ -62,12 +81,15 @@ class Vault:
             RunError: the disk is full or the folder cannot be written.
         """
         if self._key is None:
-            whole = _CLEAR + files.digest(content) + content
+            whole = _CLEAR + self._sealed(path.name, content) + content
         else:
             nonce = secrets.token_bytes(12)
             whole = _SECRET + nonce + self._key.encrypt(nonce, content, path.name.encode())
-        private_folder(path.parent)
+        private_folder(path.parent, self._root)
         files.write(path, whole, PRIVATE)
+
+    def _sealed(self, name: str, content: bytes) -> bytes:
+        return hmac.digest(self._seal, name.encode() + b"\0" + content, "sha256")
 
     def read(self, path: Path, about: Mapping[str, Any], like: Tree) -> Tree:
         """The state in a file that was written with the same ``about``.
@@ -90,6 +112,8 @@ class Vault:
         """
         key = option("state_key")
         try:
+            if path.is_symlink():
+                raise ValueError("it is a link")
             content = files.read(path)
             if content.startswith(_SECRET) and self._key is None:
                 raise InputError(f"{path} is encrypted: give {key}, the file of its key")
@@ -114,8 +138,8 @@ class Vault:
         if not content.startswith(_CLEAR):
             raise ValueError("it is not a state")
         body = content[len(_CLEAR) + 32 :]
-        if files.digest(body) != content[len(_CLEAR) : len(_CLEAR) + 32]:
-            raise ValueError("its content has changed since it was written")
+        if not hmac.compare_digest(self._sealed(name, body), content[len(_CLEAR) : len(_CLEAR) + 32]):
+            raise ValueError("its content has changed since it was written, or this site has not written it")
         return body
 
 
@@ -140,6 +164,28 @@ class PersonalState:
         found = (_FILE.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
+    def last(self) -> int:
+        """The last round whose state is here, 0 for none. Files that this site has not written are put aside."""
+        for round in reversed(self.rounds):
+            try:
+                self._vault.load(self._path(round), self._about | {"round": round}, "")
+            except InputError:
+                with suppress(OSError):
+                    self._path(round).rename(self._path(round).with_suffix(".refused"))
+            else:
+                return round
+        return 0
+
+    def answers(self, round: int, question: bytes) -> bool:
+        """Whether the state after a round is here and was made by this very question."""
+        path = self._path(round)
+        if not path.exists():
+            return False
+        try:
+            return self._vault.load(path, self._about | {"round": round}, "").about.get("asked") == _name(question)
+        except InputError:
+            return False
+
     def load(self, round: int) -> Tree:
         """The state after a round; after round 0 it is the initial one.
 
@@ -154,13 +200,15 @@ class PersonalState:
             raise Lost
         return self._vault.read(path, self._about | {"round": round}, self._initial)
 
-    def put(self, round: int, base: int, state: Tree) -> None:
+    def put(self, round: int, base: int, state: Tree, question: bytes = b"") -> None:
         """Keep the state after a round beside the one that it was made from, and delete all others.
+
+        ``question`` is what was asked, which ``answers`` compares.
 
         Raises:
             RunError: the disk is full or the folder cannot be written; what was there stays.
         """
-        self._vault.write(self._path(round), self._about | {"round": round}, state)
+        self._vault.write(self._path(round), self._about | {"round": round, "asked": _name(question)}, state)
         for old in self.rounds:
             if old not in (round, base):
                 self._path(old).unlink(missing_ok=True)
@@ -169,23 +217,59 @@ class PersonalState:
         return self._folder / f"round-{round}.state"
 
 
-def private_folder(folder: Path) -> None:
-    """Make a folder that only this user can look into.
+def _name(question: bytes) -> str:
+    return hashlib.sha256(question).hexdigest()
+
+
+def private_folder(folder: Path, root: Path | None = None) -> None:
+    """Make a folder that only this user can look into; between ``root`` and it there may be no link.
 
     Raises:
+        InputError: others can look into it, or there is a link.
         RunError: it cannot be made.
     """
+    root = root or folder
+    above = [folder, *folder.parents]
+    below = above[: len(folder.parts) - len(root.parts) + 1]
+    for place in reversed([one for one in above if one in below or not one.exists()]):
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            mode = stat.S_IMODE(place.stat().st_mode)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {place} ({error.strerror}): choose another place") from error
+        if place != root and place.is_symlink():
+            raise InputError(f"{place} is a link, and none is followed in {root}: put a folder in its place")
+        if os.name == "posix" and mode & 0o077:
+            raise InputError(f"others can look into {place} (mode {mode:04o}): chmod 700 {place}")
+
+
+def secret_of(root: Path, purpose: str) -> bytes:
+    """A key for one purpose, 32 bytes, from the secret of a state folder, which is made if there is none.
+
+    Raises:
+        InputError: the secret cannot be read, or others can read it.
+        RunError: it cannot be written.
+    """
+    path = root / _SECRETS
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the folder {folder} ({error.strerror}): choose another place") from error
+        if not os.path.lexists(path):
+            write_json(path, {"secret": secrets.token_hex(32)})
+        private(path)
+        whole = bytes.fromhex(read_json(path)["secret"])
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}): restore it, or delete {root} to start from the first state again"
+        ) from None
+    return hmac.digest(whole, f"idiolect {purpose}".encode(), "sha256")
 
 
 def key_of(path: Path) -> bytes:
     """The key in a file, which is made if it does not exist.
 
     Raises:
-        InputError: it is not a key of 32 bytes in hexadecimal.
+        InputError: it is not a key of 32 bytes in hexadecimal, or others can read it.
         RunError: it cannot be made.
     """
     try:
@@ -193,7 +277,12 @@ def key_of(path: Path) -> bytes:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(32))
+                file.flush()
+                os.fsync(descriptor)  # before the first state that it encrypts
+        private(path)
         key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except InputError:
+        raise
     except OSError as error:
         raise RunError(f"cannot use the key {path} ({error.strerror}): choose another place") from None
     except ValueError:
@@ -203,11 +292,11 @@ def key_of(path: Path) -> bytes:
     return key
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], root: Path | None = None) -> None:
     """Write plain values, atomically and sealed.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    private_folder(path.parent)
+    private_folder(path.parent, root)
     files.write(path, sealed_json(dict(content)), PRIVATE)

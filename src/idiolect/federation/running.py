@@ -17,7 +17,7 @@ from idiolect.federation.events import Events, kept
 from idiolect.federation.overview import Overview
 from idiolect.federation.page import Page
 from idiolect.federation.page import place as page_place
-from idiolect.federation.personal_state import Vault, key_of, private_folder
+from idiolect.federation.personal_state import Vault, private_folder
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples
 from idiolect.federation.server import Terms, command, conduct, study_for
@@ -145,7 +145,7 @@ def worker_of(
     """What answers for a site."""
     rules = Policy() if policy is None else Policy.read(policy)
     private_folder(state)
-    vault = Vault(None if key is None else key_of(key))
+    vault = Vault.of(state, key)
     return Worker(samples, kit.number, state, rules, vault, say, kit.identity)
 
 

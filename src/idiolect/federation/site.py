@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import math
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +33,15 @@ from idiolect.federation.kits import Identity
 from idiolect.federation.messages import Message, Refused, asked, built, named, pack, unpack
 from idiolect.federation.personal_model import FILE as MODEL
 from idiolect.federation.personal_model import Part, keep, kept_after
-from idiolect.federation.personal_state import PRIVATE, Lost, PersonalState, Vault, private_folder, write_json
+from idiolect.federation.personal_state import (
+    PRIVATE,
+    Lost,
+    PersonalState,
+    Vault,
+    private_folder,
+    secret_of,
+    write_json,
+)
 from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Prepared, Samples, alone, sums
 from idiolect.runs import predictions
@@ -161,7 +168,7 @@ class Worker:
         self._prepare(about["digest"], about["run"], study, agreed)
         folder = self._at(about["digest"], about["run"])
         kept = {name: about[name] for name in ("digest", "run", "number", "version", "study", "agreed")}
-        write_json(folder / AGREED, kept | {"began": time.time()})
+        write_json(folder / AGREED, kept | {"began": time.time()}, self._folder)
         if about.get("late"):
             self._say(f"the study began without this site, which takes part from round {about['late']} on")
         return {}, {}
@@ -242,11 +249,13 @@ class Worker:
         initial = tree.copy(runner.method.init_client(keys.start(seed)))
         state = PersonalState(folder, belongs, initial, self._vault)
         down = Down(**built(message.arrays, like._asdict()))
-        if kind == "local" and (done := state.rounds) and round < done[-1]:
-            raise Refused(f"round {round} is over here: this site has trained round {done[-1]}")
+        if kind == "local" and state.rounds and round < state.rounds[-1] and round < (done := state.last()):
+            raise Refused(f"round {round} is over here: this site has trained round {done}")
         if known.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(kept)
+        if kind == "local" and not state.answers(round, asked(message)):
+            self._count(known)
         after = kept_after(known.study, kind, round)
         found: Trained | Measured | None = None
         with OneThread():
@@ -296,9 +305,7 @@ class Worker:
         about, arrays = message.about, named("value", found.up.value) | named("weight", found.up.weight)
         if known.study.secure_aggregation and arrays:
             arrays = self._sums.masked(message, arrays)
-        if about["round"] not in state.rounds:
-            self._count(known)
-        state.put(about["round"], about["kept"], found.client)
+        state.put(about["round"], about["kept"], found.client, asked(message))
         info = {name: float(value) for name, value in found.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
         return {"info": info}, arrays
@@ -308,11 +315,7 @@ class Worker:
 
         If anything else is asked, it is another, so that the noise is not in the difference of two uploads.
         """
-        path = self._folder / "secret.json"
-        if not path.exists():
-            write_json(path, {"secret": secrets.token_hex(32)})
-        own = bytes.fromhex(read_json(path)["secret"])
-        return int.from_bytes(hmac.digest(own, asked(message), "sha256")[:7], "big")
+        return int.from_bytes(hmac.digest(secret_of(self._folder, "noise"), asked(message), "sha256")[:7], "big")
 
     def _count(self, known: _Known) -> None:
         """Count a training over all runs of a study, where the policy limits them."""
@@ -322,7 +325,7 @@ class Worker:
         done = int(read_json(path)["trainings"]) if path.exists() else 0
         if done >= self._policy.most_trainings:
             raise Refused(f"this site has trained for this study {done} times, as often as is allowed here")
-        write_json(path, {"trainings": done + 1})
+        write_json(path, {"trainings": done + 1}, self._folder)
 
     def _runner(self, known: _Known, label: str, seed: int) -> tuple[Site, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""

@@ -15,7 +15,7 @@ from idiolect.core.errors import IdiolectError, InputError, listed, nearest, opt
 from idiolect.federation.agreement import Agreed
 from idiolect.federation.messages import Refused
 from idiolect.federation.personal_model import FILE, Part, SiteModel, read
-from idiolect.federation.personal_state import Vault, key_of
+from idiolect.federation.personal_state import Vault
 from idiolect.federation.site import AGREED, belonging, place, study_of
 from idiolect.studies import Study
 
@@ -65,7 +65,7 @@ def opened(
             f"{folder} has no model of {label}, seed {seed}, yet: a site's model is kept when it is measured, which is "
             f"every {kept.study.evaluation} rounds and after the last one; let the site take part until then"
         )
-    vault = Vault(None if key is None else key_of(key))
+    vault = Vault.of(folder, key)
     part = Part(kept.study, kept.agreed, kept.number, use, seed)
     found = read(path, vault, part, belonging(kept.digest, kept.run, label, seed))
     if found.round < kept.study.rounds:
