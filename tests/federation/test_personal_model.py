@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from idiolect.deploy.predict import predict, threshold_of
 from idiolect.deploy.samples import read, stream
 from idiolect.deploy.watch import watch
 from idiolect.federation import compared
+from idiolect.federation.begun import Begun
 from idiolect.federation.conversation import Patience
 from idiolect.federation.events import Events
 from idiolect.federation.messages import unpack
@@ -107,6 +109,47 @@ def test_no_personal_model_is_at_the_server(finished: Finished, tmp_path: Path) 
     assert not (tmp_path / "b").exists()
     with pytest.raises(InputError, match="has no method 'fedx'"):
         run.bundle("fedx", tmp_path / "b")
+
+
+def test_texts_that_few_samples_have_stay_out_of_the_servers_bundle(tmp_path: Path) -> None:
+    """Those of a site that comes late count too."""
+    files = tables(tmp_path, FEW, 30)
+    for k, path in enumerate(files.values()):
+        frame = pd.read_csv(path)
+        frame["ward"] = np.where(np.arange(30) < 1, "rare", np.where(np.arange(30) % 2, "red", f"only {k}"))
+        frame.to_csv(path, index=False)
+    study(tmp_path, "fedper", rounds=1)
+    link = Loop(workers(tmp_path / "states", files))
+    conduct(study_for(tmp_path / "study.yaml", "trial"), link, FEW, tmp_path / "run", Events(quiet=True))
+    begun = Begun.load(tmp_path / "run", "")
+    train = [w._known for w in link.workers.values()]
+    count: dict[str, int] = {}
+    for known, path in zip(train, files.values(), strict=True):
+        [one] = known.values()
+        for text in pd.read_csv(path)["ward"].iloc[one.prepared.train_N.numpy()]:
+            count[text] = count.get(text, 0) + 1
+    assert sum(begun.texts) == 72
+    ward = result(tmp_path / "run").bundle("fedper", tmp_path / "b").about.inputs.columns[-1]
+    agreed = begun.agreed.inputs.columns[-1]
+    assert ward.texts == tuple(text if count.get(text, 0) >= 5 else "" for text in agreed.texts)
+    assert "" in ward.texts
+    assert "red" in ward.texts
+    assert b"rare" not in b"".join(path.read_bytes() for path in (tmp_path / "b").iterdir())
+
+
+def test_a_model_that_cannot_be_watched_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bytes:
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    monkeypatch.setattr("idiolect.federation.personal_model.reference.of_site", fails)
+    files = tables(tmp_path, FEW, 120)
+    study(tmp_path, "fedper", rounds=1)
+    link = Loop(workers(tmp_path / "states", files))
+    conduct(study_for(tmp_path / "study.yaml", "trial"), link, FEW, tmp_path / "run", Events(quiet=True))
+    assert all("measured" in reply.about for _, reply in link.received if reply.about["kind"] == "evaluate")
+    model = opened(tmp_path / "states" / "north")
+    with pytest.raises(InputError, match="cannot be watched, because what its network makes"):
+        watch(model, predicted(model, tmp_path / "south.csv"))
 
 
 def test_predictions_stay_at_the_site(finished: Finished) -> None:
@@ -313,6 +356,8 @@ def test_a_state_without_a_model(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"has no model of fedper, seed 0, yet.*every 1 rounds"):
         opened(tmp_path / "states" / "north")
+    with pytest.raises(InputError, match="is a site's state folder: write its model with idiolect bundle first"):
+        idl.load(tmp_path / "states" / "north")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="has no study yet"):
         opened(tmp_path / "empty")
@@ -341,7 +386,8 @@ def test_the_commands_take_a_state_folder(
     assert call("join", "server", "--data", table, "--target", "label", "--out", "fourth") == 0
     assert call("predict", "fourth", "--data", new, "--out", "f.csv") == 0
     capsys.readouterr()
-    run, of = finished.folder / "run", ("--method", "fedper")
+    run, of, copy = finished.folder / "run", ("--method", "fedper"), tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".federation.json"))
     for line, said in (
         (("predict", state, "--data", new), f"trial has {len(EVERY)} methods: give --method as one of apfl, "),
         (("predict", "b", "--data", new, "--method", "fedper"), "--method is for a site's state folder, and b is none"),
@@ -353,6 +399,7 @@ def test_the_commands_take_a_state_folder(
         (("bundle", state, "--method", "fedper", "--out", "c", "--client", "north"), "leave out --client"),
         (("bundle", run, *of, "--out", "c", "--client", "all"), "leave out --client"),
         (("bundle", run, "--out", "c"), "give --method"),
+        (("bundle", copy, *of, "--out", "c"), "has no .federation.json"),
         (("join", state, "--method", "fedper", "--data", new, "--target", "m0", "--out", "c"), "has the label"),
         (("join", "server", "--data", table, "--target", "label", "--out", "c", "--test", new), "--test is for"),
     ):  # fmt: skip

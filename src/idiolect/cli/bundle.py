@@ -73,4 +73,9 @@ def _result(run: Path, allow_import: bool) -> Result:
         return result(run)
     from idiolect.studies import Result, Study
 
-    return Result(run, Study.read(run / "study.yaml", allow_import=allow_import))
+    study = Study.read(run / "study.yaml", allow_import=allow_import)
+    if str(study.data).startswith("given: the sites of "):
+        raise InputError(
+            f"{run} has no .federation.json, which says what its sites agreed on: take the server's folder"
+        )
+    return Result(run, study)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -83,11 +83,17 @@ def _training(about: About) -> str:
         f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
         f"- Network: {_plain(about.network.model)}.",
         f"- Training samples: {sum(made.samples):,} ({counts}).",
-        f"- Data: {_plain(made.dataset)}, partition {_plain(_specs(study.get('partition')))}, shifts "
-        f"{_plain(_specs(study.get('shifts')) or 'none')}.",
+        f"- Data: {_data(made.dataset, study)}.",
         f"- Made on {made.made} with idiolect {made.versions.get('idiolect', '?')}.\n",
     ]
     return "\n".join(lines)
+
+
+def _data(name: str, study: Mapping[str, object]) -> str:
+    partition, shifts = (_plain(_specs(study.get(part))) for part in ("partition", "shifts"))
+    if not partition:  # of a federation, whose sites have data of their own
+        return f"that of the sites of {_plain(name)}"
+    return f"{_plain(name)}, partition {partition}, shifts {shifts or 'none'}"
 
 
 def _results(about: About) -> str:

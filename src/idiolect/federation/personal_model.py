@@ -8,6 +8,7 @@ test samples what was predicted for them, and their summary for ``idiolect watch
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,8 @@ from idiolect.studies import Study
 from idiolect.studies.method_use import Use, title_of
 
 # N test samples of the site, C classes
+
+log = logging.getLogger(__name__)
 
 FILE = "model.state"
 _FIX = "restore it, or take part in the study again"
@@ -109,7 +112,9 @@ class SiteModel(Bundle):
             return f"it is from round {self.round} of {self.part.study.rounds}: let the site take part in the last one"
         if (count := len(self._arrays["test/y_N"])) < least:
             return f"the site has {count} test samples, and {least} are needed: take part with more samples"
-        return super().unwatched(least)
+        if self.task.network.buffers == "local":
+            return super().unwatched(least)
+        return "what its network makes of the site's samples has no covariance: take another model"
 
     def check(self) -> None:
         """Do nothing: the file was checked when it was read."""
@@ -168,9 +173,9 @@ def kept_after(study: Study, kind: str, round: int) -> int | None:
 
 def keep(
     path: Path, vault: Vault, part: Part, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
-    measured: Measured, prepared: Prepared,
+    measured: Measured, prepared: Prepared, mark: str,
 ) -> None:  # fmt: skip
-    """Write a personal model that was just measured.
+    """Write a personal model that was just measured, and if it can be watched what that needs.
 
     Args:
         path: of the file.
@@ -182,6 +187,7 @@ def keep(
         model: what the client received for itself and for all, and its state after ``personalise``.
         measured: of the model, with what it predicts.
         prepared: the site's samples.
+        mark: their fingerprint.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
@@ -190,14 +196,16 @@ def keep(
     y_N = prepared.y_N[prepared.test_N]
     arrays = named("down", model.down) | named("client", model.client) | named("before", before)
     arrays |= {"test/p_NC": measured.predicted, "test/y_N": y_N}
-    told = {"round": round, "fingerprint": fingerprint(prepared)}
     site = SiteModel(path.parent, _about(part, round, measured.predicted, y_N), "", part, arrays)
     if round == part.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
         samples = Samples(prepared.x_N[prepared.test_N], y_N)
-        with OneThread():
-            content = reference.of_site(site, samples, measured.predicted.argmax(1), site.key("watch"))
-        arrays[f"files/{reference.FILE}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    vault.save(path, pack(dict(belongs) | told, arrays))
+        try:
+            with OneThread():
+                content = reference.of_site(site, samples, measured.predicted.argmax(1), site.key("watch"))
+            arrays[f"files/{reference.FILE}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        except RuntimeError as error:  # features without a covariance; the model is whole without it
+            log.warning("%s, seed %d: this model cannot be watched (%s)", part.use.label, part.seed, error)
+    vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
 
 
 def read(path: Path, vault: Vault, part: Part, belongs: Mapping[str, Any]) -> SiteModel:

@@ -32,7 +32,7 @@ from idiolect.federation.events import Events
 from idiolect.federation.kits import Identity
 from idiolect.federation.messages import Message, Refused, asked, built, named, pack, unpack
 from idiolect.federation.personal_model import FILE as MODEL
-from idiolect.federation.personal_model import Part, keep, kept_after
+from idiolect.federation.personal_model import Part, fingerprint, keep, kept_after
 from idiolect.federation.personal_state import (
     PRIVATE,
     Lost,
@@ -69,6 +69,7 @@ class _Known:
     folder: Path
     prepared: Prepared
     agreed: Agreed
+    fingerprint: str = ""
     runs: dict[tuple[str, int], tuple[Site, Down]] = field(default_factory=dict)
 
 
@@ -281,8 +282,12 @@ class Worker:
         client, measured = runner.evaluated(round, self._number, own, before)
         part = Part(known.study, known.agreed, self._number, _use(known, label), seed)
         model = Personal(own, client)
+        known.fingerprint = known.fingerprint or fingerprint(known.prepared)
         try:
-            keep(folder / MODEL, self._vault, part, belongs, round, before, model, measured, known.prepared)
+            keep(
+                folder / MODEL, self._vault, part, belongs, round, before, model, measured, known.prepared,
+                known.fingerprint,
+            )  # fmt: skip
         except RunError as error:  # what was measured counts all the same
             self._say(f"{label}, seed {seed}: the model after round {round} is not kept: {error}", failed=True)
             return measured
