@@ -13,6 +13,12 @@ import machines
 import sites
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites of one process may connect as often as a test wants it."""
+    monkeypatch.setattr("idiolect.federation.link._APART", 0.0)
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return sites.tables(tmp_path_factory.mktemp("sites"))

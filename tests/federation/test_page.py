@@ -66,7 +66,7 @@ class Watched:
         self.status = self.overview.status()
 
     def seen(self, say: Events) -> Overview:
-        return Overview(self.link, "trial", self.study.name, NAMES, self.out, say, 30)
+        return Overview(self.link, "trial", self.study.name, lambda: NAMES, self.out, say, 30)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_nothing_from_a_site_becomes_html(watched: Watched) -> None:
 
 
 def test_before_anything_is_agreed(watched: Watched, tmp_path: Path) -> None:
-    early = Overview(watched.link, "trial", "hearts", NAMES, tmp_path, Events(quiet=True), 30).status()
+    early = Overview(watched.link, "trial", "hearts", lambda: NAMES, tmp_path, Events(quiet=True), 30).status()
     assert (early["method"], early["round"], early["of"]) == (None, None, 0)
     assert "all 5 are needed" in render(early)
 

@@ -18,7 +18,7 @@ from places import Heard, Place, authority, certificate_of, dated, key_of, until
 
 from idiolect.cli import main
 from idiolect.core.errors import InputError
-from idiolect.federation import kits, link, node
+from idiolect.federation import kits, link, members, node
 from idiolect.federation.authority import provision
 from idiolect.federation.link import Link
 from idiolect.federation.messages import pack
@@ -33,7 +33,7 @@ def _now() -> datetime.datetime:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_LOOK", 0.05)
+    monkeypatch.setattr(members, "_LOOK", 0.05)
     monkeypatch.setattr(link, "HOLD", 0.3)
     monkeypatch.setattr(node, "_FIRST", 0.02)
     monkeypatch.setattr(node, "_LONGEST", 0.1)

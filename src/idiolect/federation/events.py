@@ -43,7 +43,8 @@ class Events:
         self.file, self._quiet, self._lock = file, quiet, threading.Lock()
         self._before: deque[str] = deque(maxlen=1000)
         self._rare: OrderedDict[Hashable, _Rare] = OrderedDict()
-        self._lately: dict[tuple[str, Any], deque[float]] = {}
+        self._of_one: OrderedDict[tuple[str, Any], deque[float]] = OrderedDict()
+        self._of_all: dict[str, deque[float]] = {}
         self._left_out = 0
         self.heard: Callable[[dict[str, Any]], None] = lambda event: None
         """Is told each event as it is kept."""
@@ -85,19 +86,18 @@ class Events:
         is left out is counted in the next ones.
         """
         now, site = time.monotonic(), values.get("site")
-        whose = [("site", site), ("sites", "")] if site else [("address", values.get("address")), ("strangers", "")]
+        whose = ("site", site) if site else ("address", values.get("address"))
         with self._lock:
             rare = self._rare.setdefault(key, _Rare())
             rare.times += 1
-            budgets = [
-                self._lately.setdefault(one, deque(maxlen=_OF_ALL if one[1] == "" else _OF_ONE)) for one in whose
-            ]
+            of_one = self._of_one.setdefault(whose, deque(maxlen=_OF_ONE))
+            budgets = (of_one, self._of_all.setdefault(whose[0], deque(maxlen=_OF_ALL)))
             full = any(len(said) == said.maxlen and now - said[0] < _MINUTE for said in budgets)
             if now - rare.at < _MINUTE or full:
                 if len(self._rare) > _KEYS:
                     self._left_out += self._rare.popitem(last=False)[1].times
-                if len(self._lately) > _KEYS:
-                    self._lately.clear()
+                if len(self._of_one) > _KEYS:
+                    self._of_one.popitem(last=False)
                 return
             times, rare.times, rare.at = rare.times, 0, now
             for said in budgets:

@@ -14,7 +14,6 @@ import asyncio
 import json
 import math
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -22,14 +21,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from cryptography import x509
-
-from idiolect.core.errors import InputError
-from idiolect.federation.certificates import out_of_date, public_of, trouble
 from idiolect.federation.events import Events
 from idiolect.federation.exchange import Refusal, Request, Response, said
 from idiolect.federation.kits import ServerKit, address
-from idiolect.federation.roster import Roster
+from idiolect.federation.members import Members
 from idiolect.federation.web import Limits, Server, descriptors
 
 HOLD = 10.0
@@ -53,10 +48,7 @@ _TIMES = 16
 _TOO_LARGE = "it has more bytes than any reply to this question needs"
 _APART = 0.3  # seconds between two connections of a site, at least
 _SMALL = 2**16  # bytes of any other request
-_LOOK = 2.0  # seconds between two looks for a new roster or certificate
-_DAY = 86400.0
 _OTHERS = 128  # open files for all that is no connection
-_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 
 
 class Reply(NamedTuple):
@@ -96,7 +88,7 @@ class Link:
     def __init__(
         self, kit: ServerKit, listen: tuple[str, int], say: Events | None = None, limits: Limits | None = None
     ) -> None:
-        self._kit, self._say = kit, say or Events(quiet=True)
+        self._say = say or Events(quiet=True)
         self._lock = threading.Lock()
         self._letters: dict[str, _Letter] = {}
         self._replies: list[Reply] = []
@@ -106,25 +98,19 @@ class Link:
         self._current: dict[str, str] = {}
         self._connected: dict[str, float] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        self.keys: dict[str, bytes] = {}
-        """The public key of each site in PEM that is not revoked, by name; changed in place."""
-        self._files: list[int] = []
-        self._tls = context_of(kit)
-        self._enrol(kit.roster)
+        self._members = Members(kit, self._say, self._dismiss)
+        self.keys = self._members.keys
         limits = limits or Limits()
         needed = limits.strangers + limits.each * len(kit.roster.members) + _OTHERS
         if (have := descriptors(needed)) < needed:
             strangers = max(8, min(limits.strangers, have // 8))
             limits = limits._replace(strangers=strangers, all=min(limits.all, have - min(_OTHERS, have // 2)))
             self._say(f"this process may open {have} files, and {needed} are needed when all sites are here: raise it")
-        self._warned: list[str] = []
-        self._warned_at = float("-inf")
-        self._warn()
-        self._server = Server(self, listen, self._tls, limits)
+        self._server = Server(self, listen, self._members.tls, limits)
 
     def __enter__(self) -> Self:
         self._server.__enter__()
-        self._server.call(lambda: asyncio.ensure_future(self._watch()))
+        self._server.call(lambda: asyncio.ensure_future(self._members.watch()))
         return self
 
     def __exit__(
@@ -168,7 +154,11 @@ class Link:
 
     def sites(self) -> tuple[str, ...]:
         """The names of the sites, in the order of the clients' numbers, as the authority has signed them last."""
-        return tuple(member.name for member in self._roster.members)
+        return tuple(member.name for member in self._members.roster.members)
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""
+        return self._members.warnings()
 
     # what the web server asks
 
@@ -178,14 +168,7 @@ class Link:
         Raises:
             Refusal: no site has it, it is revoked, or the certificate in the roster has expired.
         """
-        member = None if certificate is None else self._members.get(public_of(certificate))
-        if member is None:
-            raise Refusal(403, "its key is not in the roster of this federation")
-        if member.revoked:
-            raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}", member.name)
-        if wrong := out_of_date(member.x509):
-            raise Refusal(403, f"the certificate of {member.name} {wrong}: the operator has to renew it", member.name)
-        return member.name
+        return self._members.site(certificate)
 
     def room(self, visitor: str, path: str, headers: Mapping[str, str]) -> int:
         """The bytes that a request may have.
@@ -216,7 +199,7 @@ class Link:
             self._check_current(request.visitor, request.headers)
         response = await kind[request.path](request)
         self._seen[request.visitor] = time.monotonic()
-        now = {ROSTER: str(self._roster.version), CLOCK: str(time.time())}
+        now = {ROSTER: str(self._members.roster.version), CLOCK: str(time.time())}
         return response._replace(headers=dict(response.headers) | now)
 
     def refused(self, address: str, why: str, visitor: str = "") -> None:
@@ -248,10 +231,11 @@ class Link:
         if abs(skew := clock - time.time()) > SKEW:
             what = f"the clock of {site} is {abs(skew) / 60:.0f} minutes {'ahead' if skew > 0 else 'behind'}"
             self._say.rarely((site, "clock"), what, site=site, address=request.address, skew=round(skew))
-        if version > self._roster.version:
-            what = f"{site} has seen roster {version}, and this server has {self._roster.version}: copy the newest here"
+        roster = self._members.roster
+        if version > roster.version:
+            what = f"{site} has seen roster {version}, and this server has {roster.version}: copy the newest here"
             self._say.rarely((site, "roster"), what, site=site, address=request.address, older=True)
-        return said(200, {"roster": self._roster.text if version < self._roster.version else None})
+        return said(200, {"roster": roster.text if version < roster.version else None})
 
     async def _work(self, request: Request) -> Response:
         site, end = request.visitor, time.monotonic() + HOLD
@@ -304,101 +288,17 @@ class Link:
             same = _program(name) == _program(current)
             raise Refusal(409 if same else 410, f"{site} has connected again since")
 
+    def _dismiss(self, site: str) -> None:
+        self._current.pop(site, None)
+        self._server.close(site)
+
     def _waken(self, site: str) -> None:
         if event := self._wake.get(site):
             event.set()
 
-    # roster and certificate
-
-    def _enrol(self, roster: Roster) -> None:
-        self._roster = roster
-        self._members = {member.public: member for member in roster.members}
-        keys = roster.keys()
-        self.keys.update(keys)  # at no moment is a site missing that is in both
-        for gone in self.keys.keys() - keys.keys():
-            del self.keys[gone]
-
-    def _times(self) -> list[int]:
-        watched = (self._kit.roster_file, self._kit.certificate)
-        return [path.stat().st_mtime_ns if path.exists() else 0 for path in watched]
-
-    async def _watch(self) -> None:
-        """Take over a new roster or a new certificate while sites are here."""
-        while True:
-            await asyncio.sleep(_LOOK)
-            try:
-                if (times := self._times()) != self._files:
-                    self._files = times
-                    self._reload()
-                elif time.monotonic() - self._warned_at > _DAY:
-                    self._warn()
-            except (ValueError, OSError) as error:
-                self._say(f"the kit cannot be read again; what it had counts ({error})", refused=str(error))
-
-    def _reload(self) -> None:
-        new = Roster.read(self._kit.roster_file, self._kit.authority)
-        if new.federation != self._roster.federation:
-            raise InputError(f"the roster is of the federation {new.federation}")
-        if new.version < self._roster.version:
-            raise InputError(f"roster {new.version} is older than {self._roster.version}")
-        if new.version == self._roster.version and new.text != self._roster.text:
-            raise InputError(f"there is another roster {new.version}: make the change again with the operator's newest")
-        before = {member.name: member for member in self._roster.members}
-        self._enrol(new)
-        for member in new.members:
-            old = before.get(member.name)
-            if old is None:
-                self._say(f"{member.name} is in the roster now", site=member.name, added=True)
-            elif member.revoked and not old.revoked:
-                self._say(f"the key of {member.name} is revoked", site=member.name, revoked=True)
-            if old is not None and (member.revoked or old.public != member.public):
-                self._current.pop(member.name, None)
-                self._server.close(member.name)
-        context_of(self._kit)  # a certificate without its key would leave the server without one
-        self._tls.load_cert_chain(self._kit.certificate, self._kit.key)
-        self._warn()
-
-    def warnings(self) -> list[str]:
-        """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""
-        own = x509.load_pem_x509_certificate(self._kit.certificate.read_bytes())
-        dated = [("the server's certificate", own), ("the authority", self._kit.authority)]
-        dated += [(f"the certificate of {m.name}", m.x509) for m in self._roster.members if not m.revoked]
-        return [f"{what} {wrong}" for what, certificate in dated if (wrong := trouble(certificate))]
-
-    def _warn(self) -> None:
-        """Say it at the start, when it changes, and each day."""
-        wrong, again = self.warnings(), time.monotonic() - self._warned_at > _DAY
-        for what in wrong:
-            if again or what not in self._warned:
-                mend = "make new kits" if what.startswith("the authority") else "idiolect federation renew renews it"
-                self._say(f"{what}: {mend}", expires=True)
-        if again:
-            self._warned_at = time.monotonic()
-        self._warned = wrong
-
 
 def _program(connection: str) -> str:
     return connection.partition("-")[0]
-
-
-def context_of(kit: ServerKit) -> ssl.SSLContext:
-    """TLS for the server of a kit: sites show a certificate of its authority.
-
-    Raises:
-        InputError: the certificate and the key cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority of a kit may be below another one
-    context.verify_flags |= _NO_CHECK_TIME  # the dates in the roster count: a site gets a renewed certificate from here
-    try:
-        context.load_cert_chain(kit.certificate, kit.key)
-        context.load_verify_locations(cadata=kit.ca.decode())
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"{kit.certificate} and {kit.key} cannot be used ({error}): make the kit again") from None
-    context.num_tickets = 0  # a session that is resumed would outlive a revoked key
-    return context
 
 
 def listening(kit: ServerKit, listen: str | None) -> tuple[str, int]:
