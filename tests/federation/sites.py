@@ -89,7 +89,7 @@ class Loop:
         self._replies = [reply for reply in self._replies if reply.ticket not in gone]
 
     def quiet_for(self, site: str) -> float:
-        return float("inf") if site in self.tamper else 0.0
+        return 1e9 if site in self.tamper else 0.0
 
     def connections(self, site: str) -> int:
         return 1
@@ -112,7 +112,7 @@ class Away(Loop):
         return super().send(site, content)
 
     def quiet_for(self, site: str) -> float:
-        return 0.0 if site != "coast" or self.there else float("inf")
+        return 0.0 if site != "coast" or self.there else 1e9
 
 
 def workers(

@@ -412,8 +412,8 @@ def test_a_request_that_cannot_be_signed(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("add", "{operator}", "north"), "north is in the roster already"),
-        (("add", "{operator}", "NORTH"), "in the roster already"),
+        (("add", "{operator}", "north"), "north is in the roster"),
+        (("add", "{operator}", "NORTH"), "in the roster"),
         (("add", "{operator}", "../x"), "name"),
         (("add", "{north}", "coast"), "is not the operator's kit"),
         (("add", "{operator}", "coast", "--request", "{operator}/none.csr"), "cannot read"),

@@ -25,6 +25,7 @@ from idiolect.federation.events import Events
 from idiolect.federation.exchange import Refusal, Request, Response, said
 from idiolect.federation.kits import ServerKit, address
 from idiolect.federation.members import Members
+from idiolect.federation.roster import Roster
 from idiolect.federation.web import Limits, Server, descriptors
 
 HOLD = 10.0
@@ -156,6 +157,11 @@ class Link:
         """The names of the sites, in the order of the clients' numbers, as the authority has signed them last."""
         return tuple(member.name for member in self._members.roster.members)
 
+    @property
+    def roster(self) -> Roster:
+        """Who takes part, as the authority has signed it last."""
+        return self._members.roster
+
     def warnings(self) -> list[str]:
         """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""
         return self._members.warnings()
@@ -227,7 +233,7 @@ class Link:
             self._connections[site] = self._connections.get(site, 0) + 1
             self._waken(site)
             what = f"{site} has connected from {request.address}"
-            self._say.rarely((site, "connected", request.address), what, site=site, address=request.address)
+            self._say.rarely((site, "connected", name), what, site=site, address=request.address)
         if abs(skew := clock - time.time()) > SKEW:
             what = f"the clock of {site} is {abs(skew) / 60:.0f} minutes {'ahead' if skew > 0 else 'behind'}"
             self._say.rarely((site, "clock"), what, site=site, address=request.address, skew=round(skew))

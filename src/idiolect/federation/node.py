@@ -36,6 +36,7 @@ _SMALL, _LARGE = 2**26, 2**32  # bytes of a response: with a roster or a reason,
 _DIGITS = 16  # of a roster's version
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 _ADDRESS = (62, 64)
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 _ODD = "it answers as no server of a federation does"
 
 
@@ -79,8 +80,8 @@ class Connection:
         while not stop.is_set():
             self._heard = False
             try:
-                self._warn()
                 with self._client() as client:
+                    self._warn()
                     self._connected(client, stop)
             except (httpx.HTTPError, _Refused, OSError) as error:
                 self._change(self._why(error))
@@ -247,7 +248,7 @@ class Connection:
         for one in causes:
             if isinstance(one, ssl.SSLCertVerificationError):
                 return _of_server(one)
-            if isinstance(one, ssl.SSLError) and not isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            if isinstance(one, ssl.SSLError) and not isinstance(one, _CUT):
                 return _of_alert(one)
             if isinstance(one, ConnectionRefusedError):
                 return "nobody listens there"
@@ -260,9 +261,6 @@ class Connection:
                 return "the connection is closed"
             return "the server closes the connection: it may not take this site's certificate, or be another server"
         return printable(str(error) or type(error).__name__)
-
-
-_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, BrokenPipeError)
 
 
 def _posted(

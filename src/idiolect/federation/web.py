@@ -1,8 +1,8 @@
 """A small HTTP server whose visitors are known by their certificates, and whom strangers cost little.
 
-asyncio carries it. What a stranger can use up is bounded: connections that have not proved who they
-are, in all and from one address, and the seconds that each may take. When there are too many, the oldest of them is
-closed, so somebody who proves it at once always finds room.
+asyncio carries it. What a stranger can use up is bounded: connections that have not proved who they are, in all and
+from one address, and the seconds that each may take. When there are too many, the oldest one of the address that has
+most of them is closed, so somebody who proves it at once finds room.
 """
 
 from __future__ import annotations
