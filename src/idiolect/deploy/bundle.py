@@ -94,7 +94,9 @@ class Bundle:
         """Check that what is built for these ``held`` bytes of numbers is not much larger than they are."""
         about = self.about
         with limited(self.folder, held, about.method.options, _FIX), blame(f"method {about.method.name}, on a sample"):
-            self.received.predict(self._down, self.fresh, torch.zeros(1, *about.inputs.shape, dtype=self.dtype))
+            x_R, down, fresh = torch.zeros(1, *about.inputs.shape, dtype=self.dtype), self._down, self.fresh
+            if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
+                self.received.predict(down, fresh, x_R)
 
     def ready(self) -> None:
         """Check that the bundle holds models that are ready.
