@@ -63,7 +63,7 @@ def idiolect(
 def small(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A recipe that runs in a second, in the place of one of the papers'."""
     settings: dict[str, Any] = {"dataset": "digits", "clients": 4, "rounds": 2, "local_epochs": 1, "model": "mlp"}
-    cells = [cell({"dataset": "digits", "method": m}, settings, m, p) for m, p in (("local", 50.0), ("fedper", None))]
+    cells = [cell({"dataset": "digits", "method": m}, settings, m, p) for m, p in (("local", 99.0), ("fedper", None))]
     made = Recipe(
         "fedpac/table1", "A small table", "results", (*cells, Cell({"dataset": "moon", "method": "local"}, absent="x"))
     )
@@ -159,7 +159,7 @@ def test_a_run_its_table_its_files_and_again(idiolect: Callable[[str], Said], sm
     said = idiolect("reproduce fedpac/table1 --results results --engine sequential --quiet")
     assert said.code == 0
     assert said.err.startswith("2 runs are left, about ")
-    for words in ("50.00", "measured", "no data", "A small table"):
+    for words in ("99.00", "measured", "no data", "A small table"):
         assert words in said.out
     kept = sorted(p.name for p in Path("results").rglob("*.json"))
     assert kept == ["digits-fedper.json", "digits-local.json"]
@@ -218,7 +218,7 @@ def test_methods_are_compared_and_the_table_is_written(idiolect: Callable[[str],
     assert "Written: cells/fedpac-table1/table.tex" in shown
     text = Path("cells/fedpac-table1/table.tex").read_text()
     assert text.startswith("\\begin{tabular}{lrrrl}\n\\toprule\nmethod & paper & ours & difference & status \\\\\n")
-    assert "local & 50.00 & " in text
+    assert "local & 99.00 & " in text
     said = idiolect(f"{line} --compare fedper,local --export csv --json")
     assert "Written: cells/fedpac-table1/table.csv" in said.err
     told = json.loads(said.out)
