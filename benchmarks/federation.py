@@ -3,15 +3,13 @@
 Three ways to do the same rounds, one after the other:
 
     federation  rounds of FedAvg on few samples, as ``idiolect federation serve`` and ``idiolect site`` do them
-    messages    Flower's link alone: the bytes of such a round to each site and back, and nothing is done with them
+    messages    the link alone: the bytes of such a round to each site and back, and nothing is done with them
     simulation  the same study on the same samples in one process
 
 A round of the federation has one message to each site and its reply, because only the last one is evaluated. Seconds of
 a round are the median; processor seconds are of all processes together, the mean of the rounds after the tenth.
-With ``--programs N``, N rounds of the same bytes are also done by Flower's own programs, ``flower-superlink`` and
-``flower-supernode`` (without encryption), with the app in ``flower_app``, which does nothing with them.
 
-    python benchmarks/federation.py [--sites 10] [--rounds 50] [--hidden 128] [--programs 3]
+    python benchmarks/federation.py [--sites 10] [--rounds 50] [--hidden 128]
 """
 
 from __future__ import annotations
@@ -19,12 +17,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -41,6 +36,7 @@ import torch
 
 from idiolect.core.errors import Interrupted
 from idiolect.federation import kits, link, messages, node, running, server
+from idiolect.federation.authority import provision
 from idiolect.federation.conversation import Replied
 from idiolect.federation.events import Events
 from idiolect.federation.samples import Samples
@@ -141,7 +137,7 @@ class Place:
         self.folder, self.rounds = folder, rounds
         self.names = tuple(f"site{k}" for k in range(sites))
         address = f"127.0.0.1:{free_port()}"
-        kits.provision(kits.Description(name="trial", server=address, sites=self.names), folder / "kits")
+        provision(kits.Description(name="trial", server=address, sites=self.names), folder / "kits")
         self.kit = kits.server_kit(folder / "kits" / "server")
         for k, name in enumerate(self.names):
             draw = np.random.default_rng(k)
@@ -236,47 +232,6 @@ def among(sites: Sequence[BaseProcess], work: Callable[..., Measured], place: Pl
             one.join()
 
 
-def programs(place: Place, rounds: int, down: bytes, up: bytes) -> float:
-    """Seconds of a round of Flower's own programs, the median."""
-    folder, sites = place.folder / "programs", len(place.names)
-    shutil.copytree(Path(__file__).with_name("flower_app"), folder)
-    (folder / "down").write_bytes(down)
-    (folder / "up").write_bytes(up)
-    (folder / "how").write_text(f"{sites} {rounds}")
-    ports = [free_port() for _ in range(sites + 1)]
-    (folder / "config.toml").write_text(
-        f'[superlink]\ndefault = "bare"\n[superlink.bare]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
-    )
-    scripts = Path(sys.executable).parent
-    environment = os.environ | {
-        "BARE": str(folder), "FLWR_HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0",
-        "PATH": os.pathsep.join((str(scripts), os.environ["PATH"])),
-    }  # fmt: skip
-
-    def start(*arguments: object) -> subprocess.Popen[bytes]:
-        asked = [str(scripts / str(arguments[0])), *map(str, arguments[1:])]
-        with (folder / "log").open("ab") as log:
-            return subprocess.Popen(asked, env=environment, stdout=log, stderr=log, cwd=folder)
-
-    link_ = ("--insecure", "--host", "127.0.0.1", "--port", ports[0], "--disable-runtime-dependency-installation")
-    started = [start("flower-superlink", *link_)]
-    try:
-        time.sleep(10)  # until it listens
-        node_ = ("--insecure", "--superlink", f"127.0.0.1:{ports[0]}", "--port")
-        started += [start("flower-supernode", *node_, port) for port in ports[1:]]
-        if start("flwr", "run", folder, "bare").wait():
-            raise SystemExit((folder / "log").read_text())
-        while not (folder / "seconds").exists():
-            time.sleep(1)
-            assert all(one.poll() is None for one in started), (folder / "log").read_text()
-        return statistics.median(map(float, (folder / "seconds").read_text().split()))
-    finally:
-        for one in reversed(started):
-            one.terminate()
-        for one in started:
-            one.wait(30)
-
-
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as free:
@@ -307,7 +262,6 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--programs", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -318,9 +272,6 @@ def main() -> None:
         bare = among(empty, exchanged, place, whole.down)
         found = {"federation": whole, "messages": bare, "simulation": apart(simulated, place, [])}
         print(table(found, place), flush=True)
-        if asked.programs:
-            seconds = programs(place, asked.programs, whole.down, whole.up)
-            print(f"Flower's programs: {seconds:.1f} seconds of a round, {seconds / bare.seconds:.1f} times messages")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ SCRIPTS = {
     "many": ("Many clients", "--rounds 10"),
     "deploy": ("Every method outside of a run, and predictions against a plain loop", ""),
     "whole": ("Whole commands, with what a user waits for beside the rounds", ""),
-    "federation": ("A federation beside Flower's link alone, and beside the simulator", "--programs 3"),
+    "federation": ("A federation beside its link alone, and beside the simulator", ""),
     "engine": ("The engine against a bare loop, and workers against one", ""),
     "gpu": ("The vectorised engine on a GPU", ""),
 }

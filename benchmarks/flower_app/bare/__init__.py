@@ -1,1 +1,0 @@
-"""An app of Flower that carries bytes and does nothing with them: see ``benchmarks/federation.py``."""
