@@ -126,4 +126,6 @@ def worker(
     folder: Path, name: str, number: int, file: Path, policy: Policy | None = None, vault: Vault | None = None
 ) -> Worker:
     samples = Samples(file, target="label")
-    return Worker(samples, number, folder / name, policy or Policy(), vault or Vault(), Events(quiet=True))
+    return Worker(
+        samples, number, folder / name, policy or Policy(), vault or Vault.of(folder / name), Events(quiet=True)
+    )

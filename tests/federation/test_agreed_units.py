@@ -181,5 +181,7 @@ def test_as_is_reaches_the_agreement(tmp_path: Path) -> None:
     made = {}
     for k, (name, path) in enumerate(mixed.items()):
         samples = Samples(path, target="label", as_is=["chol"] if name == "brig" else ())
-        made[name] = Worker(samples, k, tmp_path / "states" / name, Policy(), Vault(), Events(quiet=True))
+        made[name] = Worker(
+            samples, k, tmp_path / "states" / name, Policy(), Vault.of(tmp_path / "states" / name), Events(quiet=True)
+        )
     conduct(study_for(tmp_path / "study.yaml", "trial"), Loop(made), SITES, tmp_path / "run", Events(quiet=True))

@@ -184,13 +184,16 @@ def test_a_message_that_is_withdrawn_while_it_is_answered_costs_no_connection(
     before, honest = link.connections("north"), north._answer
     place.asked.clear()
 
+    tickets = list[str]()
+
     def late(content: bytes) -> bytes:
-        link.forget([first])
+        until(lambda: tickets)
+        link.forget(tickets)
         return honest(content)
 
     north._answer = late
     try:
-        first = link.send("north", pack({"kind": "withdrawn"}))
+        tickets.append(link.send("north", pack({"kind": "withdrawn"})))
         until(lambda: place.asked)
     finally:
         north._answer = honest

@@ -114,7 +114,7 @@ def test_keys_that_are_not_the_sites_own(identities: dict[str, Identity]) -> Non
     for said in (None, {"mask": 1}, Keys("", "", "", "zz")._asdict()):
         with pytest.raises(Refused, match="not signed"):
             verified("b", identities["a"].peers["b"], ROUND, said)
-    with pytest.raises(Refused, match="sybil is not in this site's kit"):
+    with pytest.raises(Refused, match="sybil is not in the roster"):
         one.sites["a"].share(one.roster | {"sybil": one.roster["b"]})
     own = Masking(identities["a"], ROUND).keys
     with pytest.raises(Refused, match="not its own"):

@@ -110,8 +110,8 @@ IMPOSTORS: dict[str, tuple[Callable[[Place], Handle], str]] = {
     "old TLS": (_old_tls, "TLS fails"),
     "plain text": (lambda place: lambda c: (c.recv(1), c.sendall(b"220 mail.example ESMTP\r\n")), "TLS fails"),
     "silent": (lambda place: lambda c: (c.recv(10**6), time.sleep(4)), "the server does not answer in time"),
-    "closes at once": (lambda place: lambda c: None, "the connection is closed"),
-    "closes after a hello": (lambda place: lambda c: c.recv(10**6), "the connection is closed"),
+    "closes at once": (lambda place: lambda c: None, "the server closes the connection"),
+    "closes after a hello": (lambda place: lambda c: c.recv(10**6), "the server closes the connection"),
 }
 
 
@@ -170,7 +170,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     "another roster": (_code(200, b'{"roster": "{}"}', **{ROSTER: "2"}), "its roster is not taken over"),
     "an older roster": (_code(200, b'{"roster": null}', **{ROSTER: "0"}), "this site has seen 1"),
     "packed": (_code(200, b"\x1f\x8b\x08" + bytes(99), Content_Encoding="gzip"), "no server of a federation"),
-    "half a body": (_code(200, b"{", Content_Length="99"), "the connection is closed"),
+    "half a body": (_code(200, b"{", Content_Length="99"), "the server closes the connection"),
     "no HTTP": (lambda asked: asked.wfile.write(b"\x00\x01nonsense\r\n\r\n"), "what it sends is not HTTP"),
     "endless": (_endless, "it answers with more than"),
 }

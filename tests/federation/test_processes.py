@@ -131,7 +131,7 @@ def _fill(disk: Path) -> None:
 def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machines) -> None:
     disk = machines.folder / "disk"
     disk.mkdir()
-    if not _may("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk):
+    if not _may("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", disk):
         pytest.skip("needs root, to mount a small disk")
     try:
         machines.kill("west", signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machin
         machines.serve("full", "--min-sites", 3)
         machines.until("west", "fedper, seed 0: round 1 trained")
         end = time.monotonic() + LONG
-        while "west does not count: it says: cannot write" not in machines.said("server"):
+        while not re.search(r"west does not count: it says: cannot write \S*round-\d+\.state", machines.said("server")):
             _fill(disk)  # again: older states are deleted
             assert time.monotonic() < end, machines.said("west")
         (disk / "filler").unlink()
@@ -152,7 +152,7 @@ def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machin
         assert 12 not in set(absent["round"])
         assert "No space left on device" in machines.said("west")
         assert {path.name for path in disk.rglob("*.*") if path.is_file()} == {
-            "agreed.json", "round-11.state", "round-12.state", ".lock"
+            "agreed.json", "model.state", "round-11.state", "round-12.state", "secret.json", ".lock"
         }  # fmt: skip
         machines.kill("west", signal.SIGKILL)
         machines.ended("west")
@@ -200,7 +200,7 @@ def test_a_cable_that_is_cut_and_mended(machines: Machines, cable: tuple[str, st
     )  # fmt: skip
     machines.until("far west", " trained", times=2)
     assert _may("ip", "-n", cable[1], "link", "set", "cable", "down")
-    machines.until("far server", "goes on without west", times=4)  # two trainings and two measurements, or more
+    machines.until("far server", "closed with 1 of 2 sites", times=2)
     assert _may("ip", "-n", cable[1], "link", "set", "cable", "up")
     before = machines.said("far west").count(" trained")
     machines.until("far west", " trained", times=before + 4)  # the first ones may come too late to count

@@ -268,7 +268,8 @@ def test_garbage_is_refused_with_address_and_reason(
 ) -> None:
     said.events.clear()
     said._rare.clear()
-    said._lately.clear()
+    said._of_one.clear()
+    said._of_all.clear()
     with _idle(place.address) as one:
         with suppress(OSError):
             one.sendall(sent)

@@ -485,7 +485,7 @@ def test_dates_are_said_once_a_day(place: Place, monkeypatch: pytest.MonkeyPatch
         for text in ("the server's certificate expires", "the certificate of north expires"):
             assert len(heard.lines(text)) == 1
         assert len(said.lines("the certificate of this kit expires")) == 1
-        monkeypatch.setattr(link, "_DAY", 0.2)
+        monkeypatch.setattr(members, "_DAY", 0.2)
         monkeypatch.setattr(node, "_DAY", 0.2)
         until(lambda: len(heard.lines("the server's certificate expires")) > 2)
         until(lambda: len(said.lines("the certificate of this kit expires")) > 2)

@@ -20,7 +20,7 @@ from idiolect.core.errors import IdiolectError, printable
 FILE = "events.jsonl"
 """The name of the file of events in a run's folder."""
 _MINUTE = 60.0
-_OF_ALL, _OF_ONE = 20, 3  # lines of one minute
+_OF_ALL, _OF_ONE = 20, 5  # lines of one minute
 _KEYS = 1000
 
 

@@ -88,7 +88,7 @@ class SiteModel(Bundle):
             InputError: there is none of this name, or the file is not that of this method and network.
         """
         self._place(name)
-        return Personal(self._down, self._built("client", self._template.client))
+        return Personal(self._message, self._built("client", self._template.client))
 
     @cached_property
     def before(self) -> Tree:
@@ -130,7 +130,7 @@ class SiteModel(Bundle):
         return self._arrays[f"files/{name}"].numpy().tobytes()
 
     @cached_property
-    def _down(self) -> Down:
+    def _message(self) -> Down:
         down: Down = self._built("down", self._template.down)
         return down
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from idiolect.core.errors import RunError
 from idiolect.federation.exchange import Exchange, Refusal, Request, Response, said
 
+_USUAL = (409, 428)  # of a reply that comes too late, and of a server that has started since
 _SMALL = 2**16  # bytes of a request of which one visitor may send several at a time
 
 
@@ -275,7 +276,7 @@ class Server:
                     self._sending.discard(name)
             response = await app.answer(head._replace(visitor=name, address=visit.address, body=body))
         except Refusal as refusal:
-            if stranger is None:
+            if stranger is None and refusal.status not in _USUAL:
                 app.refused(visit.address, str(refusal), name)
             response = said(refusal.status, {"why": str(refusal)})
         except TimeoutError:
