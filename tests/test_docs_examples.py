@@ -115,7 +115,8 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
         raise Built
 
     for where, name in [
-        ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "write"),
+        ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "merged"),
+        ("idiolect.report", "write"),
         ("idiolect.report", "export"), ("idiolect.federation.authority", "provision"),
         ("idiolect.federation.authority", "operator"), ("idiolect.federation.authority", "ask"),
         ("idiolect.federation.kits", "server_kit"), ("idiolect.federation.kits", "site_kit"),

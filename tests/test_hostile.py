@@ -138,7 +138,7 @@ def test_a_path_typed_by_oneself_is_ones_word(idiolect: Command) -> None:
     study = Study(model="theirs.net")
     federation = study.federation()
     with pytest.raises(InputError, match="lazy"):
-        study.task(federation)
+        study.task_of(federation)
 
 
 def test_the_way_on_repeats_the_word() -> None:

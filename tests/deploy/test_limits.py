@@ -36,7 +36,7 @@ RESEALED: dict[str, tuple[str, dict[str, Any]]] = {
     "smaller network": ("pfedfda", {"network": {"model": "mlp:hidden=8000000"}}),
     "network that is not in the file": ("local", {"network": {"model": "mlp:hidden=150000000"}}),
     "shape": ("pfedfda", {"inputs": {"shape": [2**36]}}),
-    "image": ("pfedfda", {"inputs": {"kind": "images", "shape": [3, 2**20, 2**20], "columns": []}}),
+    "image": ("pfedfda", {"inputs": {"kind": "images", "shape": [3, 2**20, 2**20], "columns": [], "scales": []}}),
     "code": ("fedcr", {"method": {"options": {"latent": 10**6}}}),
     "draws": ("fedcr", {"method": {"options": {"samples": 10**6}}}),
     "count": ("fedcr", {"method": {"options": {"samples": 10**12}}}),

@@ -71,7 +71,11 @@ def test_a_column_with_the_mean_and_a_line_about_who_lacks_it(make: Any, tmp_pat
         assert f"AUROC: {lack}" in place
         assert f"Sensitivity at specificity 0.9: {lack}" in place
     assert f"{100 * want['fedavg', 'auroc']:.1f}" in text
-    assert ("Try --partition natural:stratified=true" in " ".join(text.split())) is ("Try --partition" in page) is True
+    assert (
+        ("Try partition=.natural:stratified=true" in " ".join(text.split()).replace("'", "."))
+        is ("Try partition=" in page)
+        is True
+    )
     assert "Try" not in tex, "not for a paper"
     with report.export(folder, "csv")[0].open() as lines:
         for line in csv.DictReader(lines):
@@ -142,7 +146,7 @@ def test_what_is_suggested_exists_and_helps(make: Any, tmp_path: Path, partition
     made.study["partition"] = partition
     made.manifest["clients"][1]["train"] = train
     found = [text for text in said(report.read(made.save(tmp_path / "r"))) if text.startswith("Try")]
-    assert [text.partition(": it divides")[0] for text in found] == ([f"Try --partition {want}"] if want else [])
+    assert [text.partition(": it divides")[0] for text in found] == ([f"Try partition={want!r}"] if want else [])
 
 
 def test_the_suggestion_helps_in_a_run(tmp_path: Path) -> None:
@@ -161,12 +165,12 @@ def test_the_suggestion_helps_in_a_run(tmp_path: Path) -> None:
     )  # fmt: skip
     result = idl.run(idl.Study(data=source, data_seed=seed, **how), tmp_path / "a", engine="sequential")
     lacking = [name for name, value in result.clients("auroc")[["name", "fedavg"]].to_numpy() if math.isnan(value)]
-    assert result.notes()[-1].startswith("Try --partition natural:stratified=true: ")
+    assert result.notes()[-1].startswith("Try partition='natural:stratified=true': ")
     better = idl.Study(data=source, data_seed=seed, partition="natural:stratified=true", **how)
     again = idl.run(better, tmp_path / "b", engine="sequential")
     assert "geneva" in lacking
     assert again.clients("auroc")["fedavg"].notna().all()
-    assert not any("AUROC" in note or "Try --partition" in note for note in again.notes())
+    assert not any("AUROC" in note or "Try partition" in note for note in again.notes())
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 8])

@@ -67,7 +67,7 @@ def test_it_is_said_under_the_table_and_on_the_page(make: Any, tmp_path: Path) -
     folder = made.save(tmp_path / "run")
     said = (
         "Training may not be finished: the training loss of FedAvg, FedPAC still falls steadily. Try more rounds "
-        "(--rounds 60), or a larger learning rate (--lr 0.03)."
+        "(rounds=60), or a larger learning rate (lr=0.03)."
     )
     assert advice(report.read(folder)) == [said]
     page = report.write([folder], tmp_path / "page.html").read_text(encoding="utf-8").partition("<script")[0]
@@ -114,5 +114,5 @@ def test_the_most_frequent_class(
     make: Any, tmp_path: Path, tests: Any, trains: Any, right: Any, balanced: Any, stuck: bool
 ) -> None:
     found = advice(report.read(constant(make, tests, trains, right, balanced).save(tmp_path / "run")))
-    want = "Accuracy is that of always predicting the most frequent class: FedAvg. Try more rounds (--rounds 14), or a"
+    want = "Accuracy is that of always predicting the most frequent class: FedAvg. Try more rounds (rounds=14), or a"
     assert [text.startswith(want) for text in found] == ([True] if stuck else [])

@@ -227,6 +227,29 @@ def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
     }
 
 
+def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
+    """Sentences about what sites should look at: columns that one lacks, classes that only one has, hidden gaps."""
+    used, sentences = {column.name for column in inputs.columns}, list[str]()
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(column.name for offer in offers.values() for column in offer.columns):
+        without = tuple(site for site, offer in offers.items() if name not in {c.name for c in offer.columns})
+        if without and name not in used:
+            lacking.setdefault(without, []).append(name)
+    for without, names in lacking.items():
+        sentences.append(
+            f"column{'s' if len(names) > 1 else ''} {listed(map(repr, names), 10)} {'are' if len(names) > 1 else 'is'} "
+            f"not used, because {listed(without, 5)} {'have' if len(without) > 1 else 'has'} none of this name"
+        )
+    for site, offer in offers.items():
+        others = {name for other, one in offers.items() if other != site for name in one.classes}
+        if len(offers) > 1 and not others & set(offer.classes):
+            sentences.append(
+                f"no class of {site} ({listed(offer.classes, 5)}) is one of another site's "
+                f"({listed(ordered(others), 5)}): if they mean the same, write them in one way"
+            )
+    return sentences + hidden_gaps(inputs.columns, offers)
+
+
 def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> list[str]:
     """Sentences about sites where 0 may stand for a missing value."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -118,7 +119,7 @@ class Joining:
             try:
                 strange = strange_to(agreed, site, offer_of(message))
             except InputError as error:
-                raise Refused(str(error)) from None
+                return [self._question("ended", client, {"why": str(error)}, partial(_refuse, str(error)))]
             if strange:
                 what = f"{site} has texts that no site had at the start, which count as none of the known ones"
                 self._say(f"{what}: {listed(strange, 5)}", site=site)
@@ -141,6 +142,10 @@ class Joining:
 
     def _question(self, kind: str, client: int, more: dict[str, Any], then: Any = None) -> Question:
         return Question(about(kind, self.begun.study, self.begun.run, client) | more, {}, then)
+
+
+def _refuse(why: str, message: Message) -> list[Question]:
+    raise Refused(why)
 
 
 def about(kind: str, study: str, run: str, client: int) -> dict[str, Any]:

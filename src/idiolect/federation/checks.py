@@ -145,3 +145,13 @@ def too_large(sizes: Mapping[int, float], most: float) -> dict[int, float]:
         return {}
     median = statistics.median(sizes.values())
     return {i: size / median for i, size in sizes.items() if size > most * median > 0}
+
+
+def sent(found: Measured) -> dict[str, Any]:
+    """Numbers only: what a model predicts for a sample stays here."""
+
+    def number(value: Any) -> float | None:
+        return value if isinstance(value, float) and math.isfinite(value) else None
+
+    values = {name: number(value) for name, value in found._asdict().items() if isinstance(value, float)}
+    return values | {"measures": {name: number(value) for name, value in (found.measures or {}).items()}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,7 +122,8 @@ class Conversation:
             RunError: fewer than ``patience.least`` can answer.
             Interrupted: ``stop`` returned true.
         """
-        waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items()}
+        revoked = [i for i in questions if math.isinf(self._link.quiet_for(self.sites[i]))]
+        waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items() if i not in revoked}
         found: dict[int, T] = {}
         why: dict[int, str] = {}
         start = told = time.monotonic()
@@ -170,6 +172,9 @@ class Conversation:
                     time.sleep(_PAUSE)
         finally:
             self._link.forget([one.ticket for one in waiting.values()])
+        for i in revoked:
+            what = f"goes on without {self.sites[i]}, whose key is revoked"
+            self._change(self.sites[i], str(questions[i].about["kind"]), "revoked", what, revoked=True)
         for i, one in waiting.items():
             what = f"goes on without {one.site}, which did not answer in time"
             self._change(one.site, str(questions[i].about["kind"]), "missing", what, missing=True)

@@ -105,6 +105,8 @@ class Members:
         context_of(self._kit)  # a certificate without its key would leave the server without one
         self.tls.load_cert_chain(self._kit.certificate, self._kit.key)
         self._warn()
+        end = x509.load_pem_x509_certificate(self._kit.certificate.read_bytes()).not_valid_after_utc
+        self._say(f"roster {new.version} counts from now on; the server's certificate is valid until {end:%Y-%m-%d}")
 
     def warnings(self) -> list[str]:
         """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""

@@ -70,6 +70,7 @@ class Connection:
         self._program, self._count = secrets.token_hex(16), 0
         self._unsent: _Unsent | None = None
         self._tries, self._wrong, self._warned, self._heard = 0, "", float("-inf"), False
+        self._said: list[str] = []
 
     def run(self, stop: threading.Event) -> None:
         """Answer messages until ``stop`` is set, whatever happens on the network.
@@ -215,14 +216,17 @@ class Connection:
         self._wrong = wrong
 
     def _warn(self, again: bool = False) -> None:
-        """Say, once a day, which certificates expire soon."""
-        if not again and time.monotonic() - self._warned < _DAY:
+        """Say, once a day and when it is new, which certificates expire soon; ``again`` looks although it has today."""
+        due = time.monotonic() - self._warned >= _DAY
+        if not again and not due:
             return
-        self._warned = time.monotonic()
         own = x509.load_pem_x509_certificate(self._kit.trust.certificate.read_bytes())
-        for what, certificate in (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca))):
-            if wrong := trouble(certificate):
-                self._say(f"the {what} of this kit {wrong}: ask the operator to renew it", expires=True)
+        dated = (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca)))
+        wrong = [f"the {what} of this kit {t}" for what, certificate in dated if (t := trouble(certificate))]
+        for what in wrong:
+            if due or what not in self._said:
+                self._say(f"{what}: ask the operator to renew it", expires=True)
+        self._warned, self._said = time.monotonic(), wrong
 
     def _look_at_the_clock(self, found: _Response) -> None:
         seconds = found.headers.get(CLOCK, "")

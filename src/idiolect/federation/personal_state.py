@@ -121,6 +121,8 @@ class Vault:
             if not found.about.items() >= about.items():
                 raise Refused("it belongs to another study, method or round")
             return found
+        except InputError:
+            raise
         except InvalidTag:
             what, fix = (
                 "it is encrypted with another key, or has changed",

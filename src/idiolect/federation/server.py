@@ -16,7 +16,7 @@ from idiolect.data import FederatedData, manifest
 from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
 from idiolect.federation import checks
-from idiolect.federation.agreement import Offer, Sums, agree, hidden_gaps, texts_of, together
+from idiolect.federation.agreement import Offer, Sums, agree, remarks, texts_of, together
 from idiolect.federation.begun import FILE as BEGUN
 from idiolect.federation.begun import Begun, Joining, about, offer_of
 from idiolect.federation.conversation import Carrier, Conversation, Patience, Question
@@ -26,6 +26,7 @@ from idiolect.federation.growth import grow
 from idiolect.federation.messages import Message, Refused
 from idiolect.federation.samples import Samples, pooled, sums
 from idiolect.federation.site import study_of
+from idiolect.runs.checkpoint import CHECKPOINT, rounds
 from idiolect.runs.store import renew
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
@@ -171,7 +172,8 @@ def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, s
     """Let a run take on the sites that were added to the roster since it began."""
     before = joining.begun.agreed
     added = names[len(before.names) :]
-    if not added:
+    cells = [p for p in out.glob(f"cells/*/{CHECKPOINT}") if rounds(p) == study.rounds]
+    if not added or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
         return
     larger = joining.begun._replace(agreed=before.among(names))
     jobs = []
@@ -209,10 +211,19 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
         return {i: found[i] for i in sorted(found)}
 
     offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
-    inputs, classes = together({talk.sites[i]: offer for i, offer in offers.items()}, study.task)
-    for sentence in hidden_gaps(inputs.columns, {talk.sites[i]: offer for i, offer in offers.items()}):
+    by_site = {talk.sites[i]: offer for i, offer in offers.items()}
+    try:
+        inputs, classes = together(by_site, study.task)
+    except InputError as error:  # who can mend it is at a site
+        talk.ask(
+            {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
+            lambda i, m: None, Patience(0, _GOODBYE, terms.patience.lost), stop,
+        )  # fmt: skip
+        raise
+    sentences = remarks(inputs, by_site)
+    for sentence in sentences:
         say(sentence)
-    features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes)}
+    features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
     summed: dict[int, Sums] = ask(
         "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from idiolect.core.version import __version__
 from idiolect.deploy.bundle import Personal
 from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
+from idiolect.federation import checks
 from idiolect.federation.agreement import Agreed, plain
 from idiolect.federation.events import Events
 from idiolect.federation.kits import Identity
@@ -97,6 +97,7 @@ class Worker:
         self._offered: dict[tuple[str, str], Study] = {}
         self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
             "study": self._study, "inputs": self._inputs, "begin": self._begin, "done": self._done,
+            "ended": self._ended,
             **dict.fromkeys(ROUNDS, self._phase), **dict.fromkeys(SUMS, self._sum),
         }  # fmt: skip
         private_folder(folder)
@@ -119,7 +120,7 @@ class Worker:
         except Lost:
             return self._signed(about, {"lost": True})
         except Refused as error:
-            self._say(f"refused {about.get('kind', 'a message')}: {error}", refused=True)
+            self._say.rarely(str(error), f"refused {about.get('kind', 'a message')}: {error}", refused=True)
             return self._signed(about, {"refused": str(error)})
         except IdiolectError as error:
             self._say(f"failed: {error}", failed=True)
@@ -139,7 +140,8 @@ class Worker:
         about = message.about
         study = self._read(about)
         self._offered[about["digest"], about["run"]] = study
-        self._say(f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}")
+        what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
+        self._say.rarely(about["run"], what)
         return {"offer": plain(self._samples.offer(study.task))}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
@@ -159,6 +161,8 @@ class Worker:
         study = self._offered[about["digest"], about["run"]]
         inputs, classes = _inputs_of(about["inputs"]), tuple(map(str, about["classes"]))
         prepared = self._samples.prepared(inputs, classes, study.data_seed, self._number, look=False)
+        for sentence in list(about.get("remarks", ()))[:20]:
+            self._say(str(sentence)[:1000])
         return {}, named("sums", sums(prepared, len(classes))._asdict())
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -179,6 +183,12 @@ class Worker:
         known = self._found(message.about)
         if known is not None:
             self._say(f"study {known.study.name} is done; what this site keeps of it is in {known.folder}", done=True)
+        return {}, {}
+
+    def _ended(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The study does not go on, or not with this site."""
+        why = str(message.about.get("why"))[:1000]
+        self._say.rarely(("ended", why), f"this site takes no part: {why}", failed=True)
         return {}, {}
 
     def _prepare(self, study_digest: str, run: str, study: Study, agreed: Agreed) -> _Known:
@@ -270,7 +280,7 @@ class Worker:
         stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
         if round == known.study.rounds and stage == known.study.protocol.stage:
             self._save(known, folder, label, seed, stage, found)
-        return ({"measured": _measured(found)} if self._policy.evaluate else {"withheld": True}), {}
+        return ({"measured": checks.sent(found)} if self._policy.evaluate else {"withheld": True}), {}
 
     def _keep(
         self, known: _Known, runner: Site, folder: Path, belongs: dict[str, Any], round: int, down: Down, before: Tree
@@ -386,13 +396,3 @@ def study_of(text: str) -> Study:
 
 def _inputs_of(values: Mapping[str, Any]) -> Inputs:
     return Inputs.model_validate(values)
-
-
-def _measured(found: Measured) -> dict[str, Any]:
-    """Numbers only: what a model predicts for a sample stays here."""
-
-    def number(value: Any) -> float | None:
-        return value if isinstance(value, float) and math.isfinite(value) else None
-
-    values = {name: number(value) for name, value in found._asdict().items() if isinstance(value, float)}
-    return values | {"measures": {name: number(value) for name, value in (found.measures or {}).items()}}

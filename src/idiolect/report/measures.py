@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from idiolect.core.errors import InputError, listed
+from idiolect.core.errors import InputError, listed, option
 from idiolect.core.option_spec import Spec, options_of
 from idiolect.data.partitions import PARTITIONS
 from idiolect.report.common_clients import counted, expected, names
@@ -130,7 +130,7 @@ def suggestion(run: Run) -> list[str]:
         return []
     given = {k: v for k, v in spec.options.items() if k != "stratified" and v != known[k].default}
     better = Spec(name=spec.name, options=given | {"stratified": True})
-    return [f"Try --partition {better}: it divides the samples of each class between training and test."]
+    return [f"Try {option('partition', str(better))}: it divides the samples of each class between training and test."]
 
 
 def _would_help(train_C: Sequence[int], test_C: Sequence[int]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from idiolect.core.errors import listed
+from idiolect.core.errors import listed, option
 from idiolect.report.common_clients import counted
 from idiolect.runs.reader import Run, once
 
@@ -24,8 +24,10 @@ def advice(run: Run) -> list[str]:
     Only methods count whose last evaluation is in the study's last round. See ``still_falls`` and ``_one_class``.
     """
     said, lr = [], run.study.get("lr")
-    larger = f"a larger learning rate (--lr {3 * lr:g})" if isinstance(lr, int | float) else "a larger learning rate"
-    what = f"more rounds (--rounds {2 * int(run.study['rounds'])}), or {larger}"
+    larger = (
+        f"a larger learning rate ({option('lr', 3 * lr)})" if isinstance(lr, int | float) else "a larger learning rate"
+    )
+    what = f"more rounds ({option('rounds', 2 * int(run.study['rounds']))}), or {larger}"
     ends = run.final.groupby("method")["round"].min()
     done = [label for label in run.titles if ends.get(label, 0) == run.study["rounds"]]
     stuck = [label for label in done if _one_class(run, label)]

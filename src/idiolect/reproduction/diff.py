@@ -68,6 +68,7 @@ EFFECTS = {
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
     "measures": "more is recorded; the number is the same",
+    "task": "whether whole numbers of a target are taken as classes; the numbers are the same",
     "save_predictions": "more is recorded; the number is the same",
     "methods": "methods do not influence each other",
     "idiolect": "changes between the versions: see the changelog",
