@@ -70,8 +70,8 @@ def test_an_encrypted_state_needs_its_key(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     _state(tmp_path / "s", Vault(key)).put(1, 0, _after(1))
     assert b"head" not in (tmp_path / "s" / "round-1.state").read_bytes()
-    for vault in (Vault(), Vault(bytes(32))):
-        with pytest.raises(InputError, match="cannot be read"):
+    for vault, said in ((Vault(), r"is encrypted: give state_key"), (Vault(bytes(32)), "encrypted with another key")):
+        with pytest.raises(InputError, match=said):
             _state(tmp_path / "s", vault).load(1)
     (tmp_path / "key").write_text("abc")
     with pytest.raises(InputError, match="64 hexadecimal digits"):
