@@ -29,7 +29,7 @@ from idiolect import cli
 try:
     cli.main(sys.argv[1:])
 finally:
-    print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print("PEAK", next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line[:5] == "VmHWM"))
 """
 RESEALED: dict[str, tuple[str, dict[str, Any]]] = {
     "network": ("pfedfda", {"network": {"model": "mlp:hidden=150000000"}}),
@@ -104,7 +104,7 @@ for folder in sys.argv[1:]:
         print("read")
     except InputError as error:
         print(error)
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print("PEAK", next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line[:5] == "VmHWM"))
 """
 
 
