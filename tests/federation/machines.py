@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ LONG = 100.0  # seconds for what takes a few, on a machine that has other work
 
 
 def port() -> int:
-    """One that is free."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """One that is free, and that the system gives to no outgoing connection meanwhile."""
+    while True:
+        number = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", number))
+            return number
 
 
 class Launcher:
