@@ -265,8 +265,9 @@ class Worker:
         if known.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(kept)
-        if kind == "local" and not state.answers(round, asked(message)):
-            self._count(known)
+        question = asked(message) if kind == "local" else b""
+        if question and self._policy.most_trainings is not None and not state.answers(round, question):
+            self._count(known, self._policy.most_trainings)
         after = kept_after(known.study, kind, round)
         found: Trained | Measured | None = None
         with OneThread():
@@ -276,7 +277,7 @@ class Worker:
                 runner.job = runner.job._replace(keeps=round)
                 [found] = runner.run(kind, round, [self._number], down, [before])
         if isinstance(found, Trained):
-            return self._trained(known, state, message, found)
+            return self._trained(known, state, message, found, question)
         stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
         if round == known.study.rounds and stage == known.study.protocol.stage:
             self._save(known, folder, label, seed, stage, found)
@@ -315,12 +316,12 @@ class Worker:
             predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _trained(
-        self, known: _Known, state: PersonalState, message: Message, found: Trained
+        self, known: _Known, state: PersonalState, message: Message, found: Trained, question: bytes
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about, arrays = message.about, named("value", found.up.value) | named("weight", found.up.weight)
         if known.study.secure_aggregation and arrays:
             arrays = self._sums.masked(message, arrays)
-        state.put(about["round"], about["kept"], found.client, asked(message))
+        state.put(about["round"], about["kept"], found.client, question)
         info = {name: float(value) for name, value in found.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
         return {"info": info}, arrays
@@ -332,13 +333,11 @@ class Worker:
         """
         return int.from_bytes(hmac.digest(secret_of(self._folder, "noise"), asked(message), "sha256")[:7], "big")
 
-    def _count(self, known: _Known) -> None:
-        """Count a training over all runs of a study, where the policy limits them."""
-        if self._policy.most_trainings is None:
-            return
+    def _count(self, known: _Known, most: int) -> None:
+        """Count a training over all runs of a study, of which the policy allows so many."""
         path = known.folder.parent / "trainings.json"
         done = int(read_json(path)["trainings"]) if path.exists() else 0
-        if done >= self._policy.most_trainings:
+        if done >= most:
             raise Refused(f"this site has trained for this study {done} times, as often as is allowed here")
         write_json(path, {"trainings": done + 1}, self._folder)
 
