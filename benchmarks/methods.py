@@ -25,6 +25,7 @@ from common import SHAPES, federation, task
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Method
+from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, begin
@@ -59,7 +60,7 @@ class Rounds:
         down = self.method.send(self.server, torch.tensor(ids))
         trained: Any = self.loop.map("local", self.number, ids, down, self.clients, lambda: False)
         up = tree.stack([t.up for t in trained])
-        self.server, _ = self.method.aggregate(self.server, up, torch.tensor(ids))
+        self.server, _ = self.method.aggregate(self.server, reduced(self.method.reduce, up), torch.tensor(ids))
         seconds = time.process_time() - start
         self.clients = [t.client for t in trained]
         return seconds

@@ -29,6 +29,7 @@ from common import SHAPES, federation, task
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Up
+from idiolect.core.reduction import reduced
 from idiolect.engines import Processes, serialization
 from idiolect.runs.checkpoint import save
 from idiolect.simulation import Job, Record, State, begin, fit
@@ -108,7 +109,7 @@ def server(model: str) -> str:
         clock = time.process_time()
         up = tree.gather(ups)
         middle = time.process_time()
-        built.aggregate(start, up, torch.arange(count))
+        built.aggregate(start, reduced(built.reduce, up), torch.arange(count))
         seconds.append((middle - clock, time.process_time() - middle))
     gather, aggregate = np.median(seconds, axis=0) / count
     return f"{model}: gather {gather * 1e3:.3f} ms, aggregate {aggregate * 1e3:.3f} ms a participant"

@@ -18,8 +18,10 @@ import toy
 from torch.nn.functional import nll_loss
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import RunError
-from idiolect.core.method import Data, Down, Method, Model, Task, Weights
+from idiolect.core.errors import InputError, RunError
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights
+from idiolect.core.reduce import Increment, needs_each, spread
+from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.runs.checkpoint import load, save
@@ -127,7 +129,7 @@ def inputs_unchanged(build: toy.Build) -> None:
     before = tree.copy((state.server, down, client, data))
     _, up, _ = method.local(down, client, data, toy.key())
     sent = tree.copy(up)
-    method.aggregate(state.server, tree.stack([up]), torch.tensor([0]))
+    method.aggregate(state.server, reduced(method.reduce, tree.stack([up])), torch.tensor([0]))
     personalised = method.personalise(down, client, data, toy.key())
     kept = tree.copy(personalised)
     method.predict(down, personalised, federation.x_R[:5])
@@ -177,11 +179,11 @@ def relabelling_invisible(build: toy.Build) -> None:
     }
     new = {i: len(toy.SIZES) - 1 - i for i in range(len(toy.SIZES))}
     start = method.init_server(toy.key("init"))
-    server, info = method.aggregate(start, tree.stack([ups[i] for i in ids]), torch.tensor(ids))
+    mine = reduced(method.reduce, tree.stack([ups[i] for i in ids]))
+    server, info = method.aggregate(start, mine, torch.tensor(ids))
     turned = sorted(ids, key=lambda i: new[i])
-    other, _ = method.aggregate(
-        _renumbered(start, new), tree.stack([ups[i] for i in turned]), torch.tensor([new[i] for i in turned])
-    )
+    other_ups = reduced(method.reduce, tree.stack([ups[i] for i in turned]))
+    other, _ = method.aggregate(_renumbered(start, new), other_ups, torch.tensor([new[i] for i in turned]))
     x = federation.x_R[:9]
     for i in ids:
         a, b = _received(method, server, i), _received(method, other, new[i])
@@ -203,7 +205,7 @@ def maps_over_clients(build: toy.Build) -> None:
         federation.x_R, federation.y_R, torch.stack([d.row_N for d in data]), torch.stack([d.real_N for d in data])
     )
     clients, key = tree.stack(list(state.clients)), torch.stack([toy.key(i) for i in ids])
-    axes = (Down(None, 0), 0, Data(None, None, 0, 0), 0)
+    axes = (Down(None, 0), 0, Data(None, None, 0, 0, None, None, None), 0)
 
     def mapped(function: Any, axes: Any) -> Any:
         return torch.func.vmap(lambda *a: function(*a), in_dims=axes)
@@ -248,30 +250,65 @@ def one_participant(build: toy.Build) -> None:
     for client in range(len(toy.SIZES)):
         down = _received(method, state.server, client)
         up = method.local(down, state.clients[client], toy.rows(federation, client), toy.key())[1]
-        server, _ = method.aggregate(state.server, tree.stack([up]), torch.tensor([client]))
+        server, _ = method.aggregate(state.server, reduced(method.reduce, tree.stack([up])), torch.tensor([client]))
         path = tree.not_finite(server)
         assert path is None, f"after client {client} alone, {path} of the server is not finite"
         tree.flatten(server)
 
 
-def uploads_combine(build: toy.Build) -> None:
-    """Uploads that were combined in parts, and parts that were combined again, are to the server what all are."""
-    if build(toy.task()).combine is None:
-        return
+def _uploads(method: Method, state: State) -> list[Up]:
+    """The uploads of all clients, the hard ones too."""
+    federation = toy.data()
+    return [
+        method.local(_received(method, state.server, i), state.clients[i], toy.rows(federation, i), toy.key())[1]
+        for i in range(len(toy.SIZES))
+    ]
+
+
+def declaration_fits(build: toy.Build) -> None:
+    """``reduce`` fits the upload of every client, whose weights are not negative, and of which the server gets no more.
+
+    The server that gets means and sums reports nothing of single participants.
+    """
     try:
         method, state = _states(build)
-    except RunError as error:
+        ups = _uploads(method, state)
+        ones = [reduced(method.reduce, tree.map(lambda a: a[None], up)) for up in ups]
+        up_m = tree.stack(ups)
+        _, info = method.aggregate(state.server, reduced(method.reduce, up_m), torch.arange(len(ups)))
+    except (RunError, InputError, ValueError) as error:
         raise AssertionError(str(error)) from error
-    assert method.combine is not None
-    federation, ups = toy.data(), []
-    for client in range(len(toy.SIZES)):
-        down = _received(method, state.server, client)
-        ups.append(method.local(down, state.clients[client], toy.rows(federation, client), toy.key())[1])
-    want, _ = method.aggregate(state.server, tree.stack(ups), torch.arange(len(ups)))
-    first, second, third = (method.combine(tree.stack(some)) for some in (ups[:1], ups[1:3], ups[3:]))
-    both = method.combine(tree.stack([first, second]))
-    server, _ = method.aggregate(state.server, tree.stack([both, third]), torch.arange(len(ups)))
-    _close(want, server, "the server of uploads combined in parts")
+    forms = {tuple((path, a.shape, a.dtype) for path, a in tree.named(one.value).items()) for one in ones}
+    assert len(forms) == 1, "uploads of different clients have different forms"
+    assert all(bool((w >= 0).all()) for up in ups for w in tree.leaves(up.weight)), "a weight is negative"
+    assert needs_each(method.reduce) or not info, f"{list(info)} of participants, of which the server gets sums alone"
+
+
+def increments_are_steps(build: toy.Build) -> None:
+    """What ``reduce`` calls an increment is one: the server stays where it is at 0, and else moves along it."""
+    method, state = _states(build)
+    ups = _uploads(method, state)
+    up, ids = reduced(method.reduce, tree.stack(ups)), torch.arange(len(ups))
+    steps = [isinstance(rule, Increment) for rule in spread(method.reduce, up.value)]
+
+    def moved(times: float) -> list[torch.Tensor]:
+        flat, make = tree.flatten(up.value)
+        flat = [a * times if step else a for a, step in zip(flat, steps, strict=True)]
+        return tree.leaves(method.aggregate(state.server, up._replace(value=make(flat)), ids)[0])
+
+    before, still, once, twice = tree.leaves(state.server), moved(0), moved(1), moved(2)
+    for (path, delta), step in zip(tree.named(up.value).items(), steps, strict=True):
+        if not step or not bool(delta.any()):
+            continue
+        along = delta / delta.norm()
+        for old, at, one, two in zip(before, still, once, twice, strict=True):
+            same_shape = old.shape == delta.shape and torch.equal(old, at)
+            if same_shape and torch.allclose(two - at, 2 * (one - at)) and bool(((one - at) * along).sum() > 0):
+                far = ((one - at) * along).sum() * along
+                if torch.allclose(one - at, far, atol=CLOSE):
+                    break
+        else:
+            raise AssertionError(f"{path} is declared an increment, and no part of the server moves along it from 0")
 
 
 def newcomers_join(build: toy.Build) -> None:
@@ -282,7 +319,9 @@ def newcomers_join(build: toy.Build) -> None:
     rows = federation.train[0]
     try:
         down = _received(method, state.server, 1000)
-        client = method.personalise(down, method.init_client(toy.key("new")), toy.rows(federation, 0), toy.key())
+        client = method.personalise(
+            down, method.init_client(toy.key("new"), torch.tensor(0)), toy.rows(federation, 0), toy.key()
+        )
         logp = method.predict(down, client, federation.x_R)
     except (IndexError, RunError) as error:
         raise AssertionError(f"an unknown client is refused: {error}") from error
@@ -318,7 +357,8 @@ def _jolted(build: toy.Build, task: Task) -> Method:
         )
 
     return method._replace(
-        init_server=lambda key: jolt(method.init_server(key)), init_client=lambda key: jolt(method.init_client(key))
+        init_server=lambda key: jolt(method.init_server(key)),
+        init_client=lambda key, id: jolt(method.init_client(key, id)),
     )
 
 
@@ -368,8 +408,11 @@ def starts_alike(build: toy.Build) -> None:
     Of several models the first does, and no two are alike unless each is a client's. Parts of one number are no model.
     """
     task = toy.task()
-    start = task.network.init(keys.start(3))
-    state = begin(build(task), len(toy.SIZES), 3)
+    start, method = task.network.init(keys.start(3)), build(task)
+    if not method.own_start:
+        one, other = (method.init_client(keys.start(3), torch.tensor(id)) for id in (0, 4))
+        assert tree.same(one, other), "init_client depends on the client's number: set own_start"
+    state = begin(method, len(toy.SIZES), 3)
     for place, found in _models({"server": state.server, "client": state.clients[0]}, start).items():
         part = start.body if found.keys() == start.body.keys() else start.head
         if all(bool((a == a.flatten()[0]).all()) for a in found.values()):

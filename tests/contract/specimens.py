@@ -10,7 +10,7 @@ from torch import Tensor
 
 from idiolect import methods
 from idiolect.core import keys, tree
-from idiolect.core.method import Data, Down, Method, Task, Up, unchanged
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, reduce, unchanged
 
 
 def _fedavg(task: Task) -> Method:
@@ -45,7 +45,7 @@ def writes_into_server(task: Task) -> Method:
     good = _fedavg(task)
 
     def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
-        tree.map(lambda a, b: a.add_(b), server, tree.mean(up.value, up.weight))
+        tree.map(lambda a, b: a.add_(b), server, up.value)
         return server, {}
 
     return good._replace(aggregate=aggregate)
@@ -126,11 +126,11 @@ def unbiased_variance(task: Task) -> Method:
     good = _fedavg(task)
 
     def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
-        server, info = good.aggregate(server, up, ids)
+        server = tree.add(server, tree.mean(up.value, up.weight_m))
         spread = tree.map(lambda a: (a - a.mean(0)).square().sum(0) / (len(ids) - 1), up.value)
-        return tree.map(lambda a, b: a + 1e-3 * b, server, spread), info
+        return tree.map(lambda a, b: a + 1e-3 * b, server, spread), {}
 
-    return good._replace(aggregate=aggregate)
+    return good._replace(reduce=reduce.each(), aggregate=aggregate)
 
 
 def looks_ids_up(task: Task) -> Method:
@@ -178,13 +178,59 @@ def small_ridge(task: Task) -> Method:
     return methods.build("pfedfda", methods.settle("pfedfda", {"ridge": 0.03}), task)
 
 
-def combines_without_weights(task: Task) -> Method:
-    """The plain mean of uploads, with the weight of all."""
-    return _fedavg(task)._replace(combine=lambda up: Up(tree.map(lambda a: a.mean(0), up.value), up.weight.sum()))
+def weighs_by_another_name(task: Task) -> Method:
+    """Declares a weight that the upload does not have."""
+    return _fedavg(task)._replace(reduce=reduce.increment("samples"))
+
+
+def weighs_by_another_shape(task: Task) -> Method:
+    """Weighs one mean by numbers for each class."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(up.value, torch.bincount(data.y_R[data.row_N], minlength=task.classes).double()), info
+
+    return good._replace(local=local)
+
+
+def leaves_a_part_out(task: Task) -> Method:
+    """Declares the body alone, and sends the head too."""
+    good = _fedavg(task)
+    return good._replace(reduce={"body": reduce.increment()})
+
+
+def another_form_for_some(task: Task) -> Method:
+    """A client that lacks a class sends less."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        lacks = len(data.y_R[data.row_N].unique()) < task.classes
+        return client, Up(Model(up.value.body, {"weight": up.value.head["weight"]}), up.weight) if lacks else up, info
+
+    return good._replace(local=local)
+
+
+def increments_that_are_weights(task: Task) -> Method:
+    """Sends weights, and calls them increments."""
+    good = _fedavg(task)
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        client, up, info = good.local(down, client, data, key)
+        return client, Up(tree.add(up.value, down.shared), up.weight), info
+
+    return good._replace(local=local, aggregate=lambda server, up, ids: (up.value, {}))
+
+
+def increments_against_the_server(task: Task) -> Method:
+    """The server steps away from where its clients went."""
+    good = _fedavg(task)
+    return good._replace(aggregate=lambda server, up, ids: (tree.sub(server, up.value), {}))
 
 
 def reports_on_each(task: Task) -> Method:
-    """A number for each participant, from a server that gets their uploads combined."""
+    """A number for each participant, from a server that gets their sum alone."""
     good = _fedavg(task)
 
     def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
@@ -196,13 +242,19 @@ def reports_on_each(task: Task) -> Method:
 def own_start(task: Task) -> Method:
     """Draws the clients' model with another key than the server's."""
     good = methods.build("local", {}, task)
-    return good._replace(init_client=lambda key: good.init_client(keys.fold(key, "client")))
+    return good._replace(init_client=lambda key, id: good.init_client(keys.fold(key, "client"), id))
+
+
+def start_of_each(task: Task) -> Method:
+    """Lets a client's number decide where it starts, and does not say so."""
+    good = methods.build("local", {}, task)
+    return good._replace(init_client=lambda key, id: good.init_client(keys.fold(key, int(id)), id))
 
 
 def own_head(task: Task) -> Method:
     """Draws the personal head anew."""
     good = methods.build("fedper", methods.settle("fedper", {}), task)
-    return good._replace(init_client=lambda key: good.init_client(keys.fold(key, "head")))
+    return good._replace(init_client=lambda key, id: good.init_client(keys.fold(key, "head"), id))
 
 
 def server_apart(task: Task) -> Method:
@@ -230,9 +282,16 @@ SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "maps_over_clients": [branches_on_data],
     "hard_clients": [divides_by_class_count, skips_small_clients],
     "one_participant": [unbiased_variance],
-    "uploads_combine": [combines_without_weights, reports_on_each],
+    "declaration_fits": [
+        weighs_by_another_name,
+        weighs_by_another_shape,
+        leaves_a_part_out,
+        another_form_for_some,
+        reports_on_each,
+    ],
+    "increments_are_steps": [increments_that_are_weights, increments_against_the_server],
     "newcomers_join": [looks_ids_up, joins_untrained],
     "predicts_probabilities": [raw_logits, batch_statistics],
-    "starts_alike": [own_start, own_head, server_apart, equal_components],
+    "starts_alike": [own_start, start_of_each, own_head, server_apart, equal_components],
     "rounding_stays_small": [scale_unheld, former_ridge, small_ridge],
 }

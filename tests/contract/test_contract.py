@@ -22,6 +22,7 @@ from specimens import SPECIMENS, own_start
 from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Down, Training
+from idiolect.core.reduction import reduced
 from idiolect.engines import Processes, Sequential
 from idiolect.simulation import Job, begin, fit
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
@@ -157,8 +158,10 @@ def test_what_is_to_be_drawn_is_reported(name: str) -> None:
     method = toy.builder(name, **OPTIONS.get(name, {}))(toy.task())
     down = method.send(method.init_server(toy.key()), torch.tensor([0]))
     down = down._replace(own=tree.rows(down.own, 0))
-    _, up, told = method.local(down, method.init_client(toy.key()), toy.rows(toy.data(), 0), toy.key())
-    _, info = method.aggregate(method.init_server(toy.key()), tree.stack([up]), torch.tensor([0]))
+    _, up, told = method.local(down, method.init_client(toy.key(), torch.tensor(0)), toy.rows(toy.data(), 0), toy.key())
+    _, info = method.aggregate(
+        method.init_server(toy.key()), reduced(method.reduce, tree.stack([up])), torch.tensor([0])
+    )
     wanted = set(methods.get(name).reports)
     reported = {*told, *info}
     assert wanted <= reported, f"REPORTS of {name} has {sorted(wanted)}, and what is reported is {sorted(reported)}"

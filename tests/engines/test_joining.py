@@ -79,7 +79,7 @@ def joined(records: list[Record]) -> list[Record]:
 
 def by_hand(method: Method, server: Any, whole: FederatedData, seed: int, id: int) -> dict[str, float]:
     """A newcomer by the contract: init_client, send, personalise, predict."""
-    client = method.init_client(keys.start(seed))
+    client = method.init_client(keys.start(seed), torch.tensor(0))
     down = method.send(server, torch.tensor([id]))
     down = down._replace(own=tree.rows(down.own, 0))
     rows = Data(whole.x_R, whole.y_R, whole.train[id], torch.ones(len(whole.train[id])))

@@ -21,6 +21,7 @@ from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Data, Down, Method
+from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
@@ -87,7 +88,9 @@ def test_each_moment_is_what_it_says(name: str, runs_on: Engine) -> None:
         key = keys.key(SEED, ROUNDS, i, "evaluate")
         personalised = _accuracy(job, down, method.personalise(mine, client, _rows(job, i), key), i, method)
         after, up, _ = method.local(mine, client, _rows(job, i), keys.key(SEED, ROUNDS + 1, i, "local"))
-        server, _ = method.aggregate(end.server, tree.map(lambda a: torch.as_tensor(a)[None], up), torch.tensor([i]))
+        server, _ = method.aggregate(
+            end.server, reduced(method.reduce, tree.map(lambda a: torch.as_tensor(a)[None], up)), torch.tensor([i])
+        )
         trained = _accuracy(job, method.send(server, torch.tensor([i])), after, i, method)
         for stage, value in (("received", received), ("personalised", personalised), ("trained", trained)):
             gaps.append(abs(found[stage, i] - value) * len(job.data.test[i]))

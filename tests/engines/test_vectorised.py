@@ -277,7 +277,7 @@ def test_the_first_chunk_on_a_gpu_says_how_large_the_next_ones_are(monkeypatch: 
     job = job._replace(data=replace(job.data, train=(*[train] * 14, *[train[:1]] * 20)))
     session = Vectorised(device="cpu").open(job)
     session._measures = True
-    clients = [job.build().init_client(toy.key())] * 34
+    clients = [job.build().init_client(toy.key(), torch.tensor(0))] * 34
     session.map("local", 1, range(34), Down(), clients, lambda: False)
     assert tried == [(4, 16), (5, 16), (5, 16), (7, 1), (7, 1), (6, 1)], "4 at first, then at most 8, in like parts"
     assert session._fits["local"] == (8, 16)
@@ -568,7 +568,7 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
     task = replace(task, training=replace(task.training, epochs=1))
     method, ids, device = build(task), torch.arange(3), torch.device("meta")
     down = method.send(method.init_server(toy.key("init")), ids)
-    clients = tree.stack([method.init_client(toy.key("init"))] * 3)
+    clients = tree.stack([method.init_client(toy.key("init"), torch.tensor(0))] * 3)
     x_R, y_R = toy.data().x_R, toy.data().y_R
     data = Data(x_R, y_R, torch.zeros(3, 12, dtype=torch.int64), torch.ones(3, 12))
     key = torch.stack([toy.key(i) for i in range(3)])

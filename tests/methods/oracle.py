@@ -17,6 +17,7 @@ from torch import nn
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Data, Down, Method, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 
 INPUTS, WIDTH, CLASSES, BATCH, EPOCHS = 5, 6, 4, 6, 2
 RULE = SGD(lr=0.07, momentum=0.6, weight_decay=2e-2)  # a decay that shows within one round
@@ -90,7 +91,7 @@ def round_of(method: Method, server: Any, clients: dict[int, Any], rows: Sequenc
         new[i], up, _ = method.local(one(method, server, i), clients[i], data(*rows[i]), key(i))
         ups.append(up)
     stacked = tree.stack(ups)
-    server, info = method.aggregate(server, stacked, torch.tensor(ids))
+    server, info = method.aggregate(server, reduced(method.reduce, stacked), torch.tensor(ids))
     return server, new, stacked, info
 
 

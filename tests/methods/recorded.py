@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from idiolect.core import tree
 from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.training import untrained
 
 CLIENTS = 5
@@ -83,7 +84,7 @@ def rounds(f: Files, method: Method, server: Any) -> Iterator[tuple[Any, list[An
         for k in ids:
             clients[k], up, _ = method.local(one(method, server, k), clients[k], training(f, k), key(k))
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         yield server, list(clients)
 
 

@@ -22,6 +22,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Data, Down, Method, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import apfl
 from idiolect.training import Personal, trained, untrained
 
@@ -200,7 +201,7 @@ def test_padding_steps_change_nothing(options: dict[str, Any]) -> None:
     row = torch.stack([torch.arange(n) % o.SIZES[4], torch.arange(n) + o.SIZES[4]])
     real = torch.stack([(torch.arange(n) < o.SIZES[k]).double() for k in ids])
     clients = [state(OWN[k], 0.25, START if "evaluate_with" in options else None) for k in ids]
-    axes = (None, 0, Data(None, None, 0, 0), 0)
+    axes = (None, 0, Data(None, None, 0, 0, None, None, None), 0)
     got, up, _ = torch.func.vmap(method.local, in_dims=axes)(
         Down(o.model_of(START)), tree.stack(clients), Data(x, y, row, real), torch.stack([o.key(k) for k in ids])
     )
@@ -249,7 +250,9 @@ def test_alpha_moves_once_a_round_and_only_if_asked() -> None:
         ends.append(float(client.value.alpha))
     assert ends[0] == ends[1] != 0.5
     fixed = methods.build("apfl", {}, o.task())
-    client = fixed.local(o.one(fixed, o.model_of(START), 0), fixed.init_client(o.key()), o.data(*ROWS[0]), o.key())[0]
+    client = fixed.local(
+        o.one(fixed, o.model_of(START), 0), fixed.init_client(o.key(), torch.tensor(0)), o.data(*ROWS[0]), o.key()
+    )[0]
     assert float(client.value.alpha) == 0.25
 
 
@@ -295,7 +298,7 @@ def test_recorded_rounds(part: str, alpha: float) -> None:
             logp = method.predict(down, clients[k], torch.tensor(f[f"data/{k}/x_test"])).numpy()
             loss.append(-logp[np.arange(12), f[f"data/{k}/y_test"]].mean())
             right.append((logp.argmax(1) == f[f"data/{k}/y_test"]).mean())
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         agree(server, params(f, f"{at}/server"))
         for k in range(5):
             agree(clients[k].value.v, params(f, f"{at}/v", k))

@@ -15,6 +15,7 @@ from oracle import close, key, one
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Up
+from idiolect.core.reduction import reduced
 
 RULE = SGD(0.05, 0.5, 1e-4, decay_biases=False)
 RIGHT = (27, 29, 33)  # of 47 test rows, by the averaged model; the record has 34, 36 and 37 by its stale models
@@ -28,8 +29,10 @@ def test_fedavg() -> None:
         ups = [method.local(one(method, server, k), (), r.training(f, k), key(k))[1] for k in ids]
         last |= {k: tree.add(server, up.value) for k, up in zip(ids, ups, strict=True)}
         stacked = tree.stack(ups)
-        by_n = method.aggregate(server, stacked, torch.tensor(ids))[0]
-        server, _ = method.aggregate(server, Up(stacked.value, torch.ones(len(ids))), torch.tensor(ids))
+        by_n = method.aggregate(server, reduced(method.reduce, stacked), torch.tensor(ids))[0]
+        server, _ = method.aggregate(
+            server, reduced(method.reduce, Up(stacked.value, torch.ones(len(ids)))), torch.tensor(ids)
+        )
         at = f"round{number}/"
         want = r.Model(r.body(f, f"{at}body/fc1"), r.head(f, f"{at}head/fc2."))
         r.same(server, want)

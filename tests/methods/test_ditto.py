@@ -19,6 +19,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Method
 from idiolect.core.network import Model
+from idiolect.core.reduction import reduced
 from idiolect.training import Batch, Personal, supervised, trained, untrained
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -50,7 +51,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(supervised, "batches", lambda *a, plan=plan, steps, **k: plan[:steps])
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], o.data(*rows[k]), o.key(r, k))
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         rec.same(server, rec.model(f, f"round{r}/server"))
         correct = []
         for k in range(5):

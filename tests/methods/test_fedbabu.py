@@ -20,6 +20,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Method
 from idiolect.core.network import Model
+from idiolect.core.reduction import reduced
 from idiolect.training import batches, cross_entropy_mean, rows, sgd
 
 ROWS = o.federation()
@@ -38,7 +39,7 @@ def test_recorded_rounds() -> None:
     for number, ids in enumerate((*r.ROUNDS, (0, 3, 4))):
         method = recorded(RATES[number], tuning_epochs=0)
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(number, k))[1] for k in ids]
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         after.append(server)
         r.same(server.body, r.body(f, f"round{number}/body/fc1"))
         close(100 * r.hits(method, server, f, [()] * 5) / r.TEST_ROWS, f[f"round{number}/accuracy"], rtol=1e-6)
@@ -150,7 +151,7 @@ def test_all_clients_have_one_head() -> None:
     downs = [o.one(method, server, k) for k in (0, 3, 1000)]
     for down in downs[1:]:
         assert torch.equal(down.shared.head["weight"], downs[0].shared.head["weight"])
-    assert method.init_client(o.key("init")) == ()
+    assert method.init_client(o.key("init"), torch.tensor(0)) == ()
     assert downs[0].shared.head["weight"].std() > 0, "the head should be random"
 
 

@@ -14,6 +14,7 @@ from scipy.special import expit, log_softmax, logsumexp, softmax
 from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.method import Task, Up
+from idiolect.core.reduction import reduced
 from idiolect.methods.fedcr import Client, Encoder, Report, Server
 from idiolect.statistics.experts import Experts
 
@@ -154,7 +155,7 @@ def test_round(options: dict[str, Any], drawn: list[np.ndarray]) -> None:
         close(info["train_loss"], w["loss"])
         ups.append(up)
         want.append(w)
-    end, _ = method.aggregate(start, tree.stack(ups), torch.tensor(o.IDS))
+    end, _ = method.aggregate(start, reduced(method.reduce, tree.stack(ups)), torch.tensor(o.IDS))
     variance = 1 / (1 + sum(w["precision"] for w in want))  # the prior N(0, I) once
     mean = variance * sum(w["weighted"] for w in want)
     rate = options.get("server_rate", 1.0)
@@ -232,7 +233,7 @@ def test_the_prior_enters_once_and_absent_classes_stay() -> None:
     weighted = RNG.normal(size=(3, o.CLASSES, V))
     precision[:, 2] = weighted[:, 2] = 0  # nobody has class 2
     precision[:2, 0] = weighted[:2, 0] = 0  # one has class 0
-    end, _ = method.aggregate(server(), products(precision, weighted), torch.tensor([0, 2, 4]))
+    end, _ = method.aggregate(server(), reduced(method.reduce, products(precision, weighted)), torch.tensor([0, 2, 4]))
     for c in (0, 1, 3):
         close(end.std_CV[c], (1 + precision[:, c].sum(0)) ** -0.5)
         close(end.mean_CV[c], weighted[:, c].sum(0) / (1 + precision[:, c].sum(0)))
@@ -270,5 +271,5 @@ PUBLISHED = [
 def test_parameters(name: str, shape: tuple[int, ...], classes: int, latent: int, total: int) -> None:
     """Body, a layer of 2 V and the head: the sizes of the published networks."""
     method = methods.build("fedcr", {"latent": latent}, Task(models.build(name, shape, classes), classes, 1))
-    parts = (method.init_server(o.key()).encoder, method.init_client(o.key()).head)
+    parts = (method.init_server(o.key()).encoder, method.init_client(o.key(), torch.tensor(0)).head)
     assert sum(a.numel() for a in tree.leaves(parts)) == total

@@ -24,6 +24,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Method, Task, Training, Up
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import fedem as module
 from idiolect.training import Personal
 
@@ -106,13 +107,13 @@ def test_who_never_trained_gets_weights_by_forward_passes(steps: int) -> None:
     pi = np.full(3, 1 / 3)
     for _ in range(steps):
         pi = expectation(START, 2, pi)[1]
-    close(personal(method, server, 2, method.init_client(key())), mixture(START, pi))
+    close(personal(method, server, 2, method.init_client(key(), torch.tensor(0))), mixture(START, pi))
     assert np.abs(pi - 1 / 3).max() > 0.02
 
 
 def test_official_gives_weights_by_one_step() -> None:
     method = methods.build("fedem", {"preset": "official"}, o.task())
-    got = personal(method, module.Server(stacked(START)), 2, method.init_client(key()))
+    got = personal(method, module.Server(stacked(START)), 2, method.init_client(key(), torch.tensor(0)))
     pi = expectation(START, 2, np.full(3, 1 / 3))[1]
     close(got, mixture(START, pi))
     assert np.abs(got - mixture(START, expectation(START, 2, pi)[1])).max() > 1e-3  # two would show
@@ -146,8 +147,8 @@ def test_a_single_model_is_fedavg() -> None:
     server = module.Server(tree.stack([model]))
     ups = tree.stack([em.local(one(em, server, k), client, rows[k], key(k))[1] for k in o.IDS])
     other = tree.stack([avg.local(one(avg, model, k), (), rows[k], key(k))[1] for k in o.IDS])
-    models = em.aggregate(server, ups, torch.tensor(o.IDS))[0].models
-    want = avg.aggregate(model, other, torch.tensor(o.IDS))[0]
+    models = em.aggregate(server, reduced(em.reduce, ups), torch.tensor(o.IDS))[0].models
+    want = avg.aggregate(model, reduced(avg.reduce, other), torch.tensor(o.IDS))[0]
     for got, leaf in zip(tree.leaves(tree.rows(models, 0)), tree.leaves(want), strict=True):
         close(got, leaf)
 
@@ -158,12 +159,12 @@ def test_momentum_is_fresh_or_goes_on(keep: bool) -> None:
     once = methods.build("fedem", {"models": 1, "keep_momentum": keep}, o.task(epochs=1))
     twice = methods.build("fedem", {"models": 1}, o.task(epochs=2))
     rows, server = data(*ROWS[0]), module.Server(stacked(START[:1]))
-    ids, client = torch.tensor([0]), once.init_client(key())
+    ids, client = torch.tensor([0]), once.init_client(key(), torch.tensor(0))
     moved = server
     for _ in range(2):
         client, up, _ = once.local(one(once, moved, 0), client, rows, key())
-        moved, _ = once.aggregate(moved, tree.stack([up]), ids)
-    _, up, _ = twice.local(one(twice, server, 0), twice.init_client(key()), rows, key())
+        moved, _ = once.aggregate(moved, reduced(once.reduce, tree.stack([up])), ids)
+    _, up, _ = twice.local(one(twice, server, 0), twice.init_client(key(), torch.tensor(0)), rows, key())
     gap = tree.square_distance(moved.models, tree.add(server.models, up.value)).sqrt()
     assert (gap < 1e-12) if keep else (gap > 1e-3)
     assert bool(tree.leaves(client.value.momentum)) == keep
@@ -218,7 +219,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with np.load(Path(__file__).parent / "parity" / "fedem.npz") as f:
         rows = [data(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
         server = module.Server(models_of(f, "init/"))
-        states = [method.init_client(key()) for _ in range(5)]
+        states = [method.init_client(key(), torch.tensor(0)) for _ in range(5)]
         for r in range(3):
             at, ids = f"round{r}/", f[f"round{r}/participants"].tolist()
             zero = tree.zeros(server.models)
@@ -235,8 +236,10 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
                     assert apart(tree.add(server.models, up.value), want) > 0.05
             close(torch.stack([s.value.pi_M for s in states]), f[at + "pi"], **EXACT)
             present = tree.stack([ups[k] for k in ids])
-            among = method.aggregate(server, present, torch.tensor(ids))[0]  # the mean over the participants, ours
-            server, _ = method.aggregate(server, tree.stack(ups), torch.arange(5))
+            among = method.aggregate(server, reduced(method.reduce, present), torch.tensor(ids))[
+                0
+            ]  # the mean over the participants, ours
+            server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
             agree(server.models, models_of(f, at + "global/"))
             assert apart(among.models, server.models) > 0.02
             for k in range(5):

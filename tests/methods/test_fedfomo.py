@@ -26,6 +26,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Down, Task, Training, Up
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import fedfomo as module
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -145,7 +146,7 @@ def test_without_a_better_candidate_the_client_goes_back_and_loses_its_training(
 
 def test_first_round_trains_from_the_start_and_divides_by_no_distance() -> None:
     method = methods.build("fedfomo", {"preset": "official"}, o.task())
-    server, client = method.init_server(key("init")), method.init_client(key("init"))
+    server, client = method.init_server(key("init")), method.init_client(key("init"), torch.tensor(0))
     down = o.one(method, server, 0)
     assert not down.own.usable.any()
     assert not down.shared.usable.any()
@@ -179,10 +180,10 @@ def test_validation_rows_are_the_same_in_all_rounds_and_never_trained_on(monkeyp
 
     monkeypatch.setattr(module, "train_model", watched)
     method = methods.build("fedfomo", {}, o.task(shuffle=True))
-    server, client, n = method.init_server(key()), method.init_client(key()), o.SIZES[0]
+    server, client, n = method.init_server(key()), method.init_client(key(), torch.tensor(0)), o.SIZES[0]
     for r in range(3):
         client, up, _ = method.local(o.one(method, server, 0), client, data(*ROWS[0]), key(r))
-        server, _ = method.aggregate(server, tree.stack([up]), torch.tensor([0]))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up])), torch.tensor([0]))
     assert seen[0] == seen[1] == seen[2]
     train, held = module.split(data(*ROWS[0]), client.split, 0.2)
     assert set(train.row_N.tolist()) == seen[0]
@@ -290,7 +291,7 @@ def test_an_empty_place_earns_no_credit() -> None:
     method = methods.build("fedfomo", {}, o.task())
     start = method.init_server(key())
     up = Up(module.Report(tree.rows(start.models, slice(0, 2)), torch.ones(2, 5)), torch.ones(2))
-    server, _ = method.aggregate(start, up, torch.tensor([1, 3]))
+    server, _ = method.aggregate(start, reduced(method.reduce, up), torch.tensor([1, 3]))
     close(server.affinity_KK, np.diag([0, 1, 0, 1, 0]))
 
 
@@ -373,7 +374,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
                     close(quotients[8], f[f"{at}/weights/{k}"], **EXACT)
                     close(info["own_weight"], f[f"{at}/weights/{k}"][0], **EXACT)
                     agree(states[k].base, tree.rows(models_of(f, f"{at}/personalised"), k))
-            server, _ = method.aggregate(server, tree.stack(ups), torch.arange(5))
+            server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
             if r:
                 close(server.affinity_KK + 0.1 * torch.eye(5), f[f"{at}/client_weights"], **EXACT)
             if r < 3:

@@ -14,6 +14,7 @@ from oracle import close
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Up
+from idiolect.core.reduction import reduced
 from idiolect.methods.fedpac import Counts, Report, Server
 
 ROWS = o.federation()
@@ -189,7 +190,7 @@ def test_heads_go_to_their_own_clients() -> None:
     """Participants that resemble nobody keep the own head, whatever their place among the ids."""
     up = reports(np.random.default_rng(0), np.full((3, o.CLASSES), 2.0))
     up = up._replace(value=up.value._replace(h_Cd=1e4 * up.value.h_Cd))
-    server, info = build().aggregate(state(), up, torch.tensor([1, 3, 4]))
+    server, info = build().aggregate(state(), reduced(build().reduce, up), torch.tensor([1, 3, 4]))
     close(info["combination"], np.eye(3), rtol=0, atol=1e-9)
     for at, client in enumerate((1, 3, 4)):
         close(server.heads["weight"][client], np.full((o.CLASSES, o.WIDTH), float(at)), rtol=0, atol=1e-9)
@@ -204,7 +205,7 @@ def test_combination_is_by_row() -> None:
     h[1, 0, 0], h[2, 1, 1] = 0.5, 1e4
     V0, V1, e2 = 0.1, 0.3, 0.25
     up = up._replace(value=up.value._replace(h_Cd=h, variance=torch.tensor([V0, V1, 0.2])))
-    server, info = build().aggregate(state(), up, torch.tensor([0, 1, 2]))
+    server, info = build().aggregate(state(), reduced(build().reduce, up), torch.tensor([0, 1, 2]))
     both = V0 + V1 + e2
     want = np.array([[(V1 + e2) / both, V0 / both, 0], [V1 / both, (V0 + e2) / both, 0], [0, 0, 1]])
     close(info["combination"], want, rtol=0, atol=1e-6)
@@ -214,13 +215,13 @@ def test_combination_is_by_row() -> None:
 def test_centroids_weigh_by_class_counts_and_absent_classes_stay() -> None:
     counts = np.array([[1.0, 5.0, 0.0, 0.0], [9.0, 1.0, 0.0, 2.0]])
     up = reports(np.random.default_rng(2), counts)
-    server, _ = build().aggregate(state(), up, torch.tensor([0, 1]))
+    server, _ = build().aggregate(state(), reduced(build().reduce, up), torch.tensor([0, 1]))
     sums = up.value.sum_Cd.sum(0).numpy()
     for c, n in enumerate(counts.sum(0)):
         close(server.centroid_Cd[c], sums[c] / n if n else (CENTROIDS * KNOWN[:, None])[c])
     close(server.known_C, KNOWN)  # class 2 remains unknown
     known = np.ones(o.CLASSES)
-    server, _ = build().aggregate(state(known), up, torch.tensor([0, 1]))
+    server, _ = build().aggregate(state(known), reduced(build().reduce, up), torch.tensor([0, 1]))
     close(server.centroid_Cd[2], CENTROIDS[2])
     close(server.known_C, known)
 

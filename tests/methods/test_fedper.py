@@ -137,7 +137,9 @@ def test_heads_are_nobody_elses_tensors(newcomer_head: str) -> None:
     """A head that a client keeps is not the server's, nor another client's, and stays when the server moves on."""
     method = methods.build("fedper", {"newcomer_head": newcomer_head}, o.task())
     server = method.init_server(o.key())
-    after, new, _, _ = o.round_of(method, server, {k: method.init_client(o.key()) for k in o.IDS}, ROWS)
+    after, new, _, _ = o.round_of(
+        method, server, {k: method.init_client(o.key(), torch.tensor(0)) for k in o.IDS}, ROWS
+    )
     heads = [new[k].value["weight"] for k in o.IDS]
     places = {a.data_ptr() for a in [*heads, *(s.head["weight"] for s in (server, after) if s.head)]}
     assert len(places) == len(heads) + (2 if newcomer_head == "average" else 0)
@@ -156,7 +158,7 @@ def test_mapped_over_clients(newcomer_head: str) -> None:
     row = torch.stack([torch.arange(first), torch.arange(first).clamp(max=second - 1) + first])
     real = torch.stack([torch.ones(first), (torch.arange(first) < second).to(torch.float64)])
     clients = [trained(o.head_of(HEADS[0])), untrained(o.head_of(HEADS[4]))]
-    axes = (None, 0, Data(None, None, 0, 0), 0)
+    axes = (None, 0, Data(None, None, 0, 0, None, None, None), 0)
     key = torch.stack([o.key(0), o.key(4)])
     down = method.send(server, torch.tensor([0, 4]))
     for function in (lambda *a: method.local(*a)[:2], method.personalise):

@@ -21,6 +21,7 @@ from scipy.special import log_softmax
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import SGD, Up
+from idiolect.core.reduction import reduced
 from idiolect.methods.fedproto import VARIANTS, Client, Prototypes
 from idiolect.training import trained, untrained
 
@@ -58,7 +59,7 @@ def test_recorded_rounds() -> None:
             close(up.weight, has)
             close(up.value[has], want[has], **r.EXACT)
             ups.append(up)
-        server, _ = by_head.aggregate(server, tree.stack(ups), torch.arange(r.CLIENTS))
+        server, _ = by_head.aggregate(server, reduced(by_head.reduce, tree.stack(ups)), torch.arange(r.CLIENTS))
         close(server.mean_Cd, f[at + "prototypes"], **r.EXACT)
 
     counted, running, tested, right = [], [], 0, 0
@@ -218,7 +219,7 @@ def test_newcomer_does_one_round() -> None:
 def test_before_any_round_all_classes_are_alike() -> None:
     method = methods.build("fedproto", {"predict_with": "prototypes"}, o.task())
     down = o.one(method, method.init_server(o.key()), 0)
-    logp = method.predict(down, method.init_client(o.key()), torch.tensor(TEST))
+    logp = method.predict(down, method.init_client(o.key(), torch.tensor(0)), torch.tensor(TEST))
     close(logp, np.full((len(TEST), o.CLASSES), -np.log(o.CLASSES)))
 
 
@@ -229,7 +230,7 @@ def test_variants_of_fedpac() -> None:
     """Both are tested with the local classifier; L has nothing to align to in its first round, and no message."""
     for title, shared in (("FedProto-G", True), ("FedProto-L", False)):
         method = methods.build("fedproto", VARIANTS[title], o.task())
-        client = method.init_client(o.key("init"))
+        client = method.init_client(o.key("init"), torch.tensor(0))
         down = o.one(method, method.init_server(o.key("init")), 0)
         assert bool(tree.leaves(down)) == shared
         first, up, info = method.local(down, client, o.data(*ROWS[0]), o.key())
@@ -256,7 +257,9 @@ def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
     method = methods.build("fedproto", {}, o.task())
     value = torch.tensor(OWN[:2])
     weight = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-    server, _ = method.aggregate(prototypes(GLOBAL, KNOWN), Up(value, weight), torch.tensor([0, 3]))
+    server, _ = method.aggregate(
+        prototypes(GLOBAL, KNOWN), reduced(method.reduce, Up(value, weight)), torch.tensor([0, 3])
+    )
     close(server.mean_Cd[0], OWN[:2, 0].mean(0))
     close(server.mean_Cd[3], OWN[0, 3])
     close(server.mean_Cd[1], GLOBAL[1])
@@ -267,7 +270,7 @@ def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
 def test_models_stay_at_home() -> None:
     """What a client sends does not hold its weights, and two clients stay unlike."""
     method = methods.build("fedproto", {}, o.task())
-    client = method.init_client(o.key("init"))
+    client = method.init_client(o.key("init"), torch.tensor(0))
     server, new, up, _ = o.round_of(method, method.init_server(o.key("init")), dict.fromkeys(o.IDS, client), ROWS)
     assert [a.shape[1:] for a in tree.leaves(up)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]
     assert [a.shape for a in tree.leaves(server)] == [(o.CLASSES, o.WIDTH), (o.CLASSES,)]

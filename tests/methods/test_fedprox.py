@@ -21,6 +21,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Up
+from idiolect.core.reduction import reduced
 from idiolect.training import train_model
 
 ROWS = o.federation()
@@ -38,7 +39,7 @@ def test_recorded_rounds_of_the_authors() -> None:
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in ids]
         for row, up in enumerate(ups):
             r.same(tree.add(server, up.value), r.model(f, f"round{number}/participants", row))
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, r.model(f, f"round{number}"))
     close(100 * r.hits(method, server, f, [()] * 5) / r.TEST_ROWS, f["final/accuracy"], rtol=1e-6)
 
@@ -52,7 +53,7 @@ def test_recorded_rounds_with_momentum() -> None:
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in ids]
         last |= {k: tree.add(server, up.value) for k, up in zip(ids, ups, strict=True)}
         value = tree.stack(ups).value
-        server, _ = method.aggregate(server, Up(value, torch.ones(len(ids))), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, Up(value, torch.ones(len(ids)))), torch.tensor(ids))
         at = f"round{number}/"
         r.same(server, r.Model(r.body(f, f"{at}body/fc1"), r.head(f, f"{at}head/fc2.")))
         close(r.by_rows(f, [last.get(k, server) for k in range(5)]), f[at + "accuracy"], rtol=1e-6)

@@ -21,6 +21,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Data, Down
+from idiolect.core.reduction import reduced
 from idiolect.methods.fedrod import Hypernetwork, Shared
 from idiolect.training import Personal, trained, untrained
 
@@ -40,7 +41,7 @@ def test_recorded_rounds() -> None:
         for k in ids:
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(number, k))
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, f"round{number}"))
         for k in range(r.CLIENTS):
             r.same(clients[k].value, r.head(f, f"round{number}/personal/", k))
@@ -165,7 +166,7 @@ def test_round() -> None:
 def test_newcomer_trains_one_round() -> None:
     method = methods.build("fedrod", {}, o.task())
     down = o.one(method, Shared(o.model_of(START), ()), 99)
-    client = method.init_client(o.key())
+    client = method.init_client(o.key(), torch.tensor(0))
     mine = method.personalise(down, client, o.data(*ROWS[4]), o.key())
     zero = {name: np.zeros_like(a) for name, a in personal(0).items()}
     want = train(ROWS[4], zero)[0]
@@ -176,7 +177,7 @@ def test_newcomer_trains_one_round() -> None:
 def test_round_with_a_hypernetwork() -> None:
     method = methods.build("fedrod", {"personal_head": "hypernetwork", "hidden": HIDDEN}, o.task())
     server = Shared(o.model_of(START), hyper_of(hyper()))
-    start = method.init_client(o.key())
+    start = method.init_client(o.key(), torch.tensor(0))
     assert start.value == ()
     after, new, up, _ = o.round_of(method, server, dict.fromkeys(o.IDS, start), ROWS)
     want = {k: train(ROWS[k], hyper())[0] for k in o.IDS}
@@ -207,7 +208,7 @@ def test_the_first_personal_prediction_is_the_generic_one(personal_head: str) ->
     method = methods.build("fedrod", {"personal_head": personal_head}, o.task())
     server = method.init_server(o.key("init"))._replace(model=o.model_of(START))
     down = o.one(method, server, 0)
-    client = method.init_client(o.key())
+    client = method.init_client(o.key(), torch.tensor(0))
     close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(START, TEST))
     if personal_head == "hypernetwork":
         mine = method.personalise(down, client, o.data(*ROWS[0]), o.key())
@@ -250,7 +251,7 @@ def test_padding_of_an_absent_class_under_vmap(personal_head: str) -> None:
     x_R, y_R = torch.tensor(np.concatenate([x, ROWS[0][0]])), torch.tensor(np.concatenate([y, ROWS[0][1]]))
     row_N = torch.cat([torch.arange(len(y)), torch.full((7,), len(y) + stranger)])
     real_N = torch.cat([torch.ones(len(y)), torch.zeros(7)])
-    down, client = o.one(method, server, 1), method.init_client(o.key())
+    down, client = o.one(method, server, 1), method.init_client(o.key(), torch.tensor(0))
     want = method.local(down, client, o.data(x, y), o.key())
 
     def mapped(row_N: torch.Tensor, real_N: torch.Tensor) -> Any:

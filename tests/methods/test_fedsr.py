@@ -22,6 +22,7 @@ from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Task, Training
 from idiolect.core.network import Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import fedsr
 from idiolect.methods.fedsr import Client, Reference, Server, Shared
 from idiolect.training import Batch
@@ -106,7 +107,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(Network(make, (6,)), 4, 4, Training(2, 7, SGD(0.05, 0.9, 5e-4), shuffle=False))
     options = {"latent": 5, "norm": 0.01, "conditional": 0.02, "samples": 6}
     method = methods.build("fedsr", {"preset": "official", **options}, task)
-    clients = [method.init_client(o.key())] * 4
+    clients = [method.init_client(o.key(), torch.tensor(0))] * 4
     equal(clients[0].reference, Reference(torch.zeros(4, 5), torch.ones(4, 5), torch.ones(())))
     server = Server(shared("init"), ())
     for r in range(3):
@@ -124,7 +125,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
             at = f"round{r}/client/{who}"
             equal(tree.add(server.model, up.value.model), shared(at))
             equal(clients[who].reference, Reference(*(torch.tensor(f[f"{at}/{p}"]) for p in ("r_mu", "r_sigma", "C"))))
-        server, _ = method.aggregate(server, tree.stack(ups), torch.arange(4))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(4))
         equal(server.model, shared(f"round{r}/server"))
     for k in range(4):
         logp = []
@@ -232,7 +233,7 @@ def test_two_rounds(options: dict[str, Any], drawn: list[np.ndarray]) -> None:
             close(up.weight, 1)
             ends.append(end)
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         p = {name: np.mean([end[name] for end in ends], 0) for name in SHARED}  # uniform, whatever the rows
         tree.map(close, server.model, shared_of(p))
         if common:
@@ -308,7 +309,7 @@ def test_probabilities_are_averaged_over_fixed_draws(drawn: list[np.ndarray]) ->
 def test_a_newcomer_needs_nothing_of_its_own() -> None:
     method = methods.build("fedsr", BUILD, o.task())
     down = o.one(method, Server(shared_of(START), ()), 1000)
-    fresh, old = method.init_client(o.key()), Client(reference_of(REFERENCES[2]), ())
+    fresh, old = method.init_client(o.key(), torch.tensor(0)), Client(reference_of(REFERENCES[2]), ())
     a, b = (
         method.predict(down, method.personalise(down, c, o.data(*ROWS[0]), o.key()), torch.tensor(TEST))
         for c in (fresh, old)
@@ -318,7 +319,7 @@ def test_a_newcomer_needs_nothing_of_its_own() -> None:
 
 def test_start() -> None:
     method = methods.build("fedsr", {"latent": V, "share_reference": True}, o.task())
-    server, client = method.init_server(o.key()), method.init_client(o.key())
+    server, client = method.init_server(o.key()), method.init_client(o.key(), torch.tensor(0))
     assert client.reference == ()
     close(server.reference.mean_CV, np.zeros((o.CLASSES, V)))
     close(server.reference.raw_CV, np.ones((o.CLASSES, V)))

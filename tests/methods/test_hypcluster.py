@@ -23,6 +23,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import hypcluster as module
 from idiolect.training import row_losses
 
@@ -124,7 +125,9 @@ def test_recorded_rounds() -> None:
             ids = f[f"round{r}/participants"].tolist()
             results = [method.local(one(method, server, k), (), data(*rows[k]), key(r, k)) for k in ids]
             assert [int(info["cluster"]) for _, _, info in results] == f[f"round{r}/cluster"].tolist()
-            server, _ = method.aggregate(server, tree.stack([up for _, up, _ in results]), torch.tensor(ids))
+            server, _ = method.aggregate(
+                server, reduced(method.reduce, tree.stack([up for _, up, _ in results])), torch.tensor(ids)
+            )
             for got, want in zip(
                 tree.leaves(server.models), tree.leaves(models_of(f, f"round{r}/models/")), strict=True
             ):

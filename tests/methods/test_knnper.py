@@ -21,6 +21,7 @@ from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Data, Down, Method
 from idiolect.core.network import Model
+from idiolect.core.reduction import reduced
 from idiolect.methods import knnper
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -43,7 +44,7 @@ def test_recorded_rounds_and_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     method, server = build(), rec.model(f, "init")
     for r in range(3):
         ups = [method.local(o.one(method, server, k), (), rows[k], o.key(r, k))[1] for k in range(5)]
-        server, _ = method.aggregate(server, tree.stack(ups), torch.arange(5))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
         rec.same(server, rec.model(f, f"round{r}/server"))
 
     down, shares = Down(server), f["lambda"].tolist()

@@ -22,6 +22,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD
 from idiolect.core.network import Model
+from idiolect.core.reduction import reduced
 from idiolect.training import trained, untrained
 
 ROWS = o.federation()
@@ -48,7 +49,7 @@ def test_recorded_rounds() -> None:
         for k in ids:
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(k))
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         now = [Model(client.value, o.one(method, server, k).shared) for k, client in enumerate(clients)]
         for k in range(5):
             r.same(now[k], r.model(f, f"{at}/clients", k))
@@ -129,7 +130,7 @@ def test_training_loss_is_the_mean_over_rows_as_seen() -> None:
 def test_the_last_layer_travels_and_the_first_ones_stay() -> None:
     """Not the other way round."""
     method = methods.build("lg_fedavg", {}, o.task())
-    server, client = method.init_server(o.key()), method.init_client(o.key())
+    server, client = method.init_server(o.key()), method.init_client(o.key(), torch.tensor(0))
     assert server["weight"].shape == (o.CLASSES, o.WIDTH)
     assert client.value["0.weight"].shape == (o.WIDTH, o.INPUTS)
     down = o.one(method, server, 0)

@@ -35,6 +35,7 @@ from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Method, Task, Training
 from idiolect.core.network import Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import fedcr, fedpac, pfedfda
 from idiolect.statistics import covariance
 
@@ -88,7 +89,7 @@ def test_fedpac(monkeypatch: pytest.MonkeyPatch) -> None:
     for r in range(3):
         ups = [method.local(one(method, server, k), (), data(*rows(f, k)), key(r, k))[1] for k in range(5)]
         up = tree.stack(ups)
-        server, info = method.aggregate(server, up, torch.arange(5))
+        server, info = method.aggregate(server, reduced(method.reduce, up), torch.arange(5))
         at = f"round{r}/"
         close(up.value.h_Cd, f[at + "h"], **EXACT)
         close(up.value.variance, f[at + "V_over_n"], **EXACT)
@@ -155,7 +156,7 @@ def test_pfedfda(monkeypatch: pytest.MonkeyPatch) -> None:
             ups.append(method.local(one(method, server, k), (), data(*rows(f, k)), key(r, k))[1])
             close(unmixed[-1].mean_Cd, f[at + "local_means"][k], **EXACT)
             close(unmixed[-1].cov_dd, f[at + "local_covariance"][k], **EXACT)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.arange(5))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
         close(server.mean_Cd, f[at + "means"], **EXACT)
         close(covariance.unpack(server.cov, 8), f[at + "covariance"], **EXACT)
         for part in ("weight", "bias"):
@@ -210,7 +211,7 @@ def test_fedcr(monkeypatch: pytest.MonkeyPatch) -> None:
             for part in ("weight", "bias"):
                 close(clients[k].head[part], f[f"{who}head.{part}"], **EXACT)
                 close(server.encoder.code[part] + up.value.encoder.code[part], f[f"{who}encoder.{part}"], **EXACT)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         close(server.mean_CV, f[at + "global_mean"], **EXACT)
         close(server.std_CV, f[at + "global_std"], **EXACT)
         for part in ("weight", "bias"):

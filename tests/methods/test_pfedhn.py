@@ -21,6 +21,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.methods import pfedhn
 from idiolect.methods.pfedhn import Head, Hyper, Linear, Server
 from idiolect.training import Batch, trained, untrained
@@ -90,7 +91,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         for part, layer, prefix in ((target.body, "fc1", "0."), (target.head, "fc2", "")):
             for kind in ("weight", "bias"):
                 close(part[prefix + kind], f[f"{at}/target/{layer}.{kind}"], **EXACT)
-        server, _ = method.aggregate(server, tree.stack([up]), torch.tensor([who]))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up])), torch.tensor([who]))
         tree.map(lambda got, want: close(got, want, **EXACT), server.hyper, hyper(at))
         losses, right = [], 0
         for k in range(5):
@@ -256,7 +257,7 @@ def test_the_released_code_tunes_nobody(preset: str) -> None:
     """A client that never trained has the generated weights as they are, and with a local head its first head."""
     method = methods.build("pfedhn", {"preset": preset, "steps": 2}, o.task())
     tuning = methods.build("pfedhn", {"preset": preset, "steps": 2, "tuning": "newcomers"}, o.task())
-    server, client, rows = method.init_server(o.key()), method.init_client(o.key()), o.data(*ROWS[1])
+    server, client, rows = method.init_server(o.key()), method.init_client(o.key(), torch.tensor(0)), o.data(*ROWS[1])
     for k in (1, NEW):
         down = o.one(method, server, k)
         want = Model(down.own, client.value.weights) if preset == "official_pc" else down.own
@@ -292,11 +293,17 @@ def test_a_local_head_keeps_its_momentum() -> None:
 
 def test_a_start_with_a_local_head() -> None:
     method = methods.build("pfedhn", {"local_head": True, "steps": 3}, o.task())
-    server, clients, up, _ = o.round_of(method, method.init_server(o.key()), {0: method.init_client(o.key())}, ROWS)
+    server, clients, up, _ = o.round_of(
+        method, method.init_server(o.key()), {0: method.init_client(o.key(), torch.tensor(0))}, ROWS
+    )
     assert set(up.value) == {"0.weight", "0.bias"}
     assert not tree.leaves(method.send(server, torch.tensor([0])).shared)
-    new = method.personalise(o.one(method, server, NEW), method.init_client(o.key()), o.data(*ROWS[0]), o.key())
-    assert (new.head["weight"] - method.init_client(o.key()).value.weights["weight"]).abs().max() > 1e-3
+    new = method.personalise(
+        o.one(method, server, NEW), method.init_client(o.key(), torch.tensor(0)), o.data(*ROWS[0]), o.key()
+    )
+    assert (
+        new.head["weight"] - method.init_client(o.key(), torch.tensor(0)).value.weights["weight"]
+    ).abs().max() > 1e-3
     close(clients[0].trained, 1)
 
 
@@ -313,7 +320,8 @@ def test_embeddings_of_absent_clients_move(server_steps: str) -> None:
     method = methods.build("pfedhn", SMALL | {"server_steps": server_steps}, o.task())
     p = start()
     v = {name: np.full_like(a, 0.2) for name, a in p.items()}
-    end, _ = method.aggregate(server_of(p, v), pfedhn.Up(still((0,)), torch.ones(1)), torch.tensor([0]))
+    up = reduced(method.reduce, pfedhn.Up(still((0,)), torch.ones(1)))
+    end, _ = method.aggregate(server_of(p, v), up, torch.tensor([0]))
     same(end.hyper, descend(p, v, {name: np.zeros_like(a) for name, a in p.items()}, None)[0])
     assert (end.hyper.embedding_Ke[2] - torch.tensor(p["V"][2])).abs().max() > 1e-3
 
@@ -339,7 +347,7 @@ def test_sequential_steps_go_by_number_and_answer_the_first_weights() -> None:
             ids = [1, 0] if turn else [0, 1]
             if turn:
                 p["V"] = p["V"][[1, 0, 2, 3, 4]]
-            server = method.aggregate(server_of(p), tree.rows(up, ids), torch.tensor([0, 1]))[0]
+            server = method.aggregate(server_of(p), reduced(method.reduce, tree.rows(up, ids)), torch.tensor([0, 1]))[0]
             end.append(server.hyper.layers[0].weight)
     assert (ends["sequential"][0] - ends["sequential"][1]).abs().max() > 1e-5
     close(*ends["mean"])

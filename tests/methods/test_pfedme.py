@@ -21,6 +21,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Data, Down, Method
 from idiolect.core.network import Model
+from idiolect.core.reduction import reduced
 from idiolect.methods import pfedme
 from idiolect.training import Batch, trained, untrained
 
@@ -74,7 +75,9 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         close(right(w) / 60, f["accuracy_personal"][r])
         assert right(theta) == THETA_RIGHT[r] != right(w)
         ids = sorted(f[f"round{r}/participants"].tolist())
-        server, _ = method.aggregate(server, tree.stack([ups[k] for k in ids]), torch.tensor(ids))
+        server, _ = method.aggregate(
+            server, reduced(method.reduce, tree.stack([ups[k] for k in ids])), torch.tensor(ids)
+        )
         rec.same(server, rec.model(f, f"round{r}/server"))
 
 
@@ -177,7 +180,7 @@ def test_padding_steps_change_nothing(warm_start: bool) -> None:
     real = torch.stack([(torch.arange(n) < o.SIZES[k]).double() for k in ids])
     data, start = Data(x, y, row, real), o.model_of(START)
     client = untrained(start)
-    axes = (None, None, Data(None, None, 0, 0), 0)
+    axes = (None, None, Data(None, None, 0, 0, None, None, None), 0)
     got = torch.func.vmap(method.local, in_dims=axes)(
         Down(start), client, data, torch.stack([o.key(k) for k in ids])
     )  # fmt: skip

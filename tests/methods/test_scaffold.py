@@ -19,6 +19,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Data
+from idiolect.core.reduction import reduced
 from idiolect.methods.scaffold import Server
 
 ROWS = o.federation()
@@ -31,14 +32,14 @@ def test_recorded_rounds() -> None:
     f = r.read("scaffold")
     method = methods.build("scaffold", {"server_lr": 0.8}, r.task(SGD(0.05, 0.5, 0.0), 2))  # 0.5 does not hold here
     server = Server(r.model(f, "init"), tree.zeros(r.model(f, "init")))
-    clients = [method.init_client(o.key()) for _ in range(5)]
+    clients = [method.init_client(o.key(), torch.tensor(0)) for _ in range(5)]
     for number, ids in enumerate(r.ROUNDS):
         at, ups, before = f"round{number}", [], list(clients)
         for k in ids:
             clients[k], up, _ = method.local(o.one(method, server, k), before[k], r.training(f, k), o.key(k))
             r.same(tree.add(server.model, up.value.model), r.model(f, f"{at}/client/{k}"))
             ups.append(up)
-        server, _ = method.aggregate(server, tree.stack(ups), torch.tensor(ids))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, at))
         r.same(server.control, r.model(f, f"{at}/c"))
         for k in range(5):
@@ -93,7 +94,9 @@ def test_a_round_by_hand(options: dict[str, Any]) -> None:
     same(after.control, total)
     for k in (0, 2, 99):  # who took part, who stayed away, who is new
         down = o.one(method, after, k)
-        client = method.personalise(down, new.get(k, method.init_client(o.key())), o.data(*ROWS[2]), o.key())
+        client = method.personalise(
+            down, new.get(k, method.init_client(o.key(), torch.tensor(0))), o.data(*ROWS[2]), o.key()
+        )
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(mean, TEST))
 
 
@@ -113,7 +116,7 @@ def test_what_a_round_tells() -> None:
 def test_all_controls_start_at_zero() -> None:
     method = methods.build("scaffold", {}, o.task())
     server = method.init_server(o.key())
-    assert not any(bool(a.any()) for a in tree.leaves((server.control, method.init_client(o.key()))))
+    assert not any(bool(a.any()) for a in tree.leaves((server.control, method.init_client(o.key(), torch.tensor(0)))))
     assert any(bool(a.any()) for a in tree.leaves(server.model))
 
 
@@ -145,7 +148,7 @@ def test_steps_are_those_of_all_epochs_and_padding_is_none() -> None:
         x_R[at * wide : at * wide + o.SIZES[k]] = torch.tensor(ROWS[k][0])
         y_R[at * wide : at * wide + o.SIZES[k]] = torch.tensor(ROWS[k][1])
     many = tree.stack([clients[small], clients[large]])
-    axes = (None, 0, Data(None, None, 0, 0), 0)
+    axes = (None, 0, Data(None, None, 0, 0, None, None, None), 0)
     got = torch.func.vmap(method.local, in_dims=axes)(
         method.send(server, torch.tensor([small, large])), many, Data(x_R, y_R, row, real), torch.zeros(2).long()
     )[0]
@@ -159,7 +162,7 @@ def test_the_control_counts_absent_clients_and_the_model_does_not() -> None:
     server, clients = started()
     for k in (0, 4):
         _, up, _ = method.local(o.one(method, server, k), clients[k], o.data(*ROWS[k]), o.key())
-        after, _ = method.aggregate(server, tree.stack([up]), torch.tensor([k]))
+        after, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up])), torch.tensor([k]))
         end, control = alone(k, 0.0, o.batches(o.SIZES[k]))
         same(after.model, end)
         same(after.control, {n: CONTROL[n] + (control[n] - OWN[k][n]) / 5 for n in START})

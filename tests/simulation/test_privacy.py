@@ -99,7 +99,7 @@ def test_one_client_changes_what_the_method_gets_by_the_norm(name: str) -> None:
     """With the same noise, the sum with one client's upload zeroed is the norm away, whatever the client sent."""
     method = toy.builder(name)(toy.task())
     assert method.combine is not None
-    server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3))
+    server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3), torch.tensor(0))
     down = method.send(server, torch.tensor([0]))
     data = toy.shared()
     ups = [method.local(down, client, toy.rows(data, i), keys.key(i))[1] for i in (0, 1, 5)]

@@ -21,6 +21,7 @@ import idiolect as idl
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduction import Reduction, reduced
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, Record, fit
 from idiolect.simulation.attacks import Attackers, Inflate
@@ -31,7 +32,7 @@ DENSE = DRAW.normal(size=(10, 3, 4))
 
 
 def _all(rule: Any, a: np.ndarray) -> np.ndarray:
-    value, _ = rule({"a": torch.from_numpy(a)})
+    value, _ = rule({"a": torch.from_numpy(a)}, [None])
     return np.asarray(value["a"].numpy())
 
 
@@ -64,12 +65,12 @@ def test_norm_bound_is_of_each_part() -> None:
     }
     norm = {name: np.linalg.norm(part, axis=1) for name, part in parts.items()}
     factor = {name: np.minimum(1, 1.2 * np.median(n) / n) for name, n in norm.items()}
-    got, least = NormBound(multiple=1.2)(value)
+    got, least = NormBound(multiple=1.2)(value, [None] * 3)
     np.testing.assert_allclose(got["body"]["b"].numpy(), value["body"]["b"].numpy() * factor["body"][:, None])
     np.testing.assert_allclose(got["sums"].numpy(), value["sums"].numpy() * factor["sums"][:, None, None])
     np.testing.assert_allclose(least.numpy(), np.minimum(*factor.values()))
     assert factor["body"][3] < 0.1
-    single, _ = NormBound(multiple=1.0)(torch.zeros(4, 2))
+    single, _ = NormBound(multiple=1.0)(torch.zeros(4, 2), [None])
     assert torch.equal(single, torch.zeros(4, 2))
 
 
@@ -110,12 +111,13 @@ def test_identical_uploads_are_aggregated_as_without_a_rule(name: str) -> None:
     """Means become the estimate, and sums as many times the estimate as there are clients."""
     job = _job(name, None)
     method = job.build()
-    server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3))
+    server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3), torch.tensor(0))
     up = method.local(method.send(server, torch.tensor([0])), client, toy.rows(job.data, 0), keys.key(1))[1]
     ups = tree.stack([up] * 5)
-    want, _ = method.aggregate(server, ups, torch.arange(5))
+    want, _ = method.aggregate(server, reduced(method.reduce, ups), torch.arange(5))
     for rule in (TrimmedMean(share=0.2), Median(), NormBound(multiple=1.0)):
-        got, _ = method.aggregate(server, ups._replace(value=rule(ups.value)[0]), torch.arange(5))
+        value, _ = rule(ups.value, Reduction(method.reduce, up).present(ups))
+        got, _ = method.aggregate(server, reduced(method.reduce, ups._replace(value=value)), torch.arange(5))
         for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

@@ -11,6 +11,7 @@ import torch
 from idiolect.core import tree
 from idiolect.core.errors import Diverged, InputError
 from idiolect.core.method import Up
+from idiolect.core.reduction import reduced
 from idiolect.methods import profile
 from idiolect.simulation import summing
 from idiolect.training import combine_mean
@@ -70,7 +71,10 @@ def test_methods_give_the_same_server(name: str) -> None:
         by = summing.weighting(r.method, ups[0])
         one = summing.opened(summing.added([summing.encoded(up, by, 3) for up in ups]), by)
         ids = torch.arange(3)
-        plain, summed = (r.method.aggregate(r.server, up, ids)[0] for up in (r.ups, tree.map(lambda a: a[None], one)))
+        plain, summed = (
+            r.method.aggregate(r.server, reduced(r.method.reduce, up), ids)[0]
+            for up in (r.ups, tree.map(lambda a: a[None], one))
+        )
     for a, b in zip(tree.leaves(plain), tree.leaves(summed), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-8 * (1 + float(a.abs().max())))
 

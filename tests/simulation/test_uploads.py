@@ -22,6 +22,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Method, Up
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduction import reduced
 from idiolect.engines import Processes, Sequential, Vectorised
 from idiolect.simulation import Job, Record, State, fit, rounds, uploads
 from idiolect.simulation.attacks import Attackers, SignFlip
@@ -110,7 +111,7 @@ def test_steps_act_on_every_upload_one_after_another() -> None:
         flat, build = tree.flatten(up.value)
         value = [a * (0.05 / size) + 0.01 * keys.normal(keys.fold(key, k), tuple(a.shape)) for k, a in enumerate(flat)]
         ups.append(up._replace(value=build(value)))
-    want, _ = method.aggregate(start.server, tree.stack(ups), torch.arange(len(ups)))
+    want, _ = method.aggregate(start.server, reduced(method.reduce, tree.stack(ups)), torch.arange(len(ups)))
     got, _ = _run(job._replace(uploads=steps), Sequential(), 1)
     for a, b in zip(tree.leaves(want), tree.leaves(got.server), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

@@ -16,6 +16,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
 from idiolect.reproduction import parts
 from idiolect.simulation import begin
@@ -95,7 +96,9 @@ def test_states_and_uploads_of_every_method_are_float32(name: str, federation: F
     method, site = job.build(), Site(job)
     state = begin(method, 3, 0)
     trained = site.run("local", 1, [0], method.send(state.server, torch.tensor([0])), [state.clients[0]])
-    server, _ = method.aggregate(state.server, tree.stack([t.up for t in trained]), torch.tensor([0]))
+    server, _ = method.aggregate(
+        state.server, reduced(method.reduce, tree.stack([t.up for t in trained])), torch.tensor([0])
+    )
     assert tree.leaves(server) or name == "local"
     kinds = {a.dtype for a in tree.leaves((server, trained)) if a.is_floating_point()}
     assert kinds <= {torch.float32, torch.float64}

@@ -208,7 +208,11 @@ def build(name: str, augment: Any = "crop_flip", **options: Any) -> Method:
 
 def received(method: Method, k: int) -> tuple[Down, Any, Data]:
     down = method.send(method.init_server(toy.key()), torch.tensor([k]))
-    return Down(down.shared, tree.rows(down.own, 0)), method.init_client(toy.key()), toy.rows(toy.data(), k)
+    return (
+        Down(down.shared, tree.rows(down.own, 0)),
+        method.init_client(toy.key(), torch.tensor(0)),
+        toy.rows(toy.data(), k),
+    )
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Task
 from idiolect.core.network import Model, Network
+from idiolect.core.reduction import reduced
 from idiolect.training import batchnorm, train_model
 
 NAMES = ("fedavg_ft", "ditto", "pfedfda", "fedem")
@@ -95,7 +96,7 @@ def test_local_statistics_and_predictions(most: int, sizes: list[int], monkeypat
     monkeypatch.setattr(batchnorm, "_CHUNK", most)
     m, data = method("fedavg", "local"), toy.rows(toy.data(), 0, padding=3)
     server = m.init_server(toy.key())
-    client = m.personalise(down_to(m, server), m.init_client(toy.key()), data, toy.key())
+    client = m.personalise(down_to(m, server), m.init_client(toy.key(), torch.tensor(0)), data, toy.key())
     oracle, x = Oracle(server), inputs(toy.data().train[0])
     want = oracle.statistics(np.split(x, np.cumsum(sizes)[:-1]))
     assert_statistics(client.statistics, want)
@@ -118,7 +119,7 @@ def test_aggregate_takes_the_mean_by_rows() -> None:
     server = m.init_server(toy.key())
     down = down_to(m, server)
     ups = [m.local(down, (), toy.rows(federation, i), toy.key(i))[1] for i in (0, 1, 4)]
-    after, _ = m.aggregate(server, tree.stack(ups), torch.tensor([0, 1, 4]))
+    after, _ = m.aggregate(server, reduced(m.reduce, tree.stack(ups)), torch.tensor([0, 1, 4]))
     each = [Oracle(server.method).statistics([inputs(federation.train[i])]) for i in (0, 1, 4)]
     rows = np.array([toy.SIZES[i] for i in (0, 1, 4)]) / sum(toy.SIZES[i] for i in (0, 1, 4))
     want = {
@@ -168,7 +169,7 @@ def test_aggregate_estimates_under_the_statistics_that_it_predicts_by() -> None:
 def test_every_call_of_a_layer_has_its_statistics(policy: str) -> None:
     m, data, x = method("fedem", policy), toy.rows(toy.data(), 0), inputs(toy.data().train[0])
     server = m.init_server(toy.key())
-    down, start = down_to(m, server), m.init_client(toy.key())
+    down, start = down_to(m, server), m.init_client(toy.key(), torch.tensor(0))
     if policy == "local":
         got, models = m.personalise(down, start, data, toy.key()).statistics, server.models
     else:
@@ -240,7 +241,9 @@ def test_mapped_clients_are_refused(policy: str, stage: str) -> None:
     m = method("fedavg_ft", policy)
     down, data = down_to(m, m.init_server(toy.key())), toy.rows(toy.data(), 0)
     data = data._replace(row_N=data.row_N.expand(2, -1), real_N=data.real_N.expand(2, -1))
-    run = torch.func.vmap(lambda d: getattr(m, stage)(down, (), d, toy.key()), in_dims=(Data(None, None, 0, 0),))
+    run = torch.func.vmap(
+        lambda d: getattr(m, stage)(down, (), d, toy.key()), in_dims=(Data(None, None, 0, 0, None, None, None),)
+    )
     with pytest.raises(InputError, match=r"one client at a time.*another engine than vectorised.*buffers=frozen"):
         run(data)
 

@@ -23,6 +23,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduction import reduced
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, begin, fit
 from idiolect.training import add_mean
@@ -76,7 +77,9 @@ def rounds(rule: ServerOptimiser) -> list[Params]:
     for number in range(ROUNDS):
         value = {k: torch.tensor(np.stack([u[k] for u in increments(number)])) for k in Shapes}
         before = tree.copy(server)
-        new, info = method.aggregate(server, Up(value, torch.tensor(WEIGHTS)), torch.arange(CLIENTS))
+        new, info = method.aggregate(
+            server, reduced(method.reduce, Up(value, torch.tensor(WEIGHTS))), torch.arange(CLIENTS)
+        )
         assert not info
         assert all(torch.equal(a, b) for a, b in zip(tree.leaves(server), tree.leaves(before), strict=True)), "in place"
         server = new
@@ -156,10 +159,10 @@ def test_every_method_takes_one_or_is_refused(name: str) -> None:
     method = methods.build(name, {}, toy.task(), server=ServerMomentum(lr=0.5))
     after = []
     for each in (method, usual):
-        server, client = each.init_server(toy.key()), each.init_client(toy.key())
+        server, client = each.init_server(toy.key()), each.init_client(toy.key(), torch.tensor(0))
         down = each.send(server, torch.tensor([0]))
         up = each.local(Down(down.shared, tree.rows(down.own, 0)), client, toy.rows(toy.data(), 0), toy.key())[1]
-        new, _ = each.aggregate(server, tree.stack([up]), torch.tensor([0]))
+        new, _ = each.aggregate(server, reduced(each.reduce, tree.stack([up])), torch.tensor([0]))
         sent = [each.send(s, torch.tensor([0])).shared for s in (server, new)]
         after.append(tree.sub(sent[1], sent[0]))
     for half, whole in zip(tree.leaves(after[0]), tree.leaves(after[1]), strict=True):

@@ -1,4 +1,4 @@
-"""The contract: a method is seven functions over three places (server, wire, client) and two messages.
+"""The contract: a method is seven functions over three places (server, wire, client), two messages and a declaration.
 
 A method is written for one client. Engines add the axis of the clients; a method does not know which engine runs it.
 What a method's file needs is imported from here, from ``idiolect.training`` (local steps, passes through the body,
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from idiolect.core import keys, tree
+from idiolect.core import keys, reduce, tree
 from idiolect.core.network import Model, Network, Weights, new_linear, watch
+from idiolect.core.reduction import Reduced, Up
 from idiolect.core.reports import ClientValue, PairValue
 from idiolect.core.tree import Tree
 
@@ -47,7 +48,10 @@ __all__ = [
     "PairValue",
     "Personalise",
     "Predict",
+    "Reduced",
+    "Rounds",
     "Send",
+    "StandBy",
     "Task",
     "Training",
     "Tree",
@@ -56,6 +60,7 @@ __all__ = [
     "as_floats",
     "keys",
     "new_linear",
+    "reduce",
     "tree",
     "unchanged",
     "watch",
@@ -77,26 +82,27 @@ class Down(NamedTuple):
     """One row per addressed client; () where a method has none. At a client: its own row."""
 
 
-class Up(NamedTuple):
-    """Client to server."""
-
-    value: Tree = ()
-    """A vector: increments, sums and what is learned. Clipping, noise and compression act here only."""
-    weight: Tree = ()
-    """What weighs the value: numbers of samples, of all or of each class."""
+_ROUND = torch.zeros((), dtype=torch.int64)
 
 
 class Data(NamedTuple):
-    """One client's samples, by their numbers among the samples of all clients."""
+    """One client's samples, by their numbers among the samples of all clients, and when it sees them."""
 
-    x_R: Tensor
-    """Samples of all clients as stored: uint8 images, or floats with NaN where a value is missing."""
-    y_R: Tensor
-    """Labels of all clients, int64."""
+    x_R: Tree
+    """Samples of all clients as stored: uint8 images, or floats with NaN where a value is missing. A tensor, or a tree
+    of tensors where a sample has several."""
+    y_R: Tree
+    """Targets of all clients: labels, int64."""
     row_N: Tensor
     """The numbers of this client's samples in ``x_R``; padding repeats some of them."""
     real_N: Tensor
     """1 for a sample, 0 for padding, which comes last."""
+    round: Tensor = _ROUND
+    """The number of the round, an int64 scalar; 0 where there is none."""
+    rounds: Tensor = _ROUND
+    """The number of the last round, for schedules; 0 where there is none."""
+    group_R: Tree = ()
+    """Which samples belong together, int64, as those of one patient; () where the samples have no groups."""
 
 
 S = TypeVar("S", default=Any)
@@ -123,10 +129,11 @@ class InitServer(Protocol[S_co]):
 class InitClient(Protocol[C_co]):
     """Where every client starts."""
 
-    def __call__(self, key: Tensor) -> C_co:
+    def __call__(self, key: Tensor, id: Tensor) -> C_co:
         """A client's state before its first round.
 
-        The key is common to all clients, as in the papers, and is the server's: the model starts alike at both.
+        The key is common to all clients, as in the papers, and is the server's: the model starts alike at both. The
+        number ``id`` is used by methods whose ``own_start`` is true; for the others the function is called once.
         """
 
 
@@ -147,8 +154,18 @@ class Local(Protocol[C]):
 class Aggregate(Protocol[S]):
     """What the server does with a round's uploads."""
 
-    def __call__(self, server: S, up: Up, ids: Tensor) -> tuple[S, Info]:
-        """The server's new state and what it reports. Row k of every leaf of ``up`` is from client ``ids[k]``."""
+    def __call__(self, server: S, up: Reduced, ids: Tensor) -> tuple[S, Info]:
+        """The server's new state and what it reports, from the uploads as ``Method.reduce`` says.
+
+        ``ids`` (m,) are the participants, ascending. Row k of a part of ``reduce.each`` is from client ``ids[k]``.
+        """
+
+
+class StandBy(Protocol[C]):
+    """What a client does in a round that it was not drawn for."""
+
+    def __call__(self, down: Down, client: C, data: Data, key: Tensor) -> C:
+        """The client's new state, from the message that the participants got. It sends nothing."""
 
 
 class Personalise(Protocol[C]):
@@ -165,23 +182,39 @@ class Predict(Protocol[C_contra]):
         """Log-probabilities (B, C) of samples as stored; no randomness."""
 
 
-class Method(NamedTuple, Generic[S, C]):
-    """Seven functions. ``local``, ``personalise`` and ``predict`` are for one client; the others are for the server.
+class Rounds(NamedTuple, Generic[S, C]):
+    """The first six parts of a method, which make its rounds: ``Method(*rounds, personalise, predict)``.
 
-    ``combine`` is for methods whose server needs only sums or means of the uploads. It makes one upload, without the
-    leading axis, from the stacked uploads of some participants; these may be combined already. ``aggregate`` of
-    combined uploads gives the same as ``aggregate`` of all uploads, up to rounding. The memory of a round then does not
-    grow with the number of participants. None: ``aggregate`` needs the upload of each.
+    Methods whose rounds are the same objects train once: see ``idiolect.training.shared``.
     """
 
     init_server: InitServer[S]
     init_client: InitClient[C]
     send: Send[S]
     local: Local[C]
+    reduce: Tree
+    aggregate: Aggregate[S]
+
+
+class Method(NamedTuple, Generic[S, C]):
+    """Seven functions and a declaration. ``local``, ``personalise`` and ``predict`` are for one client."""
+
+    init_server: InitServer[S]
+    init_client: InitClient[C]
+    send: Send[S]
+    local: Local[C]
+    reduce: Tree
+    """How the server reduces each part of ``Up.value``: a tree of rules with its structure, in which a rule may stand
+    for a whole part, made by ``reduce.mean``, ``increment``, ``sum`` and ``each``; () where nothing is sent."""
     aggregate: Aggregate[S]
     personalise: Personalise[C]
     predict: Predict[C]
-    combine: Callable[[Up], Up] | None = None
+    stand_by: StandBy[C] | None = None
+    """What clients do that were not drawn; None: nothing."""
+    full_rounds: tuple[int, ...] = ()
+    """Rounds in which all clients take part, whatever the participation."""
+    own_start: bool = False
+    """Whether ``init_client`` depends on the client's number."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +274,16 @@ def as_floats(x_B: Tensor) -> Tensor:
     return x_B.to(torch.get_default_dtype())
 
 
+def cross_entropy(logit_BC: Tensor, y_B: Tensor) -> Tensor:
+    """The cross-entropy (B,) of labels, in nats: the loss of a classification."""
+    return torch.nn.functional.cross_entropy(logit_BC, y_B, reduction="none")
+
+
+def log_probabilities(logit_BC: Tensor) -> Tensor:
+    """Log-probabilities (B, C) of logits: what a classification predicts."""
+    return torch.log_softmax(logit_BC, -1)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a method is told about the problem.
@@ -248,13 +291,17 @@ class Task:
     ``clients`` is K, the number of clients that train; new clients, who come after training, are not counted.
 
     ``inputs`` turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``.
+    ``loss`` and ``output`` belong together: ``loss`` takes what the network returns for a batch and its targets, and
+    gives a number for each sample (B,); ``output`` turns the same into what ``predict`` returns.
     """
 
     network: Network
     classes: int
     clients: int
     training: Training = field(default_factory=Training)
-    inputs: Callable[[Tensor], Tensor] = as_floats
+    inputs: Callable[[Tree], Tensor] = as_floats
+    loss: Callable[[Tensor, Tree], Tensor] = cross_entropy
+    output: Callable[[Tensor], Tree] = log_probabilities
 
 
 def unchanged(down: Down, client: C, data: Data, key: Tensor) -> C:

@@ -202,6 +202,14 @@ def detach(tree: T) -> T:
     return map(lambda a: a.detach(), tree)
 
 
+def same(a: Tree, b: Tree) -> bool:
+    """Whether two trees have the same paths, types and bits."""
+    one, other = named(a), named(b)
+    return one.keys() == other.keys() and all(
+        leaf.dtype == other[path].dtype and torch.equal(leaf, other[path]) for path, leaf in one.items()
+    )
+
+
 def copy(tree: T) -> T:
     """The same values in fresh, aligned memory, so that a result never depends on where its inputs are in memory."""
     return map(lambda a: a.detach().clone(memory_format=torch.contiguous_format), tree)

@@ -10,7 +10,7 @@ from torch import Tensor
 from idiolect.core import keys
 from idiolect.core.method import Data, Down, Method, Model, Task, Up
 from idiolect.core.network import Network
-from idiolect.training import log_softmax_of, train_model
+from idiolect.training import log_softmax_of, stateless, train_model
 from idiolect.training.batchnorm import with_statistics
 
 EPOCHS = 30
@@ -32,7 +32,7 @@ def alone(task: Task, epochs: int = EPOCHS) -> Method:
         return log_softmax_of(task, client, x_B)
 
     method = Method(
-        lambda key: (), lambda key: (), lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
+        lambda key: (), stateless, lambda server, ids: Down(), local, (), lambda server, up, ids: (server, {}),
         personalise, predict,
     )  # fmt: skip
     return with_statistics(method, task)

@@ -30,7 +30,7 @@ from idiolect import methods, models
 from idiolect.core import files, keys, tree
 from idiolect.core.documents import sealed_json
 from idiolect.core.errors import InputError, RunError, blame, nearest, option
-from idiolect.core.method import Data, Down, Method, Task
+from idiolect.core.method import Down, Method, Task
 from idiolect.core.tree import Tree
 from idiolect.deploy import code
 from idiolect.deploy.alone import alone
@@ -39,7 +39,8 @@ from idiolect.deploy.harm import Name
 from idiolect.deploy.limits import limited
 from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import VERSION, About
-from idiolect.training import Preprocessing, training_of
+from idiolect.simulation.rounds import first_state
+from idiolect.training import Preprocessing, training_of, trial
 
 ABOUT, NUMBERS, CARD = "bundle.json", "model.safetensors", "README.md"
 _MOST = 2**27  # bytes of bundle.json
@@ -186,7 +187,7 @@ class Bundle:
     @cached_property
     def fresh(self) -> Tree:
         """The state of a client that has done nothing."""
-        return self.method.init_client(keys.start(self.about.key.seed))
+        return first_state(self.method, self.about.key.seed, self.about.key.client)
 
     @cached_property
     def _down(self) -> Down:
@@ -207,9 +208,8 @@ class Bundle:
             down = self._down
             if self.about.kind == "join":
                 return Personal(down, ())
-            x_R = torch.zeros(2 * len(self.about.classes), *self.about.inputs.shape, dtype=self.dtype)
-            row_N = torch.arange(len(x_R))
-            data = Data(x_R, row_N % len(self.about.classes), row_N, torch.ones(len(x_R)))
+            classes = len(self.about.classes)
+            [data] = trial.samples(self.about.inputs.shape, classes, 2 * classes, dtype=self.dtype)
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
 
     @property

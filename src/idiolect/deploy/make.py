@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from idiolect import data, methods, models
-from idiolect.core import keys, tree
+from idiolect.core import tree
 from idiolect.core.errors import InputError, RunError, nearest, option
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
@@ -37,6 +37,7 @@ from idiolect.methods import profile
 from idiolect.runs import checkpoint, environment, reader
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import Measured, Phase, Site
+from idiolect.simulation.rounds import first_state
 
 RARE = 5
 """Texts of a column that fewer training samples have are not written into a bundle, which strangers may read."""
@@ -210,7 +211,7 @@ class _Clients:
         """A client's state after the run; that of a new client is the initial one."""
         if k < self._data.trained:
             return self.state.clients[k]
-        return self.site.method.init_client(keys.start(self._job.seed))
+        return first_state(self.site.method, self._job.seed, k)
 
 
 class _Measures:

@@ -14,6 +14,7 @@ from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.engines.threads import OneThread
+from idiolect.simulation.adding import Adder, Places
 from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, groups
 
 
@@ -26,7 +27,6 @@ class Sequential:
 
     name = "sequential"
     workers = lanes = 1
-    at_once = 1
 
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):
@@ -56,8 +56,9 @@ class Loop:
         self._site = Site(job)
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained] | list[Measured]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained] | list[Measured]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
@@ -67,13 +68,16 @@ class Loop:
         start = time.perf_counter()
         shared = tree.copy(down.shared)
         results: list[Any] = [None] * len(ids)
+        adder = Adder(self._site.job, self._site.method, places.total) if places else None
         for group in sorted(groups(phase, self._site.job.data, ids)):
             if stop():
                 raise Interrupted
             some = Down(shared, tree.rows(down.own, torch.tensor(group)))
-            found = self._site.run(phase, round, [ids[k] for k in group], some, [clients[k] for k in group])
-            for k, result in zip(group, found, strict=True):
-                results[k] = result
+            answers: Any = self._site.run(phase, round, [ids[k] for k in group], some, [clients[k] for k in group])
+            for k, result in zip(group, answers, strict=True):
+                results[k] = adder.take(round, ids[k], places.at[k], result) if adder and places else result
+        if adder:
+            results[-1] = results[-1]._replace(sums=(*results[-1].sums, *adder.rest()))
         spent = time.perf_counter() - start
         self.seconds += spent
         self._engine.seconds += spent

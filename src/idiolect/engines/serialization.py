@@ -16,8 +16,14 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
+        if value.is_meta:  # a form without content
+            return _form, (tuple(value.shape), value.dtype)
         flat = value.detach().reshape(-1).view(torch.uint8)
         return _tensor, (flat.numpy(), value.dtype, tuple(value.shape))
+
+
+def _form(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _tensor(flat: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

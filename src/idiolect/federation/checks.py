@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from idiolect.core import keys, tree
+from idiolect.core import tree
 from idiolect.core.errors import blame
-from idiolect.core.method import Data, Down, Method, Up
+from idiolect.core.method import Method, Up
 from idiolect.data import FederatedData
 from idiolect.federation.agreement import Sums
 from idiolect.federation.messages import Message, Refused, built
 from idiolect.simulation.client_runner import Measured, Trained
+from idiolect.training import trial
 
 _MOST = 1000  # values that a client may report
 _SAMPLES = 2**26  # of a site
@@ -28,15 +29,9 @@ def expected(method: Method, data: FederatedData, name: str) -> Up:
     Raises:
         RunError: the method raised.
     """
-    count = 2 * data.classes
-    images = data.x_R.dtype == torch.uint8
-    x_R = keys.normal(keys.key(1), (count, *data.shape), torch.float32)
-    x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8) if images else x_R
-    samples = Data(x_R, torch.arange(count) % data.classes, torch.arange(count), torch.ones(count))
     with blame(f"{name}, on synthetic samples"):
-        down = method.send(method.init_server(keys.start(0)), torch.tensor([0]))
-        client = tree.copy(method.init_client(keys.start(0)))
-        return method.local(Down(down.shared, tree.rows(down.own, 0)), client, samples, keys.key(0, 1))[1]
+        samples = trial.samples(data.shape, data.classes, 2 * data.classes, dtype=data.x_R.dtype)
+        return trial.trial(method, samples).ups[0]
 
 
 def trained(message: Message, like: Up, round: int, samples: int) -> Trained:

@@ -17,6 +17,7 @@ from idiolect.federation import checks
 from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, named
+from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
 
 
@@ -30,7 +31,7 @@ class Remote:
         """The method."""
         return self.real(**how)._replace(init_client=self._none)
 
-    def _none(self, key: torch.Tensor) -> Tree:
+    def _none(self, key: torch.Tensor, id: torch.Tensor) -> Tree:
         """No round yet. It is this job's own: sites keep a state for each method, so no two methods train as one."""
         return torch.zeros((), dtype=torch.int64)
 
@@ -50,7 +51,7 @@ class Sites:
     """
 
     name = "federation"
-    workers = lanes = at_once = 1
+    workers = lanes = 1
 
     def __init__(
         self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
@@ -87,8 +88,9 @@ class Session:
         self._like = checks.expected(job.build.real(), job.data, job.name)
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained | None] | list[Measured | None]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained | None] | list[Measured | None]:  # fmt: skip
         """One phase at some sites; None for a site that did not answer, or whose answer does not count.
 
         Raises:
@@ -121,7 +123,7 @@ class Session:
             from idiolect.federation.secure_sum import SecureSum
 
             secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
-            found: dict[int, Any] = secure(questions, self._like, stop, heard)
+            found: dict[int, Any] = secure(questions, self._like, stop, heard, len(ids))
         else:
             found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
             if phase == "local":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from idiolect.core import keys, tree
+from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.federation.agreement import agree, plain, together
@@ -18,6 +18,7 @@ from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Samples, alone, sums
 from idiolect.federation.server import study_for
 from idiolect.simulation.client_runner import Site
+from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
 
 
@@ -60,7 +61,7 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
         runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreed, kit.number, whole.name)))
         method = runner.method
         down = method.send(method.init_server(keys.start(0)), torch.tensor([kit.number]))
-        client = tree.copy(method.init_client(keys.start(whole.seeds[0])))
+        client = first_state(method, whole.seeds[0], kit.number)
         [found] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
         arrays = named("value", found.up.value) | named("weight", found.up.weight)  # type: ignore[union-attr]
         size = len(pack({}, arrays))

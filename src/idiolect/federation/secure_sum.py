@@ -10,12 +10,14 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.method import Up
+from idiolect.core.reduction import Additions
 from idiolect.federation.checks import reported
 from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
 from idiolect.federation.masked_rounds import signed_of
 from idiolect.federation.masking import Keys, flat, threshold, unflat, unmasked, verified
 from idiolect.federation.messages import Message, Refused, built
+from idiolect.simulation import summing
 from idiolect.simulation.client_runner import Trained
 from idiolect.simulation.summing import LEAST
 
@@ -36,9 +38,10 @@ class SecureSum:
         self._talk, self._public, self._patience, self._say = conversation, public, patience, say
 
     def __call__(
-        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool], heard: Callable[[Message], None]
-    ) -> dict[int, Trained]:
-        """The sites of the sum of a round: the first has the sum for its upload, the others zeros.
+        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool], heard: Callable[[Message], None],
+        drawn: int,
+    ) -> dict[int, Trained]:  # fmt: skip
+        """The sites of the sum of a round; with the first of them comes the sum, as that of all participants.
 
         Empty if too few sites stayed: nothing is learned then, and the round changes nothing.
 
@@ -47,6 +50,7 @@ class SecureSum:
             like: an upload.
             stop: whether to stop.
             heard: is told of each upload that comes.
+            drawn: how many participants the round has.
 
         Raises:
             RunError: fewer sites than are needed can answer.
@@ -111,10 +115,9 @@ class SecureSum:
             where = f"{about['method']}, seed {about['seed']}: round {about['round']}"
             self._say(f"{where} changes nothing: {error}", round=about["round"], refused=str(error))
             return {}
-        none = tree.map(lambda a: torch.zeros((), dtype=a.dtype).expand(a.shape), up)
-        done = torch.tensor(about["round"])
+        done, root = torch.tensor(about["round"]), Additions.root(drawn, summing.sums_of(up), summing.like(like))
         return {
-            i: Trained(done, none if k else up, {name: torch.tensor(value) for name, value in info.items()})
+            i: Trained(done, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,))
             for k, (i, (_, info)) in enumerate(found.items())
         }
 

@@ -46,6 +46,7 @@ from idiolect.federation.policy import Policy
 from idiolect.federation.samples import Prepared, Samples, alone, sums
 from idiolect.runs import predictions
 from idiolect.simulation.client_runner import Measured, Site, Trained
+from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
 
@@ -257,7 +258,7 @@ class Worker:
         runner, like = self._runner(known, label, seed)
         folder = place(known.folder, label, seed)
         belongs = belonging(about["digest"], about["run"], label, seed)
-        initial = tree.copy(runner.method.init_client(keys.start(seed)))
+        initial = first_state(runner.method, seed, self._number)
         state = PersonalState(folder, belongs, initial, self._vault)
         down = Down(**built(message.arrays, like._asdict()))
         if kind == "local" and state.rounds and round < state.rounds[-1] and round < (done := state.last()):

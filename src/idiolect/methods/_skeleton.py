@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, reduce, tree
 from idiolect.training import (
     Personal,
-    add_mean,
-    combine_mean,
+    add,
     joins_by_training,
     log_softmax_of,
     train_model,
@@ -45,7 +44,7 @@ def skeleton(task: Task) -> Method:
     def init_server(key: Tensor) -> Weights:
         return task.network.init(key).body
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Weights, ids: Tensor) -> Down:
@@ -58,6 +57,5 @@ def skeleton(task: Task) -> Method:
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared, client.value), x_B)
 
-    return Method(
-        init_server, init_client, send, local, add_mean, joins_by_training(local), predict, combine_mean
-    )  # [2]
+    parts = reduce.increment()  # [2]
+    return Method(init_server, init_client, send, local, parts, add, joins_by_training(local), predict)  # [2]

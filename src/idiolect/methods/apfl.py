@@ -9,13 +9,12 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, reduce, tree
 from idiolect.training import (
     Batch,
     Personal,
-    add_mean,
+    add,
     batches,
-    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     optimiser_state,
@@ -96,7 +95,7 @@ def apfl(
             return alpha * network(v, x_B) + (1 - alpha) * network(w, x_B)
         return network(tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w), x_B)
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         model = network.init(key)
         return untrained(Own(model, torch.tensor(float(alpha)), model if evaluate_with == "own" else ()))
 
@@ -149,4 +148,4 @@ def apfl(
         return log_softmax(mixture(own.v, own.w or down.shared, own.alpha, x_B), -1)  # [8]
 
     personalise = joins_by_training(local)
-    return Method(network.init, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [7]
+    return Method(network.init, init_client, send, local, reduce.increment(), add, personalise, predict)  # [7]

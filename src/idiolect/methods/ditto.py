@@ -8,11 +8,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, reduce, tree
 from idiolect.training import (
     Personal,
-    add_mean,
-    combine_mean,
+    add,
     joins_by_training,
     log_softmax_of,
     own_or,
@@ -66,7 +65,7 @@ def ditto(
     that its lambda means something else.
     """
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -87,4 +86,4 @@ def ditto(
         return log_softmax_of(task, client.value, x_B)  # [4]
 
     personalise = joins_by_training(local)
-    return Method(task.network.init, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]
+    return Method(task.network.init, init_client, send, local, reduce.increment(), add, personalise, predict)  # [3]

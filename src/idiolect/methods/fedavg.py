@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree, unchanged
-from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
+from idiolect.core.method import Down, Method, Task, unchanged
+from idiolect.training import averaging, log_softmax_of
 
 
 def fedavg(task: Task) -> Method:
@@ -22,14 +22,9 @@ def fedavg(task: Task) -> Method:
     Source: Algorithm 1.
     """
 
-    def send(server: Model, ids: Tensor) -> Down:
-        return Down(shared=server)
-
-    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, down.shared, data, key)  # [1]
-        return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
+    rounds = averaging(task)  # [1] [2]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict, combine_mean)  # [2]
+    return Method(*rounds, unchanged, predict)

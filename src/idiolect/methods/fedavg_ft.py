@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import PositiveInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
-from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
+from idiolect.core.method import Data, Down, Method, Model, Task
+from idiolect.training import averaging, log_softmax_of, train_model
 
 
 def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["model", "head"] = "model") -> Method:
@@ -28,12 +28,7 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
     released code.
     """
 
-    def send(server: Model, ids: Tensor) -> Down:
-        return Down(shared=server)
-
-    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, down.shared, data, key)  # [1]
-        return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
+    rounds = averaging(task)  # [1]
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return train_model(task, down.shared, data, key, part=part, epochs=epochs)[0]  # [2]
@@ -41,4 +36,4 @@ def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["m
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [1]
+    return Method(*rounds, personalise, predict)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
-from idiolect.training import combine_mean, log_softmax_of, train_model
+from idiolect.core.method import Data, Down, Method, Model, Task
+from idiolect.training import averaging, log_softmax_of, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"tuning_part": "model", "tuning_lr": 1e-3, "weighting": "uniform"},
@@ -55,16 +54,7 @@ def fedbabu(
     """
     rule = task.training.optimiser if tuning_lr is None else replace(task.training.optimiser, lr=tuning_lr)
 
-    def send(server: Model, ids: Tensor) -> Down:
-        return Down(shared=server)
-
-    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, down.shared, data, key, part="body")  # [1]
-        weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [2]
-        return client, Up(tree.sub(model.body, down.shared.body), weight), {"train_loss": loss}
-
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return server._replace(body=tree.add(server.body, tree.mean(up.value, up.weight))), {}  # [2]
+    rounds = averaging(task, part="body", weighting=weighting)  # [1] [2]
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return train_model(task, down.shared, data, key, part=tuning_part, epochs=tuning_epochs, rule=rule)[0]  # [3]
@@ -72,4 +62,4 @@ def fedbabu(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client or down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, aggregate, personalise, predict, combine_mean)
+    return Method(*rounds, personalise, predict)

@@ -11,7 +11,22 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, nll_loss, softplus
 
-from idiolect.core.method import SGD, Data, Down, Method, Task, Tree, Up, Weights, keys, new_linear, tree, watch
+from idiolect.core.method import (
+    SGD,
+    Data,
+    Down,
+    Method,
+    Reduced,
+    Task,
+    Tree,
+    Up,
+    Weights,
+    keys,
+    new_linear,
+    reduce,
+    tree,
+    watch,
+)
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
 from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
 
@@ -120,7 +135,7 @@ def fedcr(
         start = encoder_of(key) if share_encoder else ()
         return Server(start, torch.zeros(task.classes, latent), torch.ones(task.classes, latent))
 
-    def init_client(key: Tensor) -> Client:
+    def init_client(key: Tensor, id: Tensor) -> Client:
         return Client(
             new_linear(keys.fold(key, "head"), latent, task.classes), () if share_encoder else encoder_of(key)
         )
@@ -168,19 +183,15 @@ def fedcr(
             return Client(head, encoder), Up(Report((), experts), torch.ones(())), info
         return Client(head, ()), Up(Report(tree.sub(encoder, received), experts), torch.ones(())), info
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        experts = tree.map(lambda a: a.double().sum(0), up.value.experts)  # [5]
-        seen_CV = experts.precision_CV > 0
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        seen_CV = up.value.experts.precision_CV > 0
+        experts = tree.map(Tensor.double, up.value.experts)
         new = [
             torch.where(seen_CV, a.to(old.dtype), old) for a, old in zip(posterior(experts), server[1:], strict=True)
         ]  # [5]
         mean_CV, std_CV = (old + server_rate * (a - old) for a, old in zip(new, server[1:], strict=True))
-        encoder = tree.add(server.encoder, tree.mean(up.value.encoder, up.weight)) if share_encoder else ()  # [4]
+        encoder = tree.add(server.encoder, up.value.encoder) if share_encoder else ()  # [4]
         return Server(encoder, mean_CV, std_CV), {}
-
-    def combine(up: Up) -> Up:
-        experts = tree.map(lambda a: a.double().sum(0), up.value.experts)
-        return Up(Report(tree.mean(up.value.encoder, up.weight), experts), up.weight.sum())
 
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
@@ -203,4 +214,5 @@ def fedcr(
         logp_BSC = log_probability(client.head, mean_BV, std_BV, noise_SV[None])
         return logp_BSC.logsumexp(1) - math.log(samples)
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict, combine)
+    parts = Report(encoder=reduce.increment(), experts=reduce.sum())  # [4] [5]
+    return Method(init_server, init_client, send, local, parts, aggregate, personalise, predict)

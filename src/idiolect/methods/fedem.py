@@ -9,12 +9,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, keys, tree
+from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Tree, Up, keys, reduce, tree
 from idiolect.training import (
     Batch,
     Personal,
     batches,
-    combine_mean,
     log_softmax_of,
     mean,
     optimiser_state,
@@ -109,7 +108,7 @@ def fedem(
     def init_server(key: Tensor) -> Server:
         return Server(tree.stack([task.network.init(k) for k in keys.members(key, models)]))
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         one = optimiser_state(task.training.optimiser, task.network.init(key))
         return untrained(Client(uniform(), tree.stack([one] * models) if keep_momentum else ()))
 
@@ -148,8 +147,8 @@ def fedem(
         kept = trained(Client(pi_M, buffers if keep_momentum else ()))
         return kept, Up(tree.sub(new, received), data.real_N.sum()), info
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        return Server(tree.add(server.models, tree.mean(up.value, up.weight))), {}  # [4]
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        return Server(tree.add(server.models, up.value)), {}  # [4]
 
     def join(loss_NM: Tensor, real_N: Tensor) -> Tensor:
         pi_M = uniform()
@@ -171,7 +170,7 @@ def fedem(
         logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])  # [5]
         return torch.logsumexp(pi_M.log()[:, None, None] + logp_MBC, 0)  # [5]
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict, combine_mean)
+    return Method(init_server, init_client, send, local, reduce.increment(), aggregate, personalise, predict)  # [4]
 
 
 def expectation(pi_M: Tensor, loss_NM: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, PairValue, Task, Up, keys, tree
+from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, Task, Up, keys, reduce, tree
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
@@ -131,7 +131,7 @@ def fedfomo(
         zeros_KK = torch.zeros(task.clients, task.clients)
         return Server(start, zeros_KK[0].clone(), zeros_KK, keys.fold(key, "choice"), torch.tensor(0))
 
-    def init_client(key: Tensor) -> Client:
+    def init_client(key: Tensor, id: Tensor) -> Client:
         start = task.network.init(key)
         return Client(start, start, keys.fold(key, "validation"))
 
@@ -178,13 +178,13 @@ def fedfomo(
         info = {"train_loss": loss, "own_weight": weight_C[0], "used": (weight_C > 0).sum()}
         return kept, Up(Report(model, credit_C), train.real_N.sum()), info
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         at_mS, usable_mS = chosen(server, ids)
         at_mC, usable_mC = torch.cat([ids[:, None], at_mS], 1), torch.cat([torch.ones(len(ids), 1), usable_mS], 1)
         credit_mK = torch.zeros(len(ids), task.clients).scatter_add(1, at_mC, up.value.credit_C * usable_mC)
         affinity_KK = server.affinity_KK.index_add(0, ids, credit_mK)  # [6]
         kept = tree.map(lambda old, new: old.index_copy(0, ids, new), server.models, up.value.model)  # [5]
-        n_K = server.n_K.index_copy(0, ids, up.weight)
+        n_K = server.n_K.index_copy(0, ids, up.weight_m)
         return Server(kept, n_K, affinity_KK, server.key, server.round + 1), {"affinity": affinity_KK[ids][:, ids]}
 
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
@@ -193,7 +193,7 @@ def fedfomo(
     def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.model, x_B)
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
+    return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [5] [6]
 
 
 def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Tensor, Tensor]:

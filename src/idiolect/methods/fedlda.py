@@ -9,21 +9,11 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import Data, Down, Method, Task, Up, Weights, keys, tree
+from idiolect.core.method import Data, Down, Method, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.moments import moments, weights_by_class
-from idiolect.training import (
-    Batch,
-    add_mean,
-    batches,
-    combine_mean,
-    cross_entropy_mean,
-    features,
-    rows,
-    sgd,
-    trained_loss,
-)
+from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
 
@@ -159,4 +149,5 @@ def fedlda(
         z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init_server, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [5]
+    parts = Shared(body=reduce.increment(), mean_Cd=reduce.mean(), cov=reduce.mean())  # [5]
+    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [5]

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.method import Data, Down, Method, PairValue, Task, Up, Weights, keys, tree
+from idiolect.core.method import Data, Down, Method, PairValue, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics.head_combination import combination_weights
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
@@ -23,6 +23,7 @@ from idiolect.training import (
     mean,
     rows,
     sgd,
+    stateless,
     trained_loss,
 )
 
@@ -194,18 +195,17 @@ def fedpac(
         hot_NC = weights_by_class(y_N, real_N, task.classes).to(z_Nd.dtype)
         return hot_NC.sum(0), hot_NC.T @ z_Nd
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        report, counts = up.value, up.weight
-        body = tree.add(server.body, tree.mean(report.body, counts.n))  # [5]
-        n_C = counts.n_C.sum(0)
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        report, n_C = up.value, up.weight.n_C
         seen_C = n_C > 0
-        mean_Cd = report.sum_Cd.sum(0) / n_C.clamp(min=1)[:, None]  # [5]
+        mean_Cd = report.sum_Cd / n_C.clamp(min=1)[:, None]  # [5]
         centroid_Cd = torch.where(seen_C[:, None], mean_Cd, server.centroid_Cd)
         share_mm = combination(report) if collaboration else torch.eye(len(ids)).to(n_C)
         combined = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)  # [6]
         heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, combined)
+        newcomer = tree.mean(report.head, up.weight_m.n)  # [8]
         known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
-        server = Server(body, heads, tree.mean(report.head, counts.n), centroid_Cd, known_C)  # [8]
+        server = Server(tree.add(server.body, report.body), heads, newcomer, centroid_Cd, known_C)  # [5]
         return server, {"combination": share_mm}
 
     def combination(report: Report) -> Tensor:
@@ -225,4 +225,7 @@ def fedpac(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(network.logits(client or down.own, z_Bd), -1)
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)
+    parts = Report(
+        body=reduce.increment("n"), head=reduce.each(), sum_Cd=reduce.sum(), h_Cd=reduce.each(), variance=reduce.each()
+    )  # [5] [6] [7]
+    return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)

@@ -8,11 +8,10 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, reduce, tree
 from idiolect.training import (
     Personal,
-    add_mean,
-    combine_mean,
+    add,
     joins_by_training,
     log_softmax_of,
     own_or,
@@ -67,7 +66,7 @@ def fedper(
     def init_server(key: Tensor) -> Model:
         return shared(task.network.init(key))
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -94,4 +93,4 @@ def fedper(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [2]
+    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [2]

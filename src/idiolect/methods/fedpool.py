@@ -9,12 +9,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, tree
+from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
-from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
+from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 Pooling = Literal["part", "everyone", "own"]
 REPORTS = {
@@ -190,15 +190,6 @@ def fedpool(
         counts = Counts(data.real_N.sum(), e.n_C.to(data.real_N.dtype))
         return client, Up(up, counts), {"train_loss": trained_loss(seen), "trust": trusted}
 
-    def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, combine(up).value), {}
-
-    def combine(up: Up) -> Up:
-        share_mC = up.weight.n_C / up.weight.n_C.sum(0).clamp(min=1)
-        mean_Cd = (share_mC[:, :, None] * up.value.mean_Cd).sum(0)  # [9]
-        value = tree.mean(up.value, up.weight.n)._replace(mean_Cd=mean_Cd)  # [10]
-        return Up(value, tree.map(lambda n: n.sum(0), up.weight))
-
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N = features(task, down.shared.body, data)
         z_Nd, real_N = unit(z_Nd), data.real_N
@@ -219,4 +210,7 @@ def fedpool(
             return log_softmax(linear(z_Bd, *head_for(everyone(down.shared), torch.ones(classes))), -1)
         return mixture.log_probabilities(client, z_Bd)  # [13]
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict, combine)
+    parts = Shared(
+        body=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), cov=reduce.mean("n"), spread=reduce.mean("n")
+    )  # [9] [10]
+    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [9] [10]

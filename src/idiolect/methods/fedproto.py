@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up
+from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Tree, Up, reduce
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
@@ -106,7 +106,7 @@ def fedproto(
     def init_server(key: Tensor) -> Tree:
         return nothing() if everyone else ()
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(Client(network.init(key), nothing(), torch.zeros(task.classes)))
 
     def send(server: Tree, ids: Tensor) -> Down:
@@ -139,18 +139,12 @@ def fedproto(
         }
         return trained(Client(model, own, has_C)), up, info
 
-    def aggregate(server: Tree, up: Up, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+    def aggregate(server: Tree, up: Reduced, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         if not everyone:
             return server, {}
-        mean_Cd, total_C = combine(up)  # [3]
-        seen_C = total_C > 0
+        seen_C = up.weight > 0
         known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
-        return Prototypes(torch.where(seen_C[:, None], mean_Cd, server.mean_Cd), known_C), {}
-
-    def combine(up: Up) -> Up:
-        total_C = up.weight.sum(0)
-        mean_Cd = (up.weight[:, :, None] * up.value).sum(0) / torch.where(total_C > 0, total_C, 1)[:, None]  # [3]
-        return Up(mean_Cd, total_C)
+        return Prototypes(torch.where(seen_C[:, None], up.value, server.mean_Cd), known_C), {}  # [3]
 
     def nearest(down: Down, client: Client, x_B: Tensor) -> Tensor:
         mean_Cd, known_C = client.own
@@ -168,13 +162,5 @@ def fedproto(
             return nearest(down, client.value, x_B)  # [4]
         return log_softmax_of(task, client.value.model, x_B)  # [4]
 
-    return Method(
-        init_server,
-        init_client,
-        send,
-        local,
-        aggregate,
-        joins_by_training(local),
-        predict,
-        combine if everyone else None,
-    )
+    parts = reduce.mean() if everyone else ()  # [3]
+    return Method(init_server, init_client, send, local, parts, aggregate, joins_by_training(local), predict)

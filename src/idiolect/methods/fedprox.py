@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree, unchanged
-from idiolect.training import add_mean, combine_mean, log_softmax_of, train_model
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, reduce, tree, unchanged
+from idiolect.training import add, log_softmax_of, stateless, train_model
 
 
 def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
@@ -46,4 +46,4 @@ def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)
 
-    return Method(task.network.init, lambda key: (), send, local, add_mean, unchanged, predict, combine_mean)  # [2]
+    return Method(task.network.init, stateless, send, local, reduce.increment(), add, unchanged, predict)  # [2]

@@ -8,8 +8,8 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, tree
-from idiolect.training import Personal, add_mean, combine_mean, log_softmax_of, own_or, train_model, trained, untrained
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, reduce, tree
+from idiolect.training import Personal, add, log_softmax_of, own_or, train_model, trained, untrained
 
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
@@ -68,7 +68,7 @@ def fedrep(
     def init_server(key: Tensor) -> Model:
         return shared(task.network.init(key))
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -105,4 +105,4 @@ def fedrep(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]
+    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [3]

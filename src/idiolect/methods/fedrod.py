@@ -9,14 +9,13 @@ from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, relu
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, reduce, tree
 from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     Personal,
-    add_mean,
+    add,
     batches,
-    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     rows,
@@ -94,7 +93,7 @@ def fedrod(
         slope = tree.map(lambda w: w.new_zeros(*w.shape, hidden), zero)
         return Shared(network.init(key), Hypernetwork(first, slope, tree.zeros(zero)))
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(() if hypernetwork else tree.zeros(zero))
 
     def generate(hyper: Hypernetwork, n_C: Tensor) -> Weights:
@@ -146,4 +145,4 @@ def fedrod(
         return log_softmax(logit_BC, -1)  # [4]
 
     personalise = from_shares if hypernetwork else joins_by_training(local)
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [3]
+    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [3]

@@ -9,12 +9,23 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, tree
+from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
-from idiolect.training import Batch, batches, cross_entropy_mean, features, mean, rows, sgd, trained_loss
+from idiolect.training import (
+    Batch,
+    add,
+    batches,
+    cross_entropy_mean,
+    features,
+    mean,
+    rows,
+    sgd,
+    stateless,
+    trained_loss,
+)
 
 Means = Literal["shrunk", "everyone", "own"]
 REPORTS = {
@@ -189,15 +200,6 @@ def fedshrink(
         counts = Counts(data.real_N.sum(), e.n_C.to(data.real_N.dtype))
         return client, Up(up, counts), {"train_loss": trained_loss(seen), "trust": trusted}
 
-    def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, combine(up).value), {}
-
-    def combine(up: Up) -> Up:
-        share_mC = up.weight.n_C / up.weight.n_C.sum(0).clamp(min=1)
-        mean_Cd = (share_mC[:, :, None] * up.value.mean_Cd).sum(0)  # [8]
-        value = tree.mean(up.value, up.weight.n)._replace(mean_Cd=mean_Cd)  # [9]
-        return Up(value, tree.map(lambda n: n.sum(0), up.weight))
-
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N = features(task, down.shared.body, data)
         n_C = weights_by_class(y_N, data.real_N, classes).sum(0)
@@ -216,4 +218,7 @@ def fedshrink(
             return log_softmax(linear(z_Bd, *head_for(everyone(down.shared), torch.ones(classes))), -1)
         return mixture.log_probabilities(client, z_Bd)  # [12]
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict, combine)
+    parts = Shared(
+        body=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), cov=reduce.mean("n"), spread=reduce.mean("n")
+    )  # [8] [9]
+    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [8] [9]

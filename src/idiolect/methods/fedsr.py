@@ -11,14 +11,13 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax, softplus
 
-from idiolect.core.method import Data, Down, Method, Task, Tree, Up, Weights, keys, new_linear, tree, watch
+from idiolect.core.method import Data, Down, Method, Task, Tree, Up, Weights, keys, new_linear, reduce, tree, watch
 from idiolect.statistics.experts import kl_diagonal
 from idiolect.training import (
     Batch,
-    add_mean,
+    add,
     batch_features,
     batches,
-    combine_mean,
     cross_entropy_mean,
     mean,
     optimiser_state,
@@ -136,7 +135,7 @@ def fedsr(
         model, reference = start(key)
         return Server(model, reference if share_reference else ())
 
-    def init_client(key: Tensor) -> Client:
+    def init_client(key: Tensor, id: Tensor) -> Client:
         both = start(key)
         return Client(() if share_reference else both[1], optimiser_state(rule, both) if keep_momentum else ())
 
@@ -199,4 +198,4 @@ def fedsr(
         logp_BSC = log_softmax(linear(z_BSV, **(client.head or model.head)), -1)  # [7]
         return logp_BSC.logsumexp(1) - math.log(samples)  # [7]
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [5]
+    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [5]

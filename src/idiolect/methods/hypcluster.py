@@ -9,8 +9,8 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, keys, tree
-from idiolect.training import log_softmax_of, mean, row_losses, train_model
+from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, keys, reduce, tree
+from idiolect.training import log_softmax_of, mean, row_losses, stateless, train_model
 
 VARIANTS: dict[str, dict[str, Any]] = {"HypCluster (k=3)": {"clusters": 3}, "HypCluster (k=5)": {"clusters": 5}}
 
@@ -72,10 +72,11 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         n_k = torch.where(torch.arange(clusters) == choice, data.real_N.sum(), 0.0)
         return client, Up(tree.sub(model, start), n_k), {"train_loss": loss, "cluster": choice}
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        share_mk = up.weight / up.weight.sum(0).clamp(min=1)  # [3]
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        n_mk = up.weight_m
+        share_mk = n_mk / up.weight.clamp(min=1)  # [3]
         models = tree.map(lambda w, step: w + torch.tensordot(share_mk.T, step, 1), server.models, up.value)  # [3]
-        chosen_mk = (up.weight > 0).to(share_mk.dtype)
+        chosen_mk = (n_mk > 0).to(share_mk.dtype)
         return Server(models), {"cluster_size": chosen_mk @ chosen_mk.sum(0)}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
@@ -88,4 +89,4 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         logp_kBC = torch.stack([log_softmax_of(task, tree.rows(models, c), x_B) for c in range(clusters)])
         return logp_kBC.logsumexp(0) - math.log(clusters)
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict)
+    return Method(init_server, stateless, send, local, reduce.each(), aggregate, personalise, predict)  # [3]

@@ -9,8 +9,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, keys, tree
-from idiolect.training import add_mean, combine_mean, features, train_model
+from idiolect.core.method import Data, Down, Method, Task, keys
+from idiolect.training import averaging, features
 
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
 
@@ -62,14 +62,7 @@ def knnper(
     capacity on test samples and leaves the choice to the reader. Here both are set by hand, because the training
     samples, to which the model was fitted, cannot decide.
     """
-    network = task.network
-
-    def send(server: Model, ids: Tensor) -> Down:
-        return Down(shared=server)
-
-    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        model, loss = train_model(task, down.shared, data, key)  # [1]
-        return client, Up(tree.sub(model, down.shared), data.real_N.sum()), {"train_loss": loss}
+    network, rounds = task.network, averaging(task)  # [1]
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Memory:
         z_Nd, y_N = features(task, down.shared.body, data)  # [2]
@@ -98,4 +91,4 @@ def knnper(
         p_BC = knn_weight * knn_BC + (1 - knn_weight) * logit_BC.softmax(-1)  # [5]
         return p_BC.clamp(min=torch.finfo(p_BC.dtype).tiny).log()  # a class that no neighbour has, at knn_weight 1
 
-    return Method(network.init, lambda key: (), send, local, add_mean, personalise, predict, combine_mean)  # [1]
+    return Method(*rounds, personalise, predict)

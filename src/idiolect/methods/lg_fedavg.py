@@ -8,11 +8,10 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, tree
+from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, reduce, tree
 from idiolect.training import (
     Personal,
-    add_mean,
-    combine_mean,
+    add,
     joins_by_training,
     log_softmax_of,
     train_model,
@@ -55,7 +54,7 @@ def lg_fedavg(
     def init_server(key: Tensor) -> Weights:
         return task.network.init(key).head
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).body)
 
     def send(server: Weights, ids: Tensor) -> Down:
@@ -77,4 +76,4 @@ def lg_fedavg(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)
 
-    return Method(init_server, init_client, send, local, add_mean, personalise, predict, combine_mean)  # [2]
+    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [2]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Task, Tree, Up
+from idiolect.core.method import Data, Down, Method, Reduced, Task, Tree, Up
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 
@@ -22,14 +22,14 @@ def local(task: Task) -> Method:
     new client trains for the local epochs of one round.
     """
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, client.value, data, key)  # [1]
         return trained(model), Up(), {"train_loss": loss}
 
-    def aggregate(server: Tree, up: Up, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+    def aggregate(server: Tree, up: Reduced, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         return server, {}
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
@@ -38,4 +38,4 @@ def local(task: Task) -> Method:
     def send(server: Any, ids: Tensor) -> Down:
         return Down()
 
-    return Method(lambda key: (), init_client, send, local, aggregate, joins_by_training(local), predict)
+    return Method(lambda key: (), init_client, send, local, (), aggregate, joins_by_training(local), predict)

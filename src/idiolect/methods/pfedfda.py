@@ -9,12 +9,12 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, tree
+from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, stratified_folds
 from idiolect.statistics.moments import moments, weights_by_class
-from idiolect.training import Batch, batches, cross_entropy_mean, features, rows, sgd, trained_loss
+from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 1e-4, "clip_correlation": True, "initial_means": "normal"},  # diverges on real images
@@ -185,16 +185,6 @@ def pfedfda(
     def betas(weight: Tensor) -> dict[str, Tensor]:
         return {"beta_mean": weight[0], "beta_cov": weight[1]} if beta == "separate" else {"beta": weight}
 
-    def aggregate(server: Shared, up: Up, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
-        return tree.add(server, combine(up).value), {}  # [6]
-
-    def combine(up: Up) -> Up:
-        step = tree.mean(up.value, up.weight.n)
-        if class_weighted_means:
-            share_mC = up.weight.n_C / up.weight.n_C.sum(0).clamp(min=1)
-            step = step._replace(mean_Cd=(share_mC[:, :, None] * up.value.mean_Cd).sum(0))
-        return Up(step, tree.map(lambda n: n.sum(0), up.weight))
-
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
         g = everyone(down.shared)
         z_Nd, y_N = features(task, down.shared.body, data)
@@ -216,4 +206,6 @@ def pfedfda(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    return Method(init_server, lambda key: (), send, local, aggregate, personalise, predict, combine)
+    means = reduce.mean("n_C") if class_weighted_means else reduce.mean("n")
+    parts = Shared(body=reduce.increment("n"), mean_Cd=means, cov=reduce.mean("n"))  # [6]
+    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [6]

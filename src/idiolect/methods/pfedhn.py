@@ -9,7 +9,22 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from idiolect.core.method import SGD, Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, tree
+from idiolect.core.method import (
+    SGD,
+    Data,
+    Down,
+    Method,
+    Model,
+    Reduced,
+    Task,
+    Tree,
+    Up,
+    Weights,
+    keys,
+    new_linear,
+    reduce,
+    tree,
+)
 from idiolect.training import (
     Batch,
     Personal,
@@ -149,7 +164,7 @@ def pfedhn(
         hyper = Hyper(embedding_Ke, tuple(layers), Linear(*(build(part) for part in zip(*heads, strict=True))))
         return Server(hyper, tree.zeros(hyper))
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         head = network.init(key).head
         return untrained(Head(head, tree.zeros(head)) if local_head else ())
 
@@ -184,10 +199,10 @@ def pfedhn(
         info = {"train_loss": loss, "distance": tree.square_distance(theta, down.own).sqrt()}
         return trained(head), Up(tree.sub(down.own, theta), torch.ones(())), info  # [4]
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         def pulled(hyper: Hyper, batch: Batch) -> tuple[Tensor, tuple[()]]:
             at = batch.at_B
-            share_m = up.weight[at] / up.weight[at].sum()  # [7]
+            share_m = up.weight_m[at] / up.weight_m[at].sum()  # [7]
             theta, delta = generate(hyper, ids[at]), tree.rows(up.value, at)  # [5]
             parts = tree.map(lambda t, d: torch.tensordot(share_m, (t * d).flatten(1).sum(1), 1), theta, delta)  # [5]
             return torch.stack(tree.leaves(parts)).sum(), ()  # [5]
@@ -214,4 +229,4 @@ def pfedhn(
         model = client if isinstance(client, Model) else whole(down.own, client.value)
         return log_softmax_of(task, model, x_B)
 
-    return Method(init_server, init_client, send, local, aggregate, personalise, predict)
+    return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [5]

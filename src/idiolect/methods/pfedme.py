@@ -10,12 +10,11 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from idiolect.core.errors import InputError
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree
+from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, reduce, tree
 from idiolect.training import (
     Batch,
     Personal,
     batches,
-    combine_mean,
     cross_entropy_mean,
     joins_by_training,
     log_softmax_of,
@@ -90,7 +89,7 @@ def pfedme(
         )
     inner = replace(rule, lr=inner_lr, momentum=0.0, weight_decay=decay)
 
-    def init_client(key: Tensor) -> Personal:
+    def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key))
 
     def send(server: Model, ids: Tensor) -> Down:
@@ -118,8 +117,8 @@ def pfedme(
         theta, w = tree.when(batch.used_B.sum(), lambda: (new, moved), lambda: (theta, w))
         return theta, w, seen[0]
 
-    def aggregate(server: Model, up: Up, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        return tree.map(lambda w, d: w + beta * d, server, tree.mean(up.value, up.weight)), {}  # [3]
+    def aggregate(server: Model, up: Reduced, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
+        return tree.map(lambda w, d: w + beta * d, server, up.value), {}  # [3]
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         return local(down, client, data, key)[0]
@@ -128,4 +127,6 @@ def pfedme(
         return log_softmax_of(task, client.value, x_B)  # [4]
 
     personalise = joins_by_training(local) if personal == "kept" else personalise
-    return Method(task.network.init, init_client, send, local, aggregate, personalise, predict, combine_mean)
+    return Method(
+        task.network.init, init_client, send, local, reduce.increment(), aggregate, personalise, predict
+    )  # [3]

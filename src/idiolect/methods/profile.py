@@ -1,8 +1,8 @@
-"""What a method reveals, keeps and needs, found by running it on synthetic samples; nothing is written by hand."""
+"""What a method reveals, keeps and needs: as it declares, and as a round on synthetic samples shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.errors import blame
-from idiolect.core.method import Data, Down, Method, Task, Training, Up
+from idiolect.core.method import Down, Method, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.reduce import children, needs_each
+from idiolect.core.reduction import reduced
 from idiolect.core.tree import Tree
+from idiolect.training.trial import Trial, samples, trial
 
 
 class Message(NamedTuple):
@@ -37,8 +40,7 @@ class Anatomy(NamedTuple):
     up_value: Message
     up_weight: Message
     uploads_are_sums: bool
-    """Whether the server's state was found to depend on nothing but sums over clients of what they send, each tensor
-    weighted by 1 or by one tensor of ``Up.weight``; then the server need not see a single upload."""
+    """Whether the server needs nothing but sums and means of what clients send, as the method declares."""
     client: Message
     """What stays at a client after its first round."""
     server: Message
@@ -85,17 +87,18 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
                 _round(build, s.network(), s.classes, s.clients, s.rows, some)
                 for s, some in zip(_SIZES, (3, 1), strict=True)
             ]
-            sums, joins = _are_sums(small[0]), _joins(small[0])
+            joins = _personalises(small[0], _fresh(small[0].method))
         with precision(torch.float32):
             large = _round(build, network, classes, clients, 2 * classes, 1, batch_size=4)
 
     def message(at: str) -> Message:
-        one, other = (_parts(getattr(r, at), r.start) for r in small)
+        one, other = (_parts(r.part(at), r.start) for r in small)
         parts = {path: _shown(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
-        return Message(parts, tree.nbytes(getattr(large, at)))
+        return Message(parts, tree.nbytes(large.part(at)))
 
     return Anatomy(
-        message("shared"), message("own"), message("value"), message("weight"), sums,
+        message("shared"), message("own"), message("value"), message("weight"),
+        not needs_each(small[0].method.reduce),
         message("client"), message("server"), joins,
     )  # fmt: skip
 
@@ -120,23 +123,19 @@ def _perceptron(classes: int, width: int, clients: int, rows: int, inputs: int) 
     return nn.Sequential(nn.Linear(inputs, width), nn.LeakyReLU()), nn.Linear(width, classes)
 
 
-_NUDGES = (0.01, 1.0, 100.0, 1e5)  # times the size of what is nudged
-
-
 class Round(NamedTuple):
-    """A method before and after one round of some clients; of what travels and stays, the first client's."""
+    """A method before and after one round of some clients."""
 
     method: Method
     start: Model
     """Weights of the network, for their names and shapes."""
-    server: Tree
-    ups: Up
-    data: Data
-    shared: Tree
-    own: Tree
-    value: Tree
-    weight: Tree
-    client: Tree
+    trial: Trial
+
+    def part(self, name: str) -> Tree:
+        """What travels and stays, of the first client: shared, own, value, weight, client or server."""
+        one, up = self.trial, self.trial.ups[0]
+        parts = {"shared": one.down.shared, "own": one.received(0).own, "value": up.value, "weight": up.weight}
+        return (parts | {"client": one.clients[0], "server": one.server})[name]
 
 
 @contextmanager
@@ -156,23 +155,8 @@ def _round(
     build: Any, network: Network, classes: int, clients: int, rows: int, some: int = 3, batch_size: int = 50
 ) -> Round:
     method: Method = build(Task(network, classes, clients, Training(epochs=1, batch_size=batch_size)))
-    ids = list(range(min(some, clients)))
-    x_R = keys.normal(keys.key(1), (len(ids) * rows, *network.shape))
-    row_KN = torch.arange(len(x_R)).view(len(ids), rows)
-    y_R = torch.arange(len(x_R)) % classes
-    server, client = method.init_server(keys.start(0)), method.init_client(keys.start(0))
-    down = method.send(server, torch.tensor(ids))
-    data = [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in row_KN]
-    done = [method.local(_one(down, k), client, data[k], keys.key(0, k)) for k in ids]
-    up = done[0][1]
-    return Round(
-        method, network.init(keys.key(0)), server, tree.stack([up for _, up, _ in done]), data[0],
-        down.shared, tree.rows(down.own, 0), up.value, up.weight, done[0][0],
-    )  # fmt: skip
-
-
-def _one(down: Down, k: int) -> Down:
-    return Down(down.shared, tree.rows(down.own, k))
+    data = samples(network.shape, classes, rows, clients=min(some, clients))
+    return Round(method, network.init(keys.key(0)), trial(method, data))
 
 
 Shape = tuple[str, tuple[int, ...]]  # "body" and how many of it, or "" and a tensor's shape
@@ -184,33 +168,25 @@ def _parts(node: Tree, model: Model, path: str = "") -> Iterator[tuple[str, Shap
         if (several := _times(node, part)) is not None:
             yield path or what, (what, several)
             return
-    children = _children(node)
-    if children is None:
+    inside = children(node)
+    if inside is None:
         yield path or "tensor", ("", tuple(node.shape))
         return
-    for name, child in children:
+    for name, child in inside.items():
         yield from _parts(child, model, f"{path}/{name}" if path else name)
-
-
-def _children(node: Tree) -> list[tuple[str, Tree]] | None:
-    if isinstance(node, Tensor):
-        return None
-    if isinstance(node, dict):
-        return list(node.items())
-    return list(zip(getattr(node, "_fields", map(str, range(len(node)))), node, strict=True))
 
 
 def _times(node: Tree, part: Tree) -> tuple[int, ...] | None:
     """The leading axes that a node has over a part: () where it is one, None where it is something else."""
-    mine, theirs = _children(node), _children(part)
+    mine, theirs = children(node), children(part)
     if mine is None or theirs is None:
         if not (isinstance(node, Tensor) and isinstance(part, Tensor)):
             return None
         extra = node.ndim - part.ndim
         return tuple(node.shape[:extra]) if extra >= 0 and node.shape[extra:] == part.shape else None
-    if [name for name, _ in mine] != [name for name, _ in theirs] or not mine:
+    if [*mine] != [*theirs] or not mine:
         return None
-    counts = {_times(a, b) for (_, a), (_, b) in zip(mine, theirs, strict=True)}
+    counts = {_times(mine[name], theirs[name]) for name in mine}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -229,112 +205,6 @@ def _shown(one: Shape, other: Shape) -> str:
     return " x ".join([*axes, what]) if what else "(" + ", ".join(axes) + ")"
 
 
-def _are_sums(r: Round) -> bool:
-    """Whether other uploads with the same weighted sums give the same server, in the first round and in the second.
-
-    Uploads are nudged by noise that sums to zero, in very different sizes, so that a threshold or a sign shows.
-    """
-    if not tree.leaves(r.ups.value):
-        return True
-    second = r.method.aggregate(r.server, r.ups, torch.arange(3))[0]
-    return all(_keeps(r.method, server, r.ups) for server in (r.server, second))
-
-
-def _keeps(method: Method, server: Tree, up: Up) -> bool:
-    values, build_value = tree.flatten(up.value)
-    weights, build_weight = tree.flatten(up.weight)
-    if not all(a.is_floating_point() for a in [*values, *weights]):
-        return False
-    # different weights, so that one cannot pass for another or for none
-    weights = [w * _over(1 + 0.3 * keys.normal(keys.key(3, k), (3,)).tanh(), w) for k, w in enumerate(weights)]
-    values = [v + v.abs().mean() * keys.normal(keys.key(4, k), tuple(v.shape)) for k, v in enumerate(values)]
-
-    def after(values: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        up = Up(build_value(values), build_weight(weights))
-        return tree.leaves(method.aggregate(server, up, torch.arange(3))[0])
-
-    reference = after(values, weights)
-
-    def same(values: Sequence[Tensor], weights: Sequence[Tensor], size: float) -> bool:
-        rounding = 1e-11 * max(1.0, size)
-        close = ((a - b).abs().max() <= rounding * (1 + a.abs().max()) for a, b in pairs(values, weights))
-        return all(bool(c) for c in close)
-
-    def pairs(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        for a, b in zip(reference, after(values, weights), strict=True):
-            if a.numel():
-                yield a.double(), b.double()
-
-    owner: list[int | None] = []
-    for at, value in enumerate(values):
-        choices = [None, *(k for k, w in enumerate(weights) if w.shape == value.shape[: w.ndim])]
-        for choice in choices:
-            weight = torch.ones(()) if choice is None else _over(weights[choice], value)
-            if all(same(_nudged(values, at, weight, size), weights, size) for size in _NUDGES):
-                owner.append(choice)
-                break
-        else:
-            return False
-    moved = [w + _balanced(w, k, 0.1) for k, w in enumerate(weights)]
-    scaled = [
-        v if k is None else _divided(v * _over(weights[k], v), _over(moved[k], v))
-        for v, k in zip(values, owner, strict=True)
-    ]
-    return same(scaled, moved, 1.0)
-
-
-def _nudged(values: Sequence[Tensor], at: int, weight: Tensor, size: float) -> list[Tensor]:
-    return [
-        v + _divided(_balanced(v, at, size), weight / weight.mean()) if k == at else v for k, v in enumerate(values)
-    ]
-
-
-def _balanced(a: Tensor, seed: int, size: float) -> Tensor:
-    """Noise of the tensor's size, times ``size``, that sums to zero over the clients."""
-    noise = keys.normal(keys.key(2, seed), tuple(a.shape)) * a.abs().mean() * size
-    return noise - noise.mean(0)
-
-
-def _divided(a: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(weight > 0, a / torch.where(weight > 0, weight, 1), a)
-
-
-def _over(weight: Tensor, value: Tensor) -> Tensor:
-    return weight.reshape(*weight.shape, *[1] * (value.ndim - weight.ndim))
-
-
-def sums_only(name: str, options: dict[str, Any]) -> bool:
-    """Whether the server needs nothing but sums or means of what clients send, or nothing at all.
-
-    Such a method can take differential privacy and secure aggregation: it says so by its ``combine``.
-
-    Raises:
-        InputError: unknown method or option.
-        RunError: the method raised.
-    """
-    r = small_round(name, options)
-    return r.method.combine is not None or not tree.leaves(r.ups.value)
-
-
-def weighs_by_class(name: str, options: dict[str, Any]) -> bool:
-    """Whether a method with ``combine`` weighs what clients send by more than one number for each client.
-
-    Raises:
-        InputError: unknown method or option.
-        RunError: the method raised.
-    """
-    r = small_round(name, options)
-    if r.method.combine is None:
-        return False
-
-    def combined(weight: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        assert r.method.combine is not None
-        return tree.leaves(r.method.combine(Up(r.ups.value, tree.map(weight, r.ups.weight))).value)
-
-    other = combined(lambda w: torch.linspace(1, 2, w.numel()).view_as(w) if w.ndim > 1 else torch.ones_like(w))
-    return not all(torch.allclose(a, b) for a, b in zip(combined(torch.ones_like), other, strict=True))
-
-
 def small_round(name: str, options: dict[str, Any]) -> Round:
     """A round of a method on the smaller synthetic task."""
     with blame(f"method {name}, on synthetic samples"), precision(torch.float64):
@@ -350,24 +220,21 @@ def adapts_by_training(name: str, options: dict[str, Any]) -> tuple[bool, bool]:
         InputError: unknown method or option.
         RunError: the method raised.
     """
+    r = small_round(name, options)
     with blame(f"method {name}, on synthetic samples"), precision(torch.float64):
-        s = _SIZES[0]
-        r = _round(
-            partial(methods.build, name, methods.settle(name, options)), s.network(), s.classes, s.clients, s.rows
-        )
-        new = r.method.init_client(keys.start(0))
-        return _personalises(r, new) == "training", _personalises(r, r.client) == "training"
+        return _personalises(r, _fresh(r.method)) == "training", _personalises(r, r.trial.clients[0]) == "training"
 
 
-def _joins(r: Round) -> str:
-    """How a new client gets its model after the round."""
-    return _personalises(r, r.method.init_client(keys.start(0)))
+def _fresh(method: Method) -> Tree:
+    return method.init_client(keys.start(0), torch.tensor(10**6))
 
 
 def _personalises(r: Round, client: Tree) -> str:
     """How a client gets its model after the round: anything that prepares a backward pass is noticed."""
-    server, _ = r.method.aggregate(r.server, r.ups, torch.arange(3))
-    down, saved = _one(r.method.send(server, torch.tensor([10**6])), 0), [0]
+    up = reduced(r.method.reduce, tree.stack(r.trial.ups))
+    server, _ = r.method.aggregate(r.trial.server, up, torch.arange(3))
+    down = r.method.send(server, torch.tensor([10**6]))
+    down, saved = Down(down.shared, tree.rows(down.own, 0)), [0]
 
     def save(a: Tensor) -> Tensor:
         saved[0] += 1
@@ -375,7 +242,7 @@ def _personalises(r: Round, client: Tree) -> str:
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda a: a):
-            personalised = r.method.personalise(down, client, r.data, keys.key(0, "adapt"))
+            personalised = r.method.personalise(down, client, r.trial.data[0], keys.key(0, "adapt"))
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):  # torch.func's gradients do not allow them
             raise

@@ -220,5 +220,5 @@ def build(
     Raises:
         InputError: unknown method or option, a value out of range, or the method cannot take this task or this server.
     """
-    method = with_server_optimiser(get(name).build(task, **settle(name, options)), name, server)
+    method = with_server_optimiser(get(name).build(task, **settle(name, options)), name, server, task)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from idiolect.core.method import Data, Down, Method, Model, Task, Up, tree, unchanged
+from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, reduce, tree, unchanged
 from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, require_sgd, rows, sgd, trained_loss
 
 
@@ -64,7 +64,7 @@ def scaffold(
         model = task.network.init(key)
         return Server(model, tree.zeros(model))
 
-    def init_client(key: Tensor) -> Model:
+    def init_client(key: Tensor, id: Tensor) -> Model:
         zeros: Model = tree.zeros(task.network.init(key))
         return zeros
 
@@ -92,18 +92,13 @@ def scaffold(
         info = {"train_loss": trained_loss(seen), "correction": tree.square_distance(control, client).sqrt()}
         return new, Up(Server(moved, tree.sub(new, client)), torch.ones(())), info
 
-    def aggregate(server: Server, up: Up, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        mean = tree.mean(up.value.model, up.weight)
-        model = tree.map(lambda x, d: x + server_lr * d, server.model, mean)  # [3]
-        control = tree.map(lambda c, d: c + d.sum(0) / task.clients, server.control, up.value.control)  # [4]
+    def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
+        model = tree.map(lambda x, d: x + server_lr * d, server.model, up.value.model)  # [3]
+        control = tree.map(lambda c, d: c + d / task.clients, server.control, up.value.control)  # [4]
         return Server(model, control), {}
-
-    def combine(up: Up) -> Up:
-        model, control = up.value
-        sums = tree.map(lambda d: d.sum(0), control)
-        return Up(Server(tree.mean(model, up.weight), sums), up.weight.sum())
 
     def predict(down: Down, client: Model, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.model, x_B)
 
-    return Method(init_server, init_client, send, local, aggregate, unchanged, predict, combine)
+    parts = Server(model=reduce.increment(), control=reduce.sum())  # [3] [4]
+    return Method(init_server, init_client, send, local, parts, aggregate, unchanged, predict)

@@ -15,6 +15,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, RunError, blame
 from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
+from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.simulation import attacks, measures, summing, uploads
@@ -23,8 +24,9 @@ from idiolect.simulation.representation_metrics import gaussianity, plane, stand
 from idiolect.simulation.robust import Rule
 from idiolect.training.sgd import laid_out
 
-Phase = Literal["local", "evaluate", "received"]
-"""``evaluate`` measures the model after ``personalise``, ``received`` the client as it is."""
+Phase = Literal["local", "stand_by", "evaluate", "received"]
+"""``local`` is a participant's work in a round, ``stand_by`` that of the other clients, where a method has some;
+``evaluate`` measures the model after ``personalise``, ``received`` the client as it is."""
 Stop = Callable[[], bool]
 PAUSE = 0.2  # seconds between two checks whether to stop
 _BINS = 15  # bins of confidence, as in the literature
@@ -39,6 +41,10 @@ class Trained(NamedTuple):
     client: Tree
     up: Up
     info: Info
+    sums: tuple[Branch, ...] = ()
+    """Where uploads are added up on their way: branches that this upload and others are in, in place of ``up``."""
+    refused: bool = False
+    """Whether the upload was refused on its way."""
 
 
 class Measured(NamedTuple):
@@ -98,6 +104,8 @@ class Job(NamedTuple):
     """What makes the server's results differentially private."""
     secure: bool = False
     """Whether uploads are whole numbers, of which the server gets the sum alone: ``idiolect.simulation.summing``."""
+    rounds: int = 0
+    """The number of the last round; 0 where nobody knows."""
     secret: int | None = None
     """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
     takes ``seed``, for simulations."""
@@ -109,7 +117,7 @@ def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[i
     Training takes one client after another. Clients with few test samples are measured together, those with similar
     numbers (see ``Site.run``). The groups depend only on ``ids``, so the number of workers does not change a result.
     """
-    if phase == "local":
+    if phase in ("local", "stand_by"):
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
     found: list[list[int]] = []
     rows = [data.measured(i).numel() for i in ids]
@@ -127,7 +135,7 @@ class Site:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.method = job.build()
-        self._weighting: summing.Weighting = ()
+        self._reduction: Reduction | None = None
 
     @cached_property
     def received(self) -> Method:
@@ -154,6 +162,8 @@ class Site:
         clients = [tree.copy(c) for c in clients]
         if phase == "local":
             return [self._local(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        if phase == "stand_by":
+            return [self._stand_by(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
         method = self.of(phase)
         personalised = [self._personalise(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
         logp = self._predict_together(method, ids, downs, personalised) if len(ids) > 1 else None
@@ -179,9 +189,9 @@ class Site:
         """Adds method, client, round and phase to an error."""
         return f"{self.job.name}: client {id}, round {round}, {phase}"
 
-    def _data(self, rows: Tensor) -> Data:
-        data = self.job.data
-        return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)))
+    def _data(self, round: int, rows: Tensor) -> Data:
+        data, (now, last) = self.job.data, torch.tensor([round, self.job.rounds])
+        return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)), now, last)
 
     def _key(self, round: int, id: int, phase: Phase) -> Tensor:
         return keys.key(self.job.seed, round, id, phase)
@@ -189,13 +199,23 @@ class Site:
     def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
         where = self.where(round, id, "local")
         with blame(where):
-            rows = self._data(self.job.data.train[id])
+            rows = self._data(round, self.job.data.train[id])
             returned = self.method.local(down, client, rows, self._key(round, id, "local"))
             if wrong := _not_of_local(returned):
                 raise RunError(f"{where}: local does not return (client, Up, info): {wrong}")
             client, up, info = returned
             trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
         return self.leaving(round, id, trained)
+
+    def _stand_by(self, round: int, id: int, down: Down, client: Tree) -> Trained:
+        where = self.where(round, id, "stand_by")
+        with blame(where):
+            assert self.method.stand_by is not None
+            rows = self._data(round, self.job.data.train[id])
+            state = self.method.stand_by(down, client, rows, self._key(round, id, "stand_by"))
+            trained = Trained(tree.copy(state), Up(), {})
+        check(where, state)
+        return trained
 
     def leaving(self, round: int, id: int, trained: Trained) -> Trained:
         """A client's result, checked, with its upload after the job's steps and, if it attacks, its attack.
@@ -204,7 +224,7 @@ class Site:
             Diverged: something is not finite.
         """
         where = self.where(round, id, "local")
-        check(where, trained)
+        check(where, trained[:3])
         if not (self.job.uploads or self.job.attacks or self.job.secure):
             return trained
         with blame(f"{where}: upload"):
@@ -213,8 +233,8 @@ class Site:
             key = keys.key(self.job.seed, round, id, "attack")
             up = up._replace(value=attacks.attacked(self.job.attacks, up.value, id, key))
             if self.job.secure:
-                self._weighting = self._weighting or summing.weighting(self.method, up)
-                up = summing.encoded(up, self._weighting, self.job.data.trained)
+                self._reduction = self._reduction or Reduction(self.method.reduce, up)
+                up = summing.encoded(self._reduction, up, self.job.data.trained)
         return trained._replace(up=tree.copy(up))
 
     def personalised(self, round: int, id: int, down: Down, client: Tree) -> Tree:
@@ -227,7 +247,7 @@ class Site:
 
     def _personalise(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):
-            rows = self._data(self.job.data.train[id])
+            rows = self._data(round, self.job.data.train[id])
             return method.personalise(down, client, rows, self._key(round, id, "evaluate"))
 
     def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:

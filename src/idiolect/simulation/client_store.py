@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,25 +50,53 @@ class Clients(Protocol):
         """
 
 
-def store(initial: Tree, count: int, folder: Path | None = None) -> Clients:
-    """Clients that all start with the same state: on disk if there is a folder and they could take more than 256 MB."""
+Start = Callable[[int], Tree]
+"""A client's state before its first round, by its number."""
+
+
+class Held(Sequence[Tree]):
+    """The states of some clients, of which each is read when it is needed."""
+
+    def __init__(self, clients: Clients, ids: Sequence[int]) -> None:
+        self._clients, self._ids = clients, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self._clients[i] for i in self._ids[place]]
+        return self._clients[self._ids[place]]
+
+
+def store(initial: Tree, count: int, folder: Path | None = None, start: Start | None = None) -> Clients:
+    """The states of clients: on disk if there is a folder and they could take more than 256 MB.
+
+    Args:
+        initial: a client's state before its first round.
+        count: of the clients.
+        folder: for states on disk.
+        start: the first state of each, if they differ.
+    """
     if folder is not None and count * tree.nbytes(initial) > _LARGE:
-        return OnDisk(initial, count, folder)
-    return InMemory(initial, count)
+        return OnDisk(initial, count, folder, start)
+    return InMemory(initial, count, start)
 
 
 class InMemory:
     """States in memory."""
 
-    def __init__(self, initial: Tree, count: int) -> None:
+    def __init__(self, initial: Tree, count: int, start: Start | None = None) -> None:
         self._enrolled, self._count = initial, count
+        self._start: Start = start or (lambda client: initial)
         self._states: dict[int, Tree] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, client: int) -> Tree:
-        return self._states.get(range(self._count)[client], self._enrolled)
+        client = range(self._count)[client]
+        return self._states[client] if client in self._states else self._start(client)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(self._count))
@@ -110,8 +138,9 @@ class OnDisk:
         InputError: a state has changed on disk since the checkpoint was written.
     """
 
-    def __init__(self, initial: Tree, count: int, folder: Path) -> None:
+    def __init__(self, initial: Tree, count: int, folder: Path, start: Start | None = None) -> None:
         self._enrolled, self._count, self._folder = initial, count, folder
+        self._start: Start = start or (lambda client: initial)
         self._own_K = np.full(count, 2, np.uint8)
         self._saved_K = self._own_K.copy()
         self._sums_K, self._unsure_K = np.zeros(count, np.int64), np.zeros(count, bool)
@@ -129,7 +158,7 @@ class OnDisk:
         client = range(self._count)[client]
         row = 2 * client + int(self._own_K[client])
         if self._own_K[client] == 2:
-            return self._enrolled
+            return self._start(client)
         with self._disk():
             leaves = [file.read(row) for file in self._files]
         if self._unsure_K[client] and _sum(leaves) != self._sums_K[client]:

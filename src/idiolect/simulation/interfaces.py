@@ -9,9 +9,11 @@ from typing import NamedTuple, Self
 
 import torch
 
+from idiolect.core import tree
 from idiolect.core.errors import Diverged
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
+from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
 from idiolect.simulation.client_store import Clients
 
@@ -26,9 +28,13 @@ class Session(typing.Protocol):
     """Seconds of work in ``map`` so far, summed over all workers."""
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> Sequence[Trained | None] | Sequence[Measured | None]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> Sequence[Trained | None] | Sequence[Measured | None]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
+
+        With ``places``, where these clients stand among a round's participants, uploads may be added up on their way
+        (see ``Adder``): results then have branches of sums, in any order, in place of uploads.
 
         None is for a client that did not answer, where clients are other machines. The round goes on without it.
 
@@ -52,10 +58,6 @@ class Engine(typing.Protocol):
     seconds: float
     """Seconds of work for all jobs so far, summed over the workers."""
 
-    @property
-    def at_once(self) -> int:
-        """How many clients ``map`` should get at a time, at least, so that few workers wait for the last ones."""
-
     def __enter__(self) -> Self:
         """Start what the engine needs."""
 
@@ -75,6 +77,11 @@ class State(NamedTuple):
     clients: Clients
     round: int
     """Rounds that are done."""
+
+    def equals(self, other: State) -> bool:
+        """Whether both are equal to the bit: round, server and all clients."""
+        pairs = [(self.server, other.server), *zip(self.clients, other.clients, strict=True)]
+        return self.round == other.round and all(tree.same(a, b) for a, b in pairs)
 
 
 class Record(NamedTuple):

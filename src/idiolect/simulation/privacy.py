@@ -14,7 +14,7 @@ from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
-from idiolect.core.tree import Tree
+from idiolect.core.reduction import Sums
 from idiolect.simulation.uploads import Clip
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
@@ -55,35 +55,18 @@ class Gaussian:
         value = Clip(norm=self.norm)(up.value, keys.key(0)) if finite else tree.zeros(up.value)
         return Up(value, tree.map(torch.ones_like, up.weight))
 
-    def noised(self, up: Up, combine: Callable[[Up], Up], expected: float, key: Tensor) -> Up:
-        """The one upload that the method gets [2].
+    def noised(self, sums: Sums, expected: float, key: Tensor) -> Sums:
+        """Sums of bounded uploads with noise [2], and with the weights of the participants of a round on average.
 
         Args:
-            up: of the participants, bounded, stacked; some may be combined already.
-            combine: the method's.
+            sums: over the participants.
             expected: participants of a round on average, q K.
             key: of the noise.
         """
-        one = combine(up)
-        weights = tree.leaves(one.weight)
-        count = float(weights[0].flatten()[0]) if weights else 1.0
-
-        def share(clients: float) -> Tree:
-            """What 1 of a single client among so many, the others sending 0, adds to each number of the result."""
-            value = tree.map(lambda a: torch.stack([torch.ones_like(a), torch.zeros_like(a)]), one.value)
-            rows = torch.tensor([1.0, clients - 1], dtype=torch.float64)  # their sum may be far below 1
-            weight = tree.map(lambda w: rows.view(2, *[1] * w.ndim).expand(2, *w.shape), one.weight)
-            return combine(Up(value, weight)).value
-
-        flat, build = tree.flatten(one.value)
-        shares = zip(flat, tree.leaves(share(count)), tree.leaves(share(expected)), strict=True)
         std = self.noise_multiplier * self.norm
-        value = build([
-            a / now * wanted + std * wanted * keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype)
-            for k, (a, now, wanted) in enumerate(shares)
-        ])  # fmt: skip
-        weight = tree.map(lambda w: torch.full_like(w, expected), one.weight)
-        return tree.map(lambda a: a[None], Up(value, weight))
+        noise = [keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype) for k, a in enumerate(sums.value)]
+        value = tuple(a + std * n for a, n in zip(sums.value, noise, strict=True))
+        return Sums(value, tuple(torch.full_like(w, expected) for w in sums.weight))
 
 
 class Ledger:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, option
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.method import Method, Up
-from idiolect.simulation import uploads
+from idiolect.core.method import Method, Reduced, Up
+from idiolect.core.reduce import needs_each
+from idiolect.core.reduction import Reduction, Sums
+from idiolect.simulation import summing, uploads
 from idiolect.simulation.client_runner import Job
 from idiolect.simulation.privacy import Ledger, accounting
 from idiolect.simulation.summing import LEAST
@@ -45,17 +47,18 @@ def check(job: Job, method: Method) -> None:
                 f"privacy: delta={job.privacy.delta:g} allows to publish one of {job.data.trained} clients as it is: "
                 f"take less than {1 / job.data.trained:.2g}"
             )
-    if method.combine is None and tree.leaves(method.init_server(keys.key(0))):
-        if job.privacy is not None:
-            raise InputError(
-                f"method {job.name} cannot take privacy, because its server needs the upload of each client, not only "
-                "their sum: leave out privacy, or this method"
-            )
-        if job.robust is not None and job.robust.needs_sums:
-            raise InputError(
-                f"method {job.name} cannot take this robust rule, because its server needs the upload of each client: "
-                "choose norm_bound, or leave out this method"
-            )
+    if not needs_each(method.reduce):
+        return
+    if job.privacy is not None:
+        raise InputError(
+            f"method {job.name} cannot take privacy, because its server needs the upload of each client, not only "
+            "their sum: leave out privacy, or this method"
+        )
+    if job.robust is not None and job.robust.needs_sums:
+        raise InputError(
+            f"method {job.name} cannot take this robust rule, because its server needs the upload of each client: "
+            "choose norm_bound, or leave out this method"
+        )
 
 
 def check_sums(job: Job, protocol: Protocol, participants: int) -> None:
@@ -89,55 +92,54 @@ def nbytes(job: Job, up: Up) -> int:
     return tree.nbytes(up) if job.secure else uploads.nbytes(job.uploads, up)
 
 
-def received(job: Job, number: int, ids: Sequence[int], ups: Sequence[Up]) -> tuple[list[int], list[Up], list[Note]]:
-    """The clients whose uploads count, these uploads, and what was refused.
+def admitted(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, bool]:
+    """An upload as it counts, None if it does not, and whether it was refused.
 
-    With a robust rule an upload with a number that is not finite does not count; with privacy it counts as zeros.
+    With a robust rule an upload with a number that is not finite does not count; with privacy it counts as zeros, and
+    every upload is bounded.
 
     Raises:
-        Diverged: an upload has a number that is not finite, and nothing refuses it.
+        Diverged: the upload has a number that is not finite, and nothing refuses it.
     """
     if not (job.attacks or job.robust or job.privacy):
-        return list(ids), list(ups), []
-    broken = {i: path for i, up in zip(ids, ups, strict=True) if (path := tree.not_finite(up)) is not None}
-    notes = [Note(i, "refused", 1.0) for i in broken]
+        return up, False
+    path = tree.not_finite(up)
     if job.privacy is not None:
-        return list(ids), [job.privacy.bounded(up) for up in ups], notes
-    if broken and job.robust is None:
-        client, path = next(iter(broken.items()))
+        return job.privacy.bounded(up), path is not None
+    if path is not None and job.robust is None:
         raise Diverged(
             f"{job.name}: client {client}, round {number}, upload: {path} is not a finite number; "
             f"{option('robust', 'norm_bound')} refuses such uploads"
         )
-    kept = [i for i in ids if i not in broken]
-    if not kept:
-        raise Diverged(f"{job.name}: round {number}, uploads: none is finite; look at the clients' data and settings")
-    return kept, [up for i, up in zip(ids, ups, strict=True) if i not in broken], notes
+    return (up, False) if path is None else (None, True)
 
 
-def defended(
-    job: Job, method: Method, number: int, ids: Sequence[int], up: Up, expected: float
-) -> tuple[Up, list[Note]]:
-    """The stacked uploads as the method's ``aggregate`` gets them, and what was done to single ones.
+def robust(job: Job, reduction: Reduction, ids: Sequence[int], up_m: Up) -> tuple[Up, list[Note]]:
+    """Stacked uploads after the job's robust rule, and whose were scaled."""
+    if job.robust is None or not tree.leaves(up_m.value):
+        return up_m, []
+    value, factor_m = job.robust(up_m.value, reduction.present(up_m))
+    scaled = zip(ids, factor_m.tolist(), strict=True)
+    return up_m._replace(value=value), [Note(i, "scaled", factor) for i, factor in scaled if factor < 1]
+
+
+def reduced(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | None, expected: float) -> Reduced:
+    """What the method's ``aggregate`` gets of the sums of a round; with privacy, after its noise.
 
     Args:
-        job: whose robust rule or privacy acts; without, nothing changes.
-        method: the job's.
+        job: of the round.
         number: of the round.
-        ids: whose uploads these are.
-        up: stacked; combined ones only without a robust rule.
+        reduction: of the job's method.
+        sums: over all participants.
+        up_m: their uploads, stacked, where the server needs each.
         expected: participants of a round on average.
     """
-    if not tree.leaves(up.value):
-        return up, []
-    if job.robust is not None:
-        value, factor_m = job.robust(up.value)
-        scaled = zip(ids, factor_m.tolist(), strict=True)
-        return up._replace(value=value), [Note(i, "scaled", factor) for i, factor in scaled if factor < 1]
-    if job.privacy is not None and method.combine is not None:
-        key = keys.key(job.seed if job.secret is None else job.secret, number, "privacy")
-        return job.privacy.noised(up, method.combine, expected, key), []
-    return up, []
+    if job.secure:
+        sums = summing.opened(sums)
+    if job.privacy is None or not sums.value:
+        return reduction.reduced(sums, up_m)
+    key = keys.key(job.seed if job.secret is None else job.secret, number, "privacy")
+    return reduction.reduced(job.privacy.noised(sums, expected, key), count=expected)
 
 
 class Spending:
@@ -148,9 +150,9 @@ class Spending:
         if self._ledger is not None:
             self._ledger.add(share, done)
 
-    def after(self, share: float, ups: Up) -> float | None:
+    def after(self, share: float, sums: Sums) -> float | None:
         """Epsilon after one more round; None if the method sends nothing or there is no privacy."""
-        if self._ledger is None or not tree.leaves(ups.value):
+        if self._ledger is None or not sums.value:
             return None
         self._ledger.add(share)
         return self._ledger.epsilon

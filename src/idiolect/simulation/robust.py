@@ -11,7 +11,7 @@ client that sends 0 for a number, as for a class that it does not have, keeps it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -28,14 +28,22 @@ from idiolect.core.tree import Tree
 _SILENT = 1e-9  # of a tensor's largest number: what an absent class leaves by rounding is below
 
 
+Present = Sequence[Tensor | None]
+
+
 class Rule(Protocol):
     """A robust rule."""
 
     needs_sums: ClassVar[bool]
     """Whether it is only for methods whose server needs sums or means: all clients' values become nearly one."""
 
-    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
-        """The new values, and for each client the least factor by which a part of its value was scaled (m,)."""
+    def __call__(self, value: Tree, present: Present) -> tuple[Tree, Tensor]:
+        """The new values, and for each client the least factor by which a part of its value was scaled (m,).
+
+        Args:
+            value: stacked.
+            present: for each of its leaves which numbers count, the same shape; None where all do.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +63,26 @@ class TrimmedMean:
     share: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     needs_sums: ClassVar[bool] = True
 
-    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+    def __call__(self, value: Tree, present: Present) -> tuple[Tree, Tensor]:
         """The values of all clients after the rule."""
-        return tree.map(self._one, value), torch.ones(len(tree.leaves(value)[0]))
+        return _each(self._one, value, present)
 
-    def _one(self, a_m: Tensor) -> Tensor:
+    def _one(self, a_m: Tensor, present_m: Tensor) -> Tensor:
         m = len(a_m)
         cut = min(math.ceil(self.share * m - 1e-9), (m - 1) // 2)
         across = (m, *[1] * (a_m.ndim - 1))
         largest_m = a_m.abs().reshape(m, -1).amax(1).view(across)
-        said = a_m.abs() > _SILENT * largest_m
-        ordered = torch.where(said, a_m, torch.inf).sort(0).values
+        counts = present_m & (a_m.abs() > _SILENT * largest_m)
+        ordered = torch.where(counts, a_m, torch.inf).sort(0).values
         rank = torch.arange(m).view(across)
-        kept = (rank >= cut) & (rank < said.sum(0) - cut)
-        mean = torch.where(kept, ordered, 0).sum(0) / kept.sum(0).clamp(min=1)
-        return torch.where(said, mean, 0)
+        middle = (rank >= cut) & (rank < counts.sum(0) - cut)
+        mean = torch.where(middle, ordered, 0).sum(0) / middle.sum(0).clamp(min=1)
+        return torch.where(counts, mean, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """The median of each number over all clients; of an even number of clients the mean of the middle two.
+    """The median of each number over the clients whose weight is not 0; of an even number the mean of the middle two.
 
     Zeros count: statistics of a class that fewer than half of the participants have do not move.
 
@@ -83,13 +91,14 @@ class Median:
 
     needs_sums: ClassVar[bool] = True
 
-    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+    def __call__(self, value: Tree, present: Present) -> tuple[Tree, Tensor]:
         """The values of all clients after the rule."""
-        return tree.map(self._one, value), torch.ones(len(tree.leaves(value)[0]))
+        return _each(self._one, value, present)
 
-    def _one(self, a_m: Tensor) -> Tensor:
-        ordered, m = a_m.sort(0).values, len(a_m)
-        return ((ordered[(m - 1) // 2] + ordered[m // 2]) / 2).expand_as(a_m).clone()
+    def _one(self, a_m: Tensor, present_m: Tensor) -> Tensor:
+        ordered, count = torch.where(present_m, a_m, torch.inf).sort(0).values, present_m.sum(0, keepdim=True)
+        low, high = (ordered.gather(0, k.clamp(min=0)) for k in ((count - 1) // 2, count // 2))
+        return torch.where(count > 0, (low + high) / 2, 0).expand_as(a_m).clone()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +115,7 @@ class NormBound:
     multiple: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
     needs_sums: ClassVar[bool] = False
 
-    def __call__(self, value: Tree) -> tuple[Tree, Tensor]:
+    def __call__(self, value: Tree, present: Present) -> tuple[Tree, Tensor]:
         """The values of all clients after the rule."""
         flat, build = tree.flatten(value)
         part_of = [path.partition("/")[0] for path in tree.named(value)]
@@ -121,6 +130,12 @@ class NormBound:
             for k in mine:
                 flat[k] = flat[k] * factor_m.to(flat[k].dtype).view(-1, *[1] * (flat[k].ndim - 1))
         return build(flat), least_m
+
+
+def _each(one: Callable[[Tensor, Tensor], Tensor], value: Tree, present: Present) -> tuple[Tree, Tensor]:
+    flat, build = tree.flatten(value)
+    masks = [torch.ones_like(a, dtype=torch.bool) if p is None else p for a, p in zip(flat, present, strict=True)]
+    return build([one(a, p) for a, p in zip(flat, masks, strict=True)]), torch.ones(len(flat[0]))
 
 
 RULES: dict[str, Callable[..., Any]] = {"trimmed_mean": TrimmedMean, "median": Median, "norm_bound": NormBound}

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, RunError, blame
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.method import Down, Info, Method, Up
+from idiolect.core.method import Down, Info, Method, Reduced
+from idiolect.core.reduce import needs_each
 from idiolect.core.tree import Tree
-from idiolect.simulation import reception, summing
+from idiolect.simulation import reception, records
+from idiolect.simulation.adding import Places, added, adds, gathered
 from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
-from idiolect.simulation.client_store import store
+from idiolect.simulation.client_store import Held, store
 from idiolect.simulation.interfaces import Engine, Keep, Part, Record, State
 
 _USUAL = Protocol()
 _SHOWN = 4  # clients whose representations are recorded
-_COMBINED = 32  # uploads that are combined at a time; if there are fewer, the server gets each
 _TOGETHER = 128  # clients that are measured at a time, so that their messages fit in memory
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
     """The state before the first round; with a folder, large states of clients are kept there."""
-    key = keys.start(seed)
-    initial = tree.copy(method.init_client(key))
-    return State(tree.copy(method.init_server(key)), store(initial, clients, folder), 0)
+    start = partial(first_state, method, seed) if method.own_start else None
+    held = store(first_state(method, seed, 0), clients, folder, start)
+    return State(tree.copy(method.init_server(keys.start(seed))), held, 0)
+
+
+def first_state(method: Method, seed: int, client: int) -> Tree:
+    """A client's state before its first round."""
+    id = client if method.own_start else 0
+    return tree.copy(method.init_client(keys.start(seed), torch.tensor(id)))
 
 
 def participants(seed: int, round: int, clients: int, participation: float, independent: bool = False) -> list[int]:
@@ -144,35 +151,35 @@ def fit_together(
     try:
         for part in parts:
             watch = _watch(part.job, protocol, rounds, participation)
-            job = part.job._replace(watch=watch, keeps=rounds if part.keep else None)
+            job = part.job._replace(watch=watch, keeps=rounds if part.keep else None, rounds=rounds)
             runs.append(_Run(part._replace(job=job), engine, stop, spending))
         trainer, left = runs[0], list(runs)
         for number in range(trainer.state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
-            everybody = protocol.full_last_round and number == rounds
+            everybody = (protocol.full_last_round and number == rounds) or number in trainer.method.full_rounds
             trainer.start()
             try:
-                server, new, trained = trainer.round(number, 1.0 if everybody else participation, evaluating)
+                outcome = trainer.round(number, 1.0 if everybody else participation, evaluating)
             except Diverged as error:
                 for run in left:
                     run.part.on_diverged(_said_of(run.job.name, trainer.job.name, error))
                 return
             seconds = trainer.seconds()
-            found: list[tuple[_Run, list[Record], float]] = []
+            logs: list[tuple[_Run, list[Record], float]] = []
             for run in list(left):
                 run.start()
                 try:
-                    records = [*trained, *(run.evaluated(server, new, number, protocol) if evaluating else ())]
+                    log = [*outcome.log, *(run.evaluated(outcome, number, protocol) if evaluating else ())]
                     if number == rounds:
-                        records += run.joined(server, number, protocol)
+                        log += run.joined(outcome.server, number, protocol)
                 except Diverged as error:
                     left.remove(run)
                     run.part.on_diverged(error)
                     continue
-                found.append((run, records, seconds + run.seconds()))
-            for run, records, spent in found:  # now that the round is whole for all
-                run.whole(server, new, number)
-                run.part.on_round(run.state, records, spent)
+                logs.append((run, log, seconds + run.seconds()))
+            for run, log, spent in logs:  # now that the round is whole for all
+                run.whole(outcome, number)
+                run.part.on_round(run.state, log, spent)
             if not left:
                 return
             if trainer not in left:  # its states are no longer kept up to date
@@ -205,6 +212,17 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     return Watch(phase, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
 
 
+class Outcome(NamedTuple):
+    """A round of a training."""
+
+    server: Tree
+    clients: dict[int, Tree]
+    """The new states, of participants and of the clients that stood by."""
+    ids: list[int]
+    """The participants that answered."""
+    log: list[Record]
+
+
 class _Run:
     """A running job."""
 
@@ -226,92 +244,85 @@ class _Run:
         spent = time.perf_counter() - start - self._mapped
         return spent + (self.session.seconds - worked) / self._engine.workers
 
-    def map(self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]) -> list[Any]:
+    def map(
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
+        places: Places | None = None,
+    ) -> list[Any]:  # fmt: skip
         start = time.perf_counter()
-        found = self.session.map(phase, round, ids, down, clients, self.stop)
+        answers = self.session.map(phase, round, ids, down, clients, self.stop, places)
         self._mapped += time.perf_counter() - start
-        return list(found)
+        return list(answers)
 
-    def round(self, number: int, share: float, reporting: bool) -> tuple[Tree, dict[int, Tree], list[Record]]:
-        """The server after a round, the states of its participants, and what was recorded."""
-        job, state, kept = self.job, self.state, list[int]()
+    def round(self, number: int, share: float, reporting: bool) -> Outcome:
+        """A round of the training."""
+        job, state = self.job, self.state
         drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
         asked = drawn or [0]
-        ids, new, ups = list[int](), list[Tree](), list[Up]()
-        records, wired = [], []
-        combining = self.method.combine is not None and len(asked) > _COMBINED and job.robust is None
-        at_once = _COMBINED * -(-self._engine.at_once // _COMBINED) if combining else len(asked)
-        for part in (asked[k : k + at_once] for k in range(0, len(asked), at_once)):
-            down = self.send(state.server, part, number)
-            found: list[Trained | None] = self.map("local", number, part, down, [state.clients[i] for i in part])
-            here = [i for i, one in zip(part, found, strict=True) if one is not None]
-            trained = [one for one in found if one is not None]
-            records += [Record(number, i, "wire", "answered", 0.0) for i in part if i not in here]
-            if not trained:
-                continue
-            with blame(f"{job.name}: round {number}, info"):
-                records += _reported(number, here, [t.info for t in trained])
-                wired += _wired(number, here, down, len(part), reception.nbytes(job, trained[0].up))
-            ids += here
-            found.clear()
-            new += [t.client for t in trained]
-            whose, received, notes = reception.received(job, number, here, [t.up for t in trained])
-            trained.clear()  # so that only ``gather`` holds the uploads
-            records += _noted(number, notes)
-            kept += whose
-            ups += self.combined(received, number) if combining else received
-        if not ids:
+        down = self.send(state.server, asked, number)
+        adding = adds(job, self.method, len(asked), tree.nbytes(down.shared))
+        places = Places(range(len(asked)), len(asked)) if adding else None
+        answers: list[Trained | None] = self.map("local", number, asked, down, Held(state.clients, asked), places)
+        here = [(k, i, one) for k, (i, one) in enumerate(zip(asked, answers, strict=True)) if one is not None]
+        answers.clear()
+        ids = [i for _, i, _ in here]
+        log = [Record(number, i, "wire", "answered", 0.0) for i in asked if i not in set(ids)]
+        if not here:
             if job.secure:  # too few for a sum: nothing changes
-                return state.server, {}, records
+                return Outcome(state.server, {}, ids, log)
             raise RunError(f"{job.name}: round {number}: no client answered; the run can be continued")
-        while combining and len(ups) > _COMBINED:
-            ups = self.combined(ups, number)
-        with blame(f"{job.name}: server, round {number}, uploads"):
-            up = tree.gather([summing.together(self.method, ups)] if job.secure else ups)
-            up = up if drawn else up._replace(value=tree.zeros(up.value))
-            up, notes = reception.defended(job, self.method, number, kept, up, share * job.data.trained)
-        if (epsilon := self.spending.after(share, up)) is not None:
-            notes += [reception.Note(i, "epsilon", epsilon) for i in ids]
-        server, info = self.aggregate(state.server, up, kept, number)
         with blame(f"{job.name}: round {number}, info"):
-            records += wired + _noted(number, notes) + (_from_server(number, kept, info) if reporting else [])
-        return server, dict(zip(ids, new, strict=True)), records
+            log += records.of_clients(number, [(i, one.info) for _, i, one in here])
+        new = {i: one.client for _, i, one in here}
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            if adding:
+                tally = added(job, self.method, number, here, len(asked))
+            else:
+                tally = gathered(job, self.method, number, [(i, one) for _, i, one in here])
+        here.clear()
+        log += records.of_wire(number, ids, down, len(asked), reception.nbytes(job, tally.like))
+        sums = tally.sums if drawn else tree.map(torch.zeros_like, tally.sums)
+        with blame(f"{job.name}: server, round {number}, uploads"):
+            up = reception.reduced(job, number, tally.reduction, sums, tally.up_m, share * job.data.trained)
+        notes = [reception.Note(i, "refused", 1.0) for i in tally.refused] + tally.notes
+        if (epsilon := self.spending.after(share, sums)) is not None:
+            notes += [reception.Note(i, "epsilon", epsilon) for i in ids]
+        server, info = self.aggregate(state.server, up, tally.ids, number)
+        with blame(f"{job.name}: round {number}, info"):
+            log += records.of_notes(number, notes)
+            log += records.of_server(number, tally.ids, info) if reporting else []
+        if self.method.stand_by is not None:
+            new |= self.waiting(number, sorted(set(range(job.data.trained)) - set(asked)))
+        return Outcome(server, new, ids, log)
 
-    def evaluated(self, server: Tree, new: dict[int, Tree], number: int, protocol: Protocol) -> list[Record]:
+    def waiting(self, number: int, ids: Sequence[int]) -> dict[int, Tree]:
+        """The states of the clients that were not drawn, after what they do in a round."""
+        new: dict[int, Tree] = {}
+        for some in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
+            down = self.send(self.state.server, some, number)
+            answers: list[Trained | None] = self.map("stand_by", number, some, down, Held(self.state.clients, some))
+            new |= {i: one.client for i, one in zip(some, answers, strict=True) if one is not None}
+        return new
+
+    def evaluated(self, outcome: Outcome, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients after a round, at the protocol's stages."""
-        records: list[Record] = []
-        whom = sorted(new) if protocol.clients == "participants" else range(self.job.data.trained)
+        log, new = list[Record](), outcome.clients
+        whom = outcome.ids if protocol.clients == "participants" else range(self.job.data.trained)
         for stage in protocol.stages:
             clients = (new[i] if i in new else self.state.clients[i] for i in whom)
-            records += self.measured(server, number, whom, clients, stage, stage == protocol.stage)
-        return records
+            log += self.measured(outcome.server, number, whom, clients, stage, stage == protocol.stage)
+        return log
 
     def joined(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients that did not train, after the last round."""
-        fresh = self.method.init_client(keys.start(self.job.seed))
         newcomers = range(self.job.data.trained, self.job.data.clients)
-        return self.measured(server, number, newcomers, itertools.repeat(fresh), "new", protocol.clients == "new")
+        fresh = (first_state(self.method, self.job.seed, i) for i in newcomers)
+        return self.measured(server, number, newcomers, fresh, "new", protocol.clients == "new")
 
-    def whole(self, server: Tree, new: dict[int, Tree], number: int) -> None:
+    def whole(self, outcome: Outcome, number: int) -> None:
         """Take over the states of a round that is whole."""
         with blame(f"{self.job.name}: round {number}, states"):
-            self.state.clients.put(list(new), list(new.values()))
-        self.state = State(server, self.state.clients, number)
-
-    def combined(self, ups: list[Up], number: int) -> list[Up]:
-        """Replace each ``_COMBINED`` uploads in the list by one.
-
-        Which ones depends only on their places in the round, so the engine does not change a result.
-        """
-        if self.job.secure:
-            return [summing.added(ups)]
-        assert self.method.combine is not None
-        found = []
-        with blame(f"{self.job.name}: server, round {number}, combine"):
-            while ups:
-                some, ups[:_COMBINED] = ups[:_COMBINED], []
-                found.append(tree.copy(self.method.combine(tree.gather(some))))
-        return found
+            self.state.clients.put(list(outcome.clients), list(outcome.clients.values()))
+        self.state = State(outcome.server, self.state.clients, number)
 
     def measured(
         self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, observed: bool
@@ -347,7 +358,9 @@ class _Run:
             if alone is None:
                 found.append(None)
                 continue
-            own, _ = self.aggregate(server, tree.gather([alone.up]), [i], number)
+            tally = gathered(self.job, self.method, number, [(i, alone)])
+            up = tally.reduction.reduced(tally.sums, tally.up_m)
+            own, _ = self.aggregate(server, up, [i], number)
             found += self.map("received", number, [i], self.send(own, [i], number), [alone.client])
         return found
 
@@ -355,7 +368,7 @@ class _Run:
         with blame(f"{self.job.name}: server, round {number}, send"):
             return self.method.send(server, torch.tensor(list(ids)))
 
-    def aggregate(self, server: Tree, up: Tree, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
+    def aggregate(self, server: Tree, up: Reduced, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
         where = f"{self.job.name}: server, round {number}, aggregate"
         with blame(where):
             returned = self.method.aggregate(server, up, torch.tensor(ids))
@@ -363,37 +376,9 @@ class _Run:
             what = "does not return a pair (server, info)"
             raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
         server, info = returned
-        if info and self.method.combine is not None:
-            what = f"reports {next(iter(info))}, and the server of a method with combine sees no single participant"
-            raise RunError(f"{where}: {what}: return {{}} as its info, or leave combine out")
+        if info and not needs_each(self.method.reduce):
+            what = f"reports {next(iter(info))}, and a server that gets means and sums sees no single participant"
+            raise RunError(f"{where}: {what}: return {{}} as its info, and let clients report")
         if (path := tree.not_finite(server)) is not None:
             raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
         return tree.copy(server), info
-
-
-def _reported(number: int, ids: Sequence[int], infos: Sequence[Info]) -> list[Record]:
-    return [
-        Record(number, i, "local", name, float(value))
-        for i, info in zip(ids, infos, strict=True)
-        for name, value in info.items()
-    ]
-
-
-def _wired(number: int, ids: Sequence[int], down: Down, rows: int, received: int) -> list[Record]:
-    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // rows
-    pairs = (("bytes_down", sent), ("bytes_up", received))
-    return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
-
-
-def _noted(number: int, notes: Iterable[reception.Note]) -> list[Record]:
-    return [Record(number, note.client, "server", note.metric, note.value) for note in notes]
-
-
-def _from_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
-    """The values of each participant, or of each pair of them."""
-    records = []
-    for name, value in info.items():
-        for i, row in zip(ids, value.tolist(), strict=True):
-            columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
-            records += [Record(number, i, "server", name, float(v), j) for j, v in columns]
-    return records

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from idiolect.core.errors import InputError, option
-from idiolect.core.method import Up
+from idiolect.core.errors import InputError, blame, option
+from idiolect.core.method import Method
 from idiolect.core.option_spec import Spec
-from idiolect.methods import profile
-from idiolect.simulation import Job, reception, summing
+from idiolect.core.reduce import needs_each
+from idiolect.core.reduction import Reduction
+from idiolect.simulation import Job, reception
 from idiolect.simulation.attacks import complete_attack
 from idiolect.simulation.privacy import Gaussian, complete_mechanism, mechanism_of
 from idiolect.simulation.robust import Rule, complete_rule, rule_of
 from idiolect.simulation.uploads import complete_step
 from idiolect.studies.method_use import Use
 from idiolect.studies.naming import complete_shift
+from idiolect.training import trial
 from idiolect.training.server_optimisers import complete_server_optimiser
 
 COMPLETE: dict[str, Callable[[Spec], Spec]] = {
@@ -45,21 +47,25 @@ def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
     Raises:
         InputError: one cannot.
     """
-    for use, job in jobs:
-        if job.secure:
-            small = profile.small_round(use.name, use.options)
-            try:
-                summing.weighting(small.method, Up(small.value, small.weight))
-            except InputError as error:
-                what = option("secure_aggregation")
-                raise InputError(
-                    f"method {job.name} cannot take {what}, because {error}: leave out {what}, or this method"
-                ) from None
-        if job.privacy is None and job.robust is None:
-            continue
-        reception.check(job, job.build())
-        if job.privacy is not None and profile.weighs_by_class(use.name, use.options):
+    for _, job in jobs:
+        method = job.build()
+        reception.check(job, method)
+        if job.secure and needs_each(method.reduce):
+            what = option("secure_aggregation")
+            raise InputError(
+                f"method {job.name} cannot take {what}, because its server needs the upload of each client, not only "
+                f"their sum: leave out {what}, or this method"
+            )
+        if job.privacy is not None and not _counts_clients(method, job):
             raise InputError(
                 f"method {job.name} cannot take privacy, because its server weighs uploads by the clients' classes, "
                 "which noise on the values does not hide: leave out privacy, or this method"
             )
+
+
+def _counts_clients(method: Method, job: Job) -> bool:
+    """Whether every weight of an upload is one number for each client."""
+    data = job.data
+    with blame(f"{job.name}, on synthetic samples"):
+        [up] = trial.trial(method, trial.samples(data.shape, data.classes, 2, dtype=data.x_R.dtype)).ups
+        return Reduction(method.reduce, up).counts_clients

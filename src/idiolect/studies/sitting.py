@@ -16,10 +16,10 @@ from idiolect.runs import checkpoint, predictions
 from idiolect.runs.store import Cell, Store
 from idiolect.simulation import Engine, Job, Part, Record, State, begin, fit_together
 from idiolect.simulation.attacks import attackers
-from idiolect.simulation.same_training import same_state, same_training
 from idiolect.studies.config import Study
 from idiolect.studies.progress import Watcher
 from idiolect.studies.trackers import Tracking, measures
+from idiolect.training.sharing import same_training
 
 
 class Sitting:
@@ -101,7 +101,7 @@ class Sitting:
             raise Interrupted
         left = [writer for job in unit if (writer := self._started(job, watcher))]
         while left:
-            together = [writer for writer in left if same_state(writer.latest, left[0].latest)]
+            together = [writer for writer in left if writer.latest.equals(left[0].latest)]
             left = [writer for writer in left if writer not in together]
             if together[0].latest.round < self._store.study.rounds:
                 self._fit(together, stop)

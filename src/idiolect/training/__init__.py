@@ -1,12 +1,13 @@
 """Building blocks that methods share: batches, local training, forward passes, averaging of weights."""
 
-from idiolect.training.averaging import add_mean, combine_mean
+from idiolect.training.averaging import add, averaging
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.client_state import Personal, joins_by_training, own_or, trained, untrained
+from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state, require_sgd
 from idiolect.training.preprocessing import Preprocessing
 from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
+from idiolect.training.sharing import shared
 from idiolect.training.supervised import (
     Part,
     batch_features,
@@ -22,10 +23,10 @@ __all__ = [
     "Part",
     "Personal",
     "Preprocessing",
-    "add_mean",
+    "add",
+    "averaging",
     "batch_features",
     "batches",
-    "combine_mean",
     "cross_entropy_mean",
     "features",
     "joins_by_training",
@@ -38,6 +39,8 @@ __all__ = [
     "rows",
     "sgd",
     "sgd_from",
+    "shared",
+    "stateless",
     "train_model",
     "trained",
     "trained_loss",

@@ -11,9 +11,27 @@ from torch import Tensor
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import Data, Down, Info, Method, Task, Up
+from idiolect.core.method import (
+    Aggregate,
+    Data,
+    Down,
+    Info,
+    InitClient,
+    InitServer,
+    Local,
+    Method,
+    Reduced,
+    Rounds,
+    Send,
+    Task,
+    Up,
+    reduce,
+)
 from idiolect.core.network import Moments, Network, Statistics
+from idiolect.core.reduce import within
 from idiolect.core.tree import Tree
+from idiolect.training import trial
+from idiolect.training.sharing import shared
 
 _CHUNK = 256  # samples per pass, at most
 
@@ -91,9 +109,7 @@ def _alone(data: Data) -> None:
 
 
 def _local(method: Method, network: Network) -> Method:
-    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
-        _alone(data)
-        return method.local(down, client, data, key)
+    rounds = _one_at_a_time(*(getattr(method, name) for name in Rounds._fields))
 
     def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Measured:
         _alone(data)
@@ -104,7 +120,19 @@ def _local(method: Method, network: Network) -> Method:
         with _predicting(network, client.statistics):
             return method.predict(down, client.method, x_B)
 
-    return method._replace(local=local, personalise=personalise, predict=predict)
+    return method._replace(**rounds._asdict(), personalise=personalise, predict=predict)
+
+
+@shared
+def _one_at_a_time(
+    init_server: InitServer[Tree], init_client: InitClient[Tree], send: Send[Tree], train: Local[Tree], parts: Tree,
+    aggregate: Aggregate[Tree],
+) -> Rounds[Tree, Tree]:  # fmt: skip
+    def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
+        _alone(data)
+        return train(down, client, data, key)
+
+    return Rounds(init_server, init_client, send, local, parts, aggregate)
 
 
 def _aggregate(method: Method, task: Task) -> Method:
@@ -133,15 +161,16 @@ def _aggregate(method: Method, task: Task) -> Method:
         statistics = _sent(measure(method, network, received(down), personalised, data))
         return client, Up(Measured(up.value, statistics), Weight(up.weight, data.real_N.sum())), info
 
-    def aggregate(server: Measured, up: Up, ids: Tensor) -> tuple[Measured, Info]:
-        own, info = method.aggregate(server.method, Up(up.value.method, up.weight.method), ids)
-        return Measured(own, tree.mean(up.value.statistics, up.weight.rows)), info
+    def aggregate(server: Measured, up: Reduced, ids: Tensor) -> tuple[Measured, Info]:
+        each = up.weight_m.method if up.weight_m else ()
+        own, info = method.aggregate(server.method, Reduced(up.value.method, up.weight.method, each), ids)
+        return Measured(own, up.value.statistics), info
 
-    def combine(up: Up) -> Up:
-        assert method.combine is not None
-        own = method.combine(Up(up.value.method, up.weight.method))
-        statistics = tree.mean(up.value.statistics, up.weight.rows)
-        return Up(Measured(own.value, statistics), Weight(own.weight, up.weight.rows.sum()))
+    def stand_by(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
+        _alone(data)
+        assert method.stand_by is not None
+        with evaluating(down.shared.statistics):
+            return method.stand_by(received(down), client, data, key)
 
     def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         _alone(data)
@@ -152,18 +181,17 @@ def _aggregate(method: Method, task: Task) -> Method:
         with _predicting(network, down.shared.statistics):
             return method.predict(received(down), client, x_B)
 
-    combined = combine if method.combine else None
-    return Method(init_server, method.init_client, send, local, aggregate, personalise, predict, combined)
+    parts = Measured(within(method.reduce, "method"), reduce.mean("rows"))
+    return method._replace(
+        init_server=init_server, send=send, local=local, reduce=parts, aggregate=aggregate, personalise=personalise,
+        predict=predict, stand_by=stand_by if method.stand_by else None,
+    )  # fmt: skip
 
 
 def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
     """Mean 0 and variance 1, in the layout that a prediction on synthetic samples shows."""
-    key = keys.key(0, "statistics")
-    x_R = keys.normal(key, (2, *task.network.shape))
-    data = Data(x_R, torch.arange(2) % task.classes, torch.arange(2), torch.ones(2))
-    down = method.send(server, torch.tensor([0]))
-    down = Down(down.shared, tree.rows(down.own, 0))
-    client = method.personalise(down, method.init_client(key), data, key)
+    [data] = trial.samples(task.network.shape, task.classes, 2)
+    down, client = trial.personal(method, server, data)
     seen = measure(method, task.network, down, client, data)
     return {name: Moments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in seen.items()}
 

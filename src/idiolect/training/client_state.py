@@ -24,6 +24,11 @@ class Personal(NamedTuple):
         return "trained"
 
 
+def stateless(key: Tensor, id: Tensor) -> tuple[()]:
+    """The ``init_client`` of methods whose clients keep nothing."""
+    return ()
+
+
 def untrained(value: Tree) -> Personal:
     """A client's state before its first round."""
     return Personal(value, torch.zeros(()))

@@ -1,9 +1,8 @@
-"""The server's optimiser: a method whose server adds the mean increment takes another step along it (FedOpt)."""
+"""The server's optimiser: in place of a mean increment of weights the server takes another step along it (FedOpt)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -12,10 +11,26 @@ from torch import Tensor
 
 from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import Down, Info, Method, Up
+from idiolect.core.method import (
+    Aggregate,
+    Down,
+    Info,
+    InitClient,
+    InitServer,
+    Local,
+    Method,
+    Reduced,
+    Rounds,
+    Send,
+    Task,
+    unchanged,
+)
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduce import Increment, Mean, rules, spread
+from idiolect.core.reduction import Reduction
 from idiolect.core.tree import Tree
-from idiolect.training.averaging import add_mean
+from idiolect.training.sharing import shared
+from idiolect.training.trial import samples, trial
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -83,58 +98,77 @@ class Optimised(NamedTuple):
     """A method's server and the optimiser's state."""
 
     method: Tree
-    """x."""
-    mean: Tree
-    """m, a tree like the server."""
-    square: Tree
-    """v, the same; () where the optimiser has none."""
+    """x and all else that the server keeps."""
+    mean: tuple[Tensor, ...]
+    """m, for each tensor of the upload that is an increment."""
+    square: tuple[Tensor, ...]
+    """v, the same; empty where the optimiser has none."""
 
 
-def with_server_optimiser(method: Method, name: str, rule: ServerOptimiser) -> Method:
-    """The method with this optimiser at the server, for a server x that adds Delta = sum_i w_i u_i / sum_i w_i.
+def with_server_optimiser(method: Method, name: str, rule: ServerOptimiser, task: Task) -> Method:
+    """The method with this optimiser at the server: it steps what the method declares to be an ``Increment``.
 
-    A server without state takes no step, so such a method stays as it is.
+    The method's ``aggregate`` gets the optimiser's step in place of the mean increment Delta, and all other parts as
+    they are. A server without state takes no step, so such a method stays as it is.
 
     Raises:
-        InputError: the method's server does more than add Delta.
+        InputError: the method declares no increment.
     """
     if isinstance(rule, ServerAverage):
         return method
-    if method.aggregate is not add_mean:
+    if not any(isinstance(one, Increment) for one in rules(method.reduce)):
         if not tree.leaves(method.init_server(keys.key(0))):
             return method
         called = next(k for k, make in SERVER_OPTIMISERS.items() if isinstance(rule, make))
         raise InputError(
-            f"method {name} cannot take server_optimiser={called}, because its server does more than add the mean of "
-            f"the increments: leave out server_optimiser, or this method"
+            f"method {name} cannot take server_optimiser={called}, because nothing that it sends is an increment of "
+            "weights that its server adds: leave out server_optimiser, or this method"
         )
+    rounds = _optimised(method.init_server, method.send, method.reduce, method.aggregate, method.local,
+                        method.init_client, rule, task)  # fmt: skip
+    return method._replace(**rounds._asdict())
 
-    start, down = method.init_server, method.send  # alone, so that what else a method does is not part of its training
 
+@shared
+def _optimised(
+    start: InitServer[Tree], down: Send[Tree], parts: Tree, add: Aggregate[Tree], local: Local[Tree],
+    init_client: InitClient[Tree], rule: ServerMomentum | ServerAdam, task: Task,
+) -> Rounds[Optimised, Tree]:  # fmt: skip
     def init_server(key: Tensor) -> Optimised:
-        server = start(key)
-        square: Tree = ()
-        if isinstance(rule, ServerAdam):
-            square = tree.map(partial(torch.full_like, fill_value=rule.tau**2), server)
-        return Optimised(server, tree.zeros(server), square)
+        alone = Method(start, init_client, down, local, parts, add, unchanged, lambda down, client, x_B: x_B)
+        data = samples(task.network.shape, task.classes, 2)
+        [up] = trial(alone, data).ups
+        flat = tree.leaves(up.value)
+        zeros = tuple(torch.zeros_like(flat[k]) for k in Reduction(parts, up).increments)
+        square = tuple(torch.full_like(a, rule.tau**2) for a in zeros) if isinstance(rule, ServerAdam) else ()
+        return Optimised(start(key), zeros, square)
 
     def send(server: Optimised, ids: Tensor) -> Down:
         return down(server.method, ids)
 
-    def aggregate(server: Optimised, up: Up, ids: Tensor) -> tuple[Optimised, Info]:
-        delta = tree.mean(up.value, up.weight)
-        return _adam(server, delta, rule) if isinstance(rule, ServerAdam) else _momentum(server, delta, rule), {}
+    def aggregate(server: Optimised, up: Reduced, ids: Tensor) -> tuple[Optimised, Info]:
+        flat, build = tree.flatten(up.value)
+        places = [k for k, one in enumerate(spread(parts, up.value)) if isinstance(one, Increment)]
+        delta = [flat[k] for k in places]
+        state, step = _momentum(server, delta, rule) if isinstance(rule, ServerMomentum) else _adam(server, delta, rule)
+        for k, moved in zip(places, step, strict=True):
+            flat[k] = moved
+        own, info = add(server.method, up._replace(value=build(flat)), ids)
+        return Optimised(own, *state), info
 
-    return method._replace(init_server=init_server, send=send, aggregate=aggregate)
+    once = tree.map(lambda one: Mean(one.by) if isinstance(one, Increment) else one, parts)  # not to be stepped again
+    return Rounds(init_server, init_client, send, local, once, aggregate)
 
 
-def _momentum(server: Optimised, delta: Tree, rule: ServerMomentum) -> Optimised:
-    mean = tree.map(lambda m, d: rule.momentum * m + d, server.mean, delta)
-    return Optimised(tree.map(lambda x, m: x + rule.lr * m, server.method, mean), mean, ())
+Moments = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # m and v
 
 
-def _adam(server: Optimised, delta: Tree, rule: ServerAdam) -> Optimised:
-    mean = tree.map(lambda m, d: rule.beta1 * m + (1 - rule.beta1) * d, server.mean, delta)
-    square = tree.map(lambda v, d: rule.beta2 * v + (1 - rule.beta2) * d * d, server.square, delta)
-    moved = tree.map(lambda x, m, v: x + rule.lr * m / (v.sqrt() + rule.tau), server.method, mean, square)
-    return Optimised(moved, mean, square)
+def _momentum(server: Optimised, delta: list[Tensor], rule: ServerMomentum) -> tuple[Moments, list[Tensor]]:
+    mean = tuple(rule.momentum * m + d for m, d in zip(server.mean, delta, strict=True))
+    return (mean, ()), [rule.lr * m for m in mean]
+
+
+def _adam(server: Optimised, delta: list[Tensor], rule: ServerAdam) -> tuple[Moments, list[Tensor]]:
+    mean = tuple(rule.beta1 * m + (1 - rule.beta1) * d for m, d in zip(server.mean, delta, strict=True))
+    square = tuple(rule.beta2 * v + (1 - rule.beta2) * d * d for v, d in zip(server.square, delta, strict=True))
+    return (mean, square), [rule.lr * m / (v.sqrt() + rule.tau) for m, v in zip(mean, square, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import subprocess
@@ -12,28 +11,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.processor import cores
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
+from idiolect.engines.processes.batch import Batch
 from idiolect.engines.processes.fork_server import Forked, ForkServer
+from idiolect.engines.processes.turns import Line
 from idiolect.engines.threads import OneThread
+from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
 _LINUX = platform.system() == "Linux"
 _SERVER: ForkServer | None = None
 _SERVER_LOCK = Lock()
-_NUMBERS = itertools.count()  # of batches: a worker that kept the last one would keep its results
 # Every step needs the same buffers as the step before. glibc would return some to the system in between, which would
 # clear and map them again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
@@ -56,11 +54,6 @@ class Processes:
 
     name = "processes"
     lanes = 2  # while one job's server works, the other's clients are trained
-
-    @property
-    def at_once(self) -> int:
-        """Enough clients to keep all workers busy for a while, whatever their sizes."""
-        return 8 * self.workers
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
@@ -116,7 +109,7 @@ class Pooled:
     def __init__(self, engine: Processes, pool: _Pool, number: int, job: Job) -> None:
         self.seconds = 0.0
         self.number = number
-        self._engine, self._pool, self._data = engine, pool, job.data
+        self._engine, self._pool, self.data = engine, pool, job.data
         try:
             told = serialization.pack(job._replace(data=None))  # type: ignore[arg-type]
         except Exception as error:
@@ -128,17 +121,19 @@ class Pooled:
         pool.jobs.add(number)
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained] | list[Measured]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained] | list[Measured]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         The largest clients are first, and each worker gets the next when it has answered, so that all end together.
+        With ``places`` a worker keeps to a branch of the tree of additions and sends its sum.
 
         Raises:
             RunError: a client failed, or a worker died.
             Interrupted: ``stop`` said so.
         """
-        batch = _Batch(self, phase, round, ids, down, clients, groups(phase, self._data, ids))
+        batch = Batch(self, phase, round, ids, down, clients, groups(phase, self.data, ids), places)
         self._pool.add(batch)
         try:
             while not batch.over.is_set():
@@ -157,48 +152,6 @@ class Pooled:
     def close(self) -> None:
         """Remove the job from the workers."""
         self._pool.close(self.number)
-
-
-class _Batch:
-    """The clients of one ``map``."""
-
-    def __init__(
-        self, job: Pooled, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
-        groups: list[list[int]],
-    ) -> None:  # fmt: skip
-        self.number = next(_NUMBERS)
-        self.job, self.shared = job, serialization.pack(("down", job.number, bytes(serialization.pack(down.shared))))
-        self.when = f"in round {round} ({phase})"
-        self._about = phase, round, ids, down.own, clients
-        self.todo, self._left = groups[::-1], len(groups)
-        self.results: list[Any] = [None] * len(ids)
-        self.seconds, self.over = 0.0, Event()
-        self.error: BaseException | None = None
-        if not groups:
-            self.over.set()
-
-    def message(self, group: list[int]) -> memoryview:
-        """The message to a worker about a group of clients."""
-        phase, round, ids, own, clients = self._about
-        mine = tree.rows(own, torch.tensor(group))
-        return serialization.pack(
-            ("run", self.job.number, phase, round, [ids[k] for k in group], mine, [clients[k] for k in group])
-        )
-
-    def take(self, group: list[int], found: Sequence[Any], seconds: float) -> None:
-        """A group's results."""
-        for k, result in zip(group, found, strict=True):
-            self.results[k] = result
-        self.seconds += seconds
-        self._left -= 1
-        if not self._left:
-            self.over.set()
-
-    def fail(self, error: BaseException) -> None:
-        """End it, unless it has ended."""
-        if not self.over.is_set():
-            self.todo, self.error = [], error
-            self.over.set()
 
 
 def _environment() -> dict[str, str]:
@@ -230,7 +183,7 @@ def _server() -> ForkServer:
         return _SERVER
 
 
-class _Worker:
+class Worker:
     """One worker process, what it has and what it was asked to do."""
 
     def __init__(self, rows: int) -> None:
@@ -243,21 +196,23 @@ class _Worker:
         finally:
             theirs.close()
         self.holds: dict[int, int] = {}
-        self.asked: deque[tuple[_Batch, list[int]]] = deque()
+        self.asked: deque[tuple[Batch, list[int]]] = deque()
 
     def send(self, when: str, message: memoryview) -> None:
+        """Send a message."""
         try:
             serialization.send(self.connection, message)
         except OSError:
             raise _died(when) from None
 
     def receive(self, when: str) -> Any:
+        """Receive an answer."""
         try:
             return serialization.receive(self.connection)
         except (EOFError, OSError):
             raise _died(when) from None
 
-    def ask(self, batch: _Batch, group: list[int]) -> None:
+    def ask(self, batch: Batch, group: list[int]) -> None:
         """Send a group of clients, after what the worker needs to know about their job and phase."""
         number = batch.job.number
         if number not in self.holds:
@@ -269,6 +224,11 @@ class _Worker:
         self.send(batch.when, batch.message(group))
         self.asked.append((batch, group))
 
+    def ask_rest(self, batch: Batch) -> None:
+        """Ask for the branches that are left, after all that was asked before."""
+        self.send(batch.when, serialization.pack(("rest", batch.job.number)))
+        self.asked.append((batch, []))
+
 
 class _Pool:
     """Worker processes for one federation, and the thread that gives them clients of all open jobs."""
@@ -277,8 +237,8 @@ class _Pool:
         self.dead = False
         self._lock = Lock()
         self.jobs: set[int] = set()
-        self._batches: list[_Batch] = []
-        self._workers: list[_Worker] = []
+        self._batches: list[Batch] = []
+        self._workers: list[Worker] = []
         self._bell, self._ear = Pipe()
         self._thread = Thread(target=self._serve, daemon=True)
         file = data.file
@@ -287,7 +247,7 @@ class _Pool:
             rows.copy_(data.x_R)
         try:
             for _ in range(workers):
-                self._workers.append(_Worker(file.fileno()))
+                self._workers.append(Worker(file.fileno()))
             start = serialization.pack(("start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R)))
             for worker in self._workers:
                 worker.send("at the start", start)
@@ -300,7 +260,7 @@ class _Pool:
             raise
         self._thread.start()
 
-    def add(self, batch: _Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Add clients for the workers."""
         with self._lock:
             if self.dead:
@@ -308,10 +268,10 @@ class _Pool:
             self._batches.append(batch)
             self._bell.send_bytes(b"!")
 
-    def drop(self, batch: _Batch) -> None:
+    def drop(self, batch: Batch) -> None:
         """Remove what is left of a batch."""
         with self._lock:
-            batch.todo = []
+            batch.todo = Line([])
             if batch in self._batches:
                 self._batches.remove(batch)
 
@@ -347,7 +307,7 @@ class _Pool:
 
     def _serve(self) -> None:
         """Give clients to workers and take results, until a worker dies or the pool is stopped."""
-        connections: dict[Any, _Worker] = {w.connection: w for w in self._workers}
+        connections: dict[Any, Worker] = {w.connection: w for w in self._workers}
         while not self.dead:
             ready = wait([self._ear, *connections])
             with self._lock:
@@ -361,7 +321,7 @@ class _Pool:
                 except Exception as error:  # noqa: BLE001  whoever waits for this thread must hear of it
                     self._end(error)
 
-    def _answered(self, worker: _Worker) -> None:
+    def _answered(self, worker: Worker) -> None:
         batch, group = worker.asked[0] if worker.asked else (None, [])
         error, answer = worker.receive(batch.when if batch else "between two rounds")
         assert batch is not None
@@ -378,7 +338,9 @@ class _Pool:
                 worker = min(self._workers, key=lambda w: len(w.asked))
                 if len(worker.asked) >= _AHEAD:
                     return
-                worker.ask(batch, batch.todo.pop())
+                worker.ask(batch, batch.todo.take(worker))
+                batch.asked(worker)
+            batch.ask_rests()
 
 
 def _died(when: str) -> RunError:

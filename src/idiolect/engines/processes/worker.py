@@ -20,13 +20,14 @@ from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
+from idiolect.simulation.adding import Adder, Places
 from idiolect.simulation.client_runner import Phase, Site
 
 
 class Worker:
     """What a worker keeps between messages: the data, and for each open job its site and what the server sent to all.
 
-    Only ``start`` and ``run`` are answered, so content that may be unreadable here is read when it is run.
+    Only ``start``, ``run`` and ``rest`` are answered, so content that may be unreadable here is read when it is run.
     """
 
     def __init__(self, rows: int) -> None:
@@ -34,6 +35,7 @@ class Worker:
         self.data: FederatedData | None = None
         self.jobs: dict[int, bytes | Site] = {}
         self.shared: dict[int, bytes | Tree] = {}
+        self.adders: dict[int, tuple[int, Adder]] = {}
 
     def answer(self, message: bytes) -> tuple[IdiolectError | None, Any]:
         """Do what a message says; return the error or the answer, if there is one."""
@@ -62,14 +64,16 @@ class Worker:
         """Remove a job."""
         self.jobs.pop(number, None)
         self.shared.pop(number, None)
+        self.adders.pop(number, None)
 
     def down(self, number: int, shared: bytes) -> None:
         """Keep the part of a phase that all clients get."""
         self.shared[number] = shared
 
     def run(
-        self, number: int, phase: Phase, round: int, ids: list[int], own: Tree, clients: list[Tree]
-    ) -> tuple[Any, float]:
+        self, number: int, batch: int, phase: Phase, round: int, ids: list[int], own: Tree, clients: list[Tree],
+        places: Places | None,
+    ) -> tuple[Any, float]:  # fmt: skip
         """One phase of a group of clients, and the seconds that it took."""
         start = time.perf_counter()
         site, shared = self.jobs[number], self.shared[number]
@@ -77,8 +81,17 @@ class Worker:
             site = self.jobs[number] = Site(serialization.load(site)._replace(data=self.data))
         if isinstance(shared, bytes):
             shared = self.shared[number] = serialization.load(shared)
-        found = site.run(phase, round, ids, Down(shared, own), clients)
-        return found, time.perf_counter() - start
+        results: Any = site.run(phase, round, ids, Down(shared, own), clients)
+        if places is not None:
+            if self.adders.get(number, (None, None))[0] != batch:
+                self.adders[number] = batch, Adder(site.job, site.method, places.total)
+            adder = self.adders[number][1]
+            results = [adder.take(round, i, k, one) for i, k, one in zip(ids, places.at, results, strict=True)]
+        return results, time.perf_counter() - start
+
+    def rest(self, number: int) -> tuple[Any, float]:
+        """The branches that are left of what was added up last."""
+        return self.adders.pop(number)[1].rest(), 0.0
 
 
 def main(pipe: int, rows: int) -> None:

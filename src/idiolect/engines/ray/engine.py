@@ -53,11 +53,6 @@ class Ray:
     name = "ray"
     lanes = 2  # while one job's server works, the other's clients are trained
 
-    @property
-    def at_once(self) -> int:
-        """Enough clients to keep all workers busy for a while, whatever their sizes."""
-        return 8 * self.workers
-
     def __init__(self, workers: int | None = None, *, address: str | None = None, inner: str = "processes") -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers={workers} is not possible: give at least 1")

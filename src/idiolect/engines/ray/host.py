@@ -96,7 +96,7 @@ class Host:
         self, held: _Held, number: int, phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
         message: NDArray[np.uint8],
     ) -> _Answer:  # fmt: skip
-        ids, own, states, kept = unpack(message)
+        ids, own, states, kept, places = unpack(message)
         with self._lock:
             if held.stamp != stamp:
                 held.stamp, held.shared = stamp, unpack(shared)
@@ -109,7 +109,7 @@ class Host:
         if missing:
             return _Answer([], [], missing, held.session.seconds)
         with self._turn:
-            found = held.session.map(phase, round, ids, down, states, lambda: number in self._closed)
+            found = held.session.map(phase, round, ids, down, states, lambda: number in self._closed, places)
         versions = [
             self._keep(number, id, f.client) if isinstance(f, Trained) else 0 for id, f in zip(ids, found, strict=True)
         ]

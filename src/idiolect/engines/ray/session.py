@@ -16,6 +16,7 @@ from idiolect.core.tree import Tree
 from idiolect.engines.ray.cluster import import_ray
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.ray.nodes import Node, Sent, Todo
+from idiolect.simulation.adding import BRANCH, Places
 from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Spread:
         self._maps = 0
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained] | list[Measured]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained] | list[Measured]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         A client goes to the node that keeps its state, or to the node with the least work. A node without work left
@@ -60,11 +62,17 @@ class Spread:
         ray = import_ray()
         when = f"in round {round} ({phase})"
         nodes = self._engine.ready(when, stop)
-        owned = self._data.train if phase == "local" else self._data.test
+        owned = self._data.train if phase in ("local", "stand_by") else self._data.test
         size = tree.nbytes((down.shared, list(clients[:1])))
         todo = Todo(lambda group: sum(len(owned[ids[k]]) for k in group), max(1, PART // max(1, size)))
-        at = {node.number: node for node in nodes}
-        todo.plan(groups(phase, self._data, ids), nodes, lambda group: at.get(self._home([ids[k] for k in group])))
+        node_of = {node.number: node for node in nodes}
+        every = groups(phase, self._data, ids)
+        if places is not None:  # a node gets whole branches of the tree of additions, and sends their sums
+            branches: dict[int, list[int]] = {}
+            for [k] in every:
+                branches.setdefault(places.at[k] >> BRANCH, []).append(k)
+            every = list(branches.values())
+        todo.plan(every, nodes, lambda group: node_of.get(self._home([ids[k] for k in group])))
         shared = ray.put(pack(down.shared))
         self._maps += 1
         results: list[Any] = [None] * len(ids)
@@ -75,7 +83,8 @@ class Spread:
             some = [ids[k] for k in part.places]  # in this order the node makes the same groups
             kept = [self._kept(node, ids[k], clients[k]) for k in part.places]
             states = [None if version else clients[k] for k, version in zip(part.places, kept, strict=True)]
-            message = pack((some, tree.rows(down.own, torch.tensor(part.places)), states, kept))
+            at = places and Places([places.at[k] for k in part.places], places.total)
+            message = pack((some, tree.rows(down.own, torch.tensor(part.places)), states, kept, at))
             asked[node.actor.run.remote(self._number, self._job, phase, round, self._maps, shared, message)] = part
 
         def answered(ref: Any) -> None:

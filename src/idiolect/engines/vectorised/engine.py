@@ -18,20 +18,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError, Interrupted, RunError, blame, option
-from idiolect.core.method import Data, Down
+from idiolect.core.method import Data, Down, Up
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
 from idiolect.engines.vectorised.groups import plan
-from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained
+from idiolect.simulation.adding import Adder, Places
+from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, check
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
 _CHUNK = 16  # clients at a time if memory is not measured
 _FIRST = 4  # clients of the first chunk on a GPU; its memory decides the size of the next ones
 _FILL = 0.8  # share of the free memory that a chunk may use
+_WINDOW = 512  # participants whose uploads are added up before the next ones train
 _ROWS = 4096  # test samples per prediction, of all clients of a chunk together
-_OWN, _ROW = Down(None, 0), Data._make((None, None, 0, 0))  # axes of the clients: what all clients share has none
+_OWN, _ROW = Down(None, 0), Data(None, None, 0, 0, None, None, None)  # type: ignore[arg-type]  # axes of the clients: what all clients share has none
 
 
 class Vectorised:
@@ -60,7 +62,6 @@ class Vectorised:
 
     name = "vectorised"
     workers = lanes = 1
-    at_once = 512  # chunks are as large as memory allows
 
     def __init__(
         self,
@@ -163,8 +164,9 @@ class Chunks:
         self._lengths = sorted(len(job.data.train[group[0]]) for group in every)
 
     def map(
-        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop
-    ) -> list[Trained] | list[Measured]:
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained] | list[Measured]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
@@ -174,24 +176,30 @@ class Chunks:
         start = time.perf_counter()
         shared = self._put(down.shared)
         results: list[Any] = [None] * len(ids)
-        waiting = self._groups(phase, ids, clients)
+        adder = Adder(self._site.job, self._site.method, places.total) if places else None
+        # where uploads are added up, groups are of one window, so that few branches of the sum wait for others
+        wide = _WINDOW if adder else max(1, len(ids))
+        windows = [range(len(ids))[k : k + wide] for k in range(0, len(ids), wide)]
+        waiting = [group for some in windows for group in self._groups(phase, ids, clients, some)]
         while waiting:
-            places = waiting.pop(0)
+            chunk = waiting.pop(0)
             if stop():
                 raise Interrupted
-            if (chunks := -(-len(places) // self._room(phase, [ids[k] for k in places]))) > 1:
-                first = -(-len(places) // chunks)
-                waiting[:0] = [places[:first], places[first:]]  # the first chunk decides how the rest is split
+            if (chunks := -(-len(chunk) // self._room(phase, [ids[k] for k in chunk]))) > 1:
+                first = -(-len(chunk) // chunks)
+                waiting[:0] = [chunk[:first], chunk[first:]]  # the first chunk decides how the rest is split
                 continue
-            some = [ids[k] for k in places]
-            own = tree.rows(down.own, torch.tensor(places))
-            found = self._attempt(phase, round, some, shared, own, [clients[k] for k in places])
-            if found is None:
-                self._fits[phase] = Fit(len(places) // 2, self._longest(some))
-                waiting.insert(0, places)
+            some = [ids[k] for k in chunk]
+            own = tree.rows(down.own, torch.tensor(chunk))
+            answers = self._attempt(phase, round, some, shared, own, [clients[k] for k in chunk])
+            if answers is None:
+                self._fits[phase] = Fit(len(chunk) // 2, self._longest(some))
+                waiting.insert(0, chunk)
                 continue
-            for k, result in zip(places, found, strict=True):
-                results[k] = result
+            for k, result in zip(chunk, answers, strict=True):
+                results[k] = adder.take(round, ids[k], places.at[k], result) if adder and places else result
+        if adder:
+            results[-1] = results[-1]._replace(sums=(*results[-1].sums, *adder.rest()))
         spent = time.perf_counter() - start
         self.seconds += spent
         self._engine.seconds += spent
@@ -203,22 +211,23 @@ class Chunks:
 
     # --- who is together
 
-    def _groups(self, phase: Phase, ids: Sequence[int], clients: Sequence[Tree]) -> list[list[int]]:
-        """Places in ``ids`` of the clients that are padded to one length, the longest first.
+    def _groups(self, phase: Phase, ids: Sequence[int], clients: Sequence[Tree], window: range) -> list[list[int]]:
+        """Places in ``ids``, within a window, of the clients that are padded to one length, the longest first.
 
         For an evaluation, clients that have trained and clients that have not are in different groups: together, all
         would compute what only some need.
         """
-        rows = [len(self._site.job.data.train[i]) for i in ids]
+        rows = {k: len(self._site.job.data.train[ids[k]]) for k in window}
         if phase == "local" and self._engine.graphs:
-            lengths = [self._lengths[bisect.bisect_left(self._lengths, n)] for n in rows]
-            return [[k for k, n in enumerate(lengths) if n == length] for length in sorted(set(lengths), reverse=True)]
-        kinds = [(tree.switch(c) if phase != "local" else None) or 0.0 for c in clients]
-        found = []
-        for kind in sorted(set(kinds)):
-            of_kind = [k for k, other in enumerate(kinds) if other == kind]
-            found += [[of_kind[k] for k in group] for group in plan([rows[k] for k in of_kind])]
-        return found
+            lengths = {k: self._lengths[bisect.bisect_left(self._lengths, n)] for k, n in rows.items()}
+            every = sorted(set(lengths.values()), reverse=True)
+            return [[k for k, n in lengths.items() if n == length] for length in every]
+        kinds = {k: (tree.switch(clients[k]) if phase != "local" else None) or 0.0 for k in window}
+        groups = []
+        for kind in sorted(set(kinds.values())):
+            of_kind = [k for k, other in kinds.items() if other == kind]
+            groups += [[of_kind[k] for k in group] for group in plan([rows[k] for k in of_kind])]
+        return groups
 
     def _longest(self, ids: Sequence[int]) -> int:
         return max(len(self._site.job.data.train[i]) for i in ids)
@@ -242,7 +251,8 @@ class Chunks:
         if measuring:
             torch.cuda.reset_peak_memory_stats(self._device)
             before = torch.cuda.memory_allocated(self._device)
-        run = self._local if phase == "local" else partial(self._evaluate, phase)
+        ways = {"local": self._local, "stand_by": self._stand_by}
+        run = ways.get(phase) or partial(self._evaluate, phase)
         with blame(where):
             try:
                 found = run(round, ids, shared, own, clients)
@@ -271,7 +281,7 @@ class Chunks:
             at += [0] * ((1 << (len(at) - 1).bit_length()) - len(at))
         down = Down(shared, self._put(tree.rows(own, torch.tensor(at))))
         some = [ids[k] for k in at]
-        data = self._data(self._site.job.data.train, some, length)
+        data = self._data(round, self._site.job.data.train, some, length)
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
         with self._engine.arithmetic("local"):
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
@@ -280,6 +290,20 @@ class Chunks:
         if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
             return found
         return [self._site.leaving(round, i, trained) for i, trained in zip(ids, found, strict=True)]
+
+    def _stand_by(
+        self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+    ) -> list[Trained]:
+        down, client = Down(shared, self._put(own)), self._put(tree.stack(clients))
+        data, key = self._data(round, self._site.job.data.train, ids), self._keys("stand_by", round, ids)
+        assert self._site.method.stand_by is not None
+        with self._engine.arithmetic("local"):
+            stand_by = mapped(self._site.method.stand_by, (_OWN, 0, _ROW, 0))
+            states = tree.map(to_host, stand_by(down, client, data, key))
+        results = [Trained(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
+        for i, one in zip(ids, results, strict=True):
+            check(self._site.where(round, i, "stand_by"), one.client)
+        return results
 
     def _train(self, down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
         return mapped(self._site.method.local, (_OWN, 0, _ROW, 0))(down, client, data, key)
@@ -301,14 +325,18 @@ class Chunks:
             name = clients[0].switch
             axis = client._make(None if field == name else 0 for field in client._fields)
             client = client._replace(**{name: getattr(clients[0], name)})
-        down, train, key = Down(shared, self._put(own)), self._data(data.train, ids), self._keys("evaluate", round, ids)
+        down, train, key = (
+            Down(shared, self._put(own)),
+            self._data(round, data.train, ids),
+            self._keys("evaluate", round, ids),
+        )
         with self._engine.arithmetic("evaluate"):
             personalised = self._put(mapped(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
         found: list[Any] = [None] * len(ids)
         for places in plan([len(r) for r in rows]):
             at = torch.tensor(places, device=self._device)
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personalised, at)
-            row_KN = self._data(rows, places).row_N
+            row_KN = self._data(round, rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
             with self._engine.arithmetic("evaluate"), torch.no_grad():
                 predict = mapped(method.predict, (_OWN, 0, 0))
@@ -331,7 +359,7 @@ class Chunks:
     def _keys(self, phase: Phase, round: int, ids: Sequence[int]) -> Tensor:
         return torch.tensor([keys.number(self._site.job.seed, round, i, phase) for i in ids], device=self._device)
 
-    def _data(self, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
+    def _data(self, round: int, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
         """The samples of some clients, padded to the longest of them or to a length."""
         row_KN = pad_sequence([rows[i] for i in ids], batch_first=True)
         row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
@@ -339,7 +367,8 @@ class Chunks:
         real_KN = (torch.arange(row_KN.shape[1]) < count_K[:, None]).to(torch.get_default_dtype())
         self._engine.padded += row_KN.numel()
         self._engine.real += int(count_K.sum())
-        return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device))
+        now, last = torch.tensor([round, self._site.job.rounds], device=self._device)
+        return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last)
 
 
 class Fit(NamedTuple):

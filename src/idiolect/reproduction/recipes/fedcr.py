@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from idiolect import data, methods, models
@@ -208,7 +209,7 @@ def _sizes(dataset: str, gaussian: bool) -> list[str]:
         return [text for module in (*body.modules(), head) for text in _size(module)]
     latent = _study({"dataset": dataset, "method": "fedcr"}).methods[0].options["latent"]
     code_2Vd = _fedcr(dataset).init_server(keys.key(0)).encoder.code["weight"]
-    head_CV = _fedcr(dataset).init_client(keys.key(0)).head["weight"]
+    head_CV = _fedcr(dataset).init_client(keys.key(0), torch.tensor(0)).head["weight"]
     wide, narrow = {2 * latent: "2V"}.get(len(code_2Vd)), {latent: "V"}.get(head_CV.shape[1])
     last = [f"{code_2Vd.shape[1]}x{wide}", f"{narrow}x{len(head_CV)}"]
     return [text for module in body.modules() for text in _size(module)] + last

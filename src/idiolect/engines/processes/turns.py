@@ -1,0 +1,67 @@
+"""Which clients of a batch a worker gets next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+from idiolect.simulation.adding import BRANCH
+
+
+class Turns(Protocol):
+    """Groups of clients that wait for a worker."""
+
+    def __bool__(self) -> bool:
+        """Whether some wait."""
+
+    def take(self, worker: Hashable) -> list[int]:
+        """The next group for a worker."""
+
+
+class Line:
+    """Any worker gets the next group."""
+
+    def __init__(self, groups: Sequence[list[int]]) -> None:
+        self._groups = deque(groups)
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def take(self, worker: Hashable) -> list[int]:
+        """The next group."""
+        return self._groups.popleft()
+
+
+class Branches:
+    """Each worker keeps to a branch of the tree of additions, so that it can add up what it trains.
+
+    The branch with the most work is taken first. A worker that finds none takes clients from the branch in which the
+    most work is left. Which worker trains a client changes no bit of the sum.
+
+    Args:
+        groups: single clients, the most work first.
+        place: of a client among the participants.
+        work: of a client.
+    """
+
+    def __init__(self, groups: Sequence[list[int]], place: Callable[[int], int], work: Callable[[int], int]) -> None:
+        self._work = work
+        branches: dict[int, deque[list[int]]] = {}
+        for group in groups:
+            branches.setdefault(place(group[0]) >> BRANCH, deque()).append(group)
+        self._free = deque(sorted(branches.values(), key=self._left, reverse=True))
+        self._taken: dict[Hashable, deque[list[int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._free) or any(self._taken.values())
+
+    def take(self, worker: Hashable) -> list[int]:
+        """The next client for a worker."""
+        mine = self._taken.get(worker)
+        if not mine and self._free:
+            mine = self._taken[worker] = self._free.popleft()
+        return (mine or max(self._taken.values(), key=self._left)).popleft()
+
+    def _left(self, groups: deque[list[int]]) -> int:
+        return sum(self._work(group[0]) for group in groups)

@@ -1,0 +1,45 @@
+"""What a round leaves behind, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from idiolect.core import tree
+from idiolect.core.method import Down, Info
+from idiolect.simulation.interfaces import Record
+from idiolect.simulation.reception import Note
+
+
+def of_clients(number: int, infos: Iterable[tuple[int, Info]]) -> list[Record]:
+    """What participants report of their training."""
+    return [Record(number, i, "local", name, float(value)) for i, info in infos for name, value in info.items()]
+
+
+def of_wire(number: int, ids: Sequence[int], down: Down, rows: int, received: int) -> list[Record]:
+    """The bytes of a round for each participant.
+
+    Args:
+        number: of the round.
+        ids: the participants.
+        down: the message to them.
+        rows: how many clients ``down`` addresses.
+        received: the bytes of an upload.
+    """
+    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // rows
+    pairs = (("bytes_down", sent), ("bytes_up", received))
+    return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
+
+
+def of_notes(number: int, notes: Iterable[Note]) -> list[Record]:
+    """What was done to uploads."""
+    return [Record(number, note.client, "server", note.metric, note.value) for note in notes]
+
+
+def of_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
+    """What the server reports: a value of each participant, or of each pair of them."""
+    log = []
+    for name, value in info.items():
+        for i, row in zip(ids, value.tolist(), strict=True):
+            columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
+            log += [Record(number, i, "server", name, float(v), j) for j, v in columns]
+    return log

@@ -1,0 +1,68 @@
+"""A round of a method on synthetic samples: what its messages and states look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Up
+from idiolect.core.tree import Tree
+
+
+class Trial(NamedTuple):
+    """One round of some clients, all from their first states."""
+
+    server: Tree
+    """Before the round."""
+    down: Down
+    """To all of them."""
+    clients: list[Tree]
+    """After it."""
+    ups: list[Up]
+    data: list[Data]
+
+    def received(self, client: int) -> Down:
+        """What one client received."""
+        return Down(self.down.shared, tree.rows(self.down.own, client))
+
+
+def samples(
+    shape: tuple[int, ...], classes: int, rows: int, *, clients: int = 1, dtype: torch.dtype | None = None
+) -> list[Data]:
+    """Samples of some clients, drawn at random, with labels in turn.
+
+    Args:
+        shape: of a sample.
+        classes: C.
+        rows: samples of each client.
+        clients: how many.
+        dtype: torch.uint8 gives images, another type normal draws; None takes torch's default.
+    """
+    draws = keys.normal(keys.key(1), (clients * rows, *shape), None if dtype == torch.uint8 else dtype)
+    x_R = (draws * 64 + 128).clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else draws
+    y_R = torch.arange(len(x_R)) % classes
+    return [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in torch.arange(len(x_R)).view(clients, rows)]
+
+
+def trial(method: Method, data: Sequence[Data]) -> Trial:
+    """A round of clients 0, 1, ... with these samples, from the first state of each."""
+    ids = torch.arange(len(data))
+    server = tree.copy(method.init_server(keys.start(0)))
+    down = method.send(server, ids)
+    clients, ups = list[Tree](), list[Up]()
+    for k, mine in enumerate(data):
+        state = tree.copy(method.init_client(keys.start(0), ids[k]))
+        client, up, _ = method.local(Down(down.shared, tree.rows(down.own, k)), state, mine, keys.key(0, k))
+        clients.append(client)
+        ups.append(up)
+    return Trial(server, down, clients, ups, list(data))
+
+
+def personal(method: Method, server: Tree, data: Data) -> tuple[Down, Tree]:
+    """What a new client receives, and its state with a personal model."""
+    down = method.send(server, torch.tensor([0]))
+    down = Down(down.shared, tree.rows(down.own, 0))
+    return down, method.personalise(down, method.init_client(keys.start(0), torch.tensor(0)), data, keys.key(0))
