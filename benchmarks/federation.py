@@ -35,12 +35,17 @@ import pandas as pd
 import torch
 
 from idiolect.core.errors import Interrupted
-from idiolect.federation import kits, link, messages, node, running, server
-from idiolect.federation.authority import provision
-from idiolect.federation.conversation import Replied
+from idiolect.federation import messages, programs
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import Events
-from idiolect.federation.samples import Samples
+from idiolect.federation.link import server_end, site_end
+from idiolect.federation.rounds.conversation import Replied
+from idiolect.federation.server import conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
 from idiolect.studies.progress import Silent
+from rehearsal import rehearsed
 
 LOOKED = (10, 30, 50)  # rounds at which memory is read
 FEATURES, CLASSES, ROWS = 50, 5, 100
@@ -101,7 +106,7 @@ class Clock(Silent):
 class Copies:
     """A link that keeps the last training's message and reply."""
 
-    def __init__(self, carrier: link.Link) -> None:
+    def __init__(self, carrier: server_end.Link) -> None:
         self._link, self.down, self.up = carrier, b"", b""
 
     def send(self, site: str, content: bytes) -> str:
@@ -147,7 +152,7 @@ class Place:
             frame.to_csv(folder / f"{name}.csv", index=False)
         text = f"name: trial\nmethods: [fedavg]\nrounds: {rounds}\nevaluate_every: {rounds}\nlocal_epochs: 1\n"
         (folder / "study.yaml").write_text(f"{text}model: mlp:hidden={hidden},layers=2\n")
-        self.study = server.study_for(folder / "study.yaml", "trial")
+        self.study = study_for(folder / "study.yaml", "trial")
 
     def samples(self, name: str) -> Samples:
         """A site's."""
@@ -161,30 +166,30 @@ class Place:
 def site(place: Place, name: str) -> None:
     """A site of the federation."""
     with suppress(Interrupted):
-        running.take_part(
+        programs.take_part(
             place.site_kit(name), place.samples(name), place.folder / "states" / name, say=Events(quiet=True)
         )
 
 
 def echo(place: Place, name: str, up: bytes) -> None:
     """A site that sends some bytes back."""
-    connection = node.Connection(kits.site_kit(place.site_kit(name)), lambda content: up, Events(quiet=True))
+    connection = site_end.Connection(kits.site_kit(place.site_kit(name)), lambda content: up, Events(quiet=True))
     connection.run(threading.Event())
 
 
 def federated(place: Place, sites: Sequence[int]) -> Measured:
     """Rounds of the federation."""
     clock, say = Clock(sites), Events(quiet=True)
-    with link.Link(place.kit, kits.address(place.kit.server)) as carrier:
+    with server_end.Link(place.kit, kits.address(place.kit.server)) as carrier:
         copies = Copies(carrier)
-        server.conduct(place.study, copies, list(place.names), place.folder / "run", say, watcher=clock)
+        conduct.conduct(place.study, copies, list(place.names), place.folder / "run", say, watcher=clock)
     return clock.measured()._replace(down=copies.down, up=copies.up)
 
 
 def exchanged(place: Place, sites: Sequence[int], down: bytes) -> Measured:
     """Rounds of messages alone."""
     clock = Clock(sites)
-    with link.Link(place.kit, kits.address(place.kit.server)) as carrier:
+    with server_end.Link(place.kit, kits.address(place.kit.server)) as carrier:
         while not all(map(carrier.connections, place.names)):
             time.sleep(0.05)
         for round in range(1, place.rounds + 1):
@@ -200,7 +205,7 @@ def simulated(place: Place, sites: Sequence[int]) -> Measured:
     """Rounds of the simulator."""
     clock = Clock(sites)
     samples = {name: place.samples(name) for name in place.names}
-    server.rehearsed(place.study, samples, place.folder / "simulated", watcher=clock)
+    rehearsed(place.study, samples, place.folder / "simulated", watcher=clock)
     return clock.measured()
 
 

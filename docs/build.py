@@ -25,10 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import exposure
+
 from idiolect import methods, models
 from idiolect.core.errors import IdiolectError
 from idiolect.core.option_spec import plain
-from idiolect.federation import exposure
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, Message
 from idiolect.studies.settings import SETTINGS

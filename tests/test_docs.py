@@ -17,6 +17,7 @@ from idiolect import methods, models
 from idiolect.methods import Entry, profile
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))  # where build.py finds exposure.py
 
 
 def script(name: str) -> Any:

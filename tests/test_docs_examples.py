@@ -24,8 +24,8 @@ import idiolect as idl
 from idiolect import cli
 from idiolect.cli import list as listing
 from idiolect.deploy import Bundle
-from idiolect.federation import kits
-from idiolect.federation.policy import Policy
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.policy import Policy
 from idiolect.reproduction import diff, forecast, reproduce
 
 ROOT = Path(__file__).parents[1]
@@ -117,10 +117,10 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     for where, name in [
         ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "merged"),
         ("idiolect.report", "write"),
-        ("idiolect.report", "export"), ("idiolect.federation.authority", "provision"),
-        ("idiolect.federation.authority", "operator"), ("idiolect.federation.authority", "ask"),
-        ("idiolect.federation.kits", "server_kit"), ("idiolect.federation.kits", "site_kit"),
-        ("idiolect.federation.running", "take_part"),
+        ("idiolect.report", "export"), ("idiolect.federation.trust.authority", "provision"),
+        ("idiolect.federation.trust.authority", "operator"), ("idiolect.federation.trust.authority", "ask"),
+        ("idiolect.federation.trust.kits", "server_kit"), ("idiolect.federation.trust.kits", "site_kit"),
+        ("idiolect.federation.programs", "take_part"),
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)
     monkeypatch.setattr(idl.Study, "federation", built)

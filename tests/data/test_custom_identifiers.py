@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from idiolect.data.custom import from_frame, open_data
-from idiolect.federation.samples import Samples
+from idiolect.federation.data.samples import Samples
 
 USERS, ROWS = 12, 8
 RNG = np.random.default_rng(3)

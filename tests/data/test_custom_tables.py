@@ -15,8 +15,8 @@ from idiolect.data.custom.tables import as_they_are, encoded
 from idiolect.data.custom.text_files import Roles, read_csv
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import labels
-from idiolect.federation.agreement import Offer, together
-from idiolect.federation.samples import Samples
+from idiolect.federation.data.agreement import Offer, together
+from idiolect.federation.data.samples import Samples
 from idiolect.studies import Study
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis

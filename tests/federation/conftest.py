@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("h11", reason="needs the extra federation")
 sys.path.insert(0, str(Path(__file__).parent))  # for sites.py
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # for rehearsal.py
 
 import machines
 import sites
@@ -16,7 +17,7 @@ import sites
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites of one process may connect as often as a test wants it."""
-    monkeypatch.setattr("idiolect.federation.link._APART", 0.0)
+    monkeypatch.setattr("idiolect.federation.link.server_end._APART", 0.0)
 
 
 @pytest.fixture(scope="session")

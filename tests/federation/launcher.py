@@ -20,9 +20,9 @@ import programs
 import pyarrow.dataset
 import scipy.stats
 
-import idiolect.federation.link
-import idiolect.federation.node
-import idiolect.federation.running
+import idiolect.federation.link.server_end
+import idiolect.federation.link.site_end
+import idiolect.federation.programs
 import idiolect.report.page
 from idiolect.cli import main
 from idiolect.studies import run, watcher

@@ -18,10 +18,11 @@ import pandas as pd
 from sites import NAMES, tables
 
 from idiolect import report
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import rehearsed, study_for
+from idiolect.federation.data.samples import Samples
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
+from rehearsal import rehearsed
 
 LONG = 100.0  # seconds for what takes a few, on a machine that has other work
 

@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from machines import port
 
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
 from idiolect.federation.events import Events
-from idiolect.federation.link import CONNECTION, Link, Reply
+from idiolect.federation.link.server_end import CONNECTION, Link, Reply
+from idiolect.federation.link.site_end import Connection
+from idiolect.federation.link.web import Limits
 from idiolect.federation.messages import pack, unpack
-from idiolect.federation.node import Connection
-from idiolect.federation.roster import FILE, Member, Roster
-from idiolect.federation.web import Limits
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
+from idiolect.federation.trust.roster import FILE, Member, Roster
 
 SECONDS = 30.0  # for what takes one, on a machine that has other work
 

@@ -17,15 +17,15 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from idiolect.federation import kits
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import Events
-from idiolect.federation.exchange import Request, Response
-from idiolect.federation.link import CONNECTION, TICKET
+from idiolect.federation.link.exchange import Request, Response
+from idiolect.federation.link.server_end import CONNECTION, TICKET
+from idiolect.federation.link.site_end import Connection, _Response, _Unsent
+from idiolect.federation.link.web import Limits, Server
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.node import Connection, _Response, _Unsent
-from idiolect.federation.running import worker_of
-from idiolect.federation.samples import Samples
-from idiolect.federation.web import Limits, Server
+from idiolect.federation.programs import worker_of
+from idiolect.federation.trust import kits
 
 
 class Program(Connection):

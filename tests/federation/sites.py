@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.personal_state import Vault
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples
-from idiolect.federation.site import Worker
+from idiolect.federation.site.personal_state import Vault
+from idiolect.federation.site.worker import Worker
+from idiolect.federation.trust.policy import Policy
 
 NAMES = ("north", "south", "east", "west", "coast")
 Tamper = Callable[[Message, Message], Message | None]

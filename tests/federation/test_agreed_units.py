@@ -14,15 +14,16 @@ from idiolect.core.errors import InputError
 from idiolect.deploy.bundle import Bundle
 from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read
-from idiolect.federation.agreement import hidden_gaps, together
-from idiolect.federation.conversation import Patience
+from idiolect.federation.data.agreement import hidden_gaps, together
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import Events
-from idiolect.federation.personal_state import Vault
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import Terms, conduct, result, study_for
-from idiolect.federation.site import Worker
-from idiolect.federation.state_folder import opened
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct, result
+from idiolect.federation.server.study import study_for
+from idiolect.federation.site.personal_state import Vault
+from idiolect.federation.site.state_folder import opened
+from idiolect.federation.site.worker import Worker
+from idiolect.federation.trust.policy import Policy
 
 SITES = ("alba", "brig", "coast")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from idiolect.core.errors import InputError
-from idiolect.federation.agreement import Agreed, Offer, agree, together
-from idiolect.federation.samples import Prepared, Samples, alone, sums
+from idiolect.federation.data.agreement import Agreed, Offer, agree, together
+from idiolect.federation.data.samples import Prepared, Samples, alone, sums
 
 N = pd.DataFrame(
     {"age": [31.0, 54, np.nan, 47], "sex": ["f", "m", "f", "f"], "dead": [0, 0, 0, 0], "label": list("abab")}

@@ -14,13 +14,15 @@ import torch
 from sites import NAMES, Away, Loop, Tamper, study, worker, workers
 
 from idiolect.core.errors import InputError, Interrupted, RunError
-from idiolect.federation.conversation import Patience
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import Terms, conduct, rehearsed, study_for
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust.policy import Policy
 from idiolect.studies import Result
+from rehearsal import rehearsed
 
 SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
 Files = dict[str, Path]

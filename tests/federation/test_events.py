@@ -20,11 +20,11 @@ from machines import port
 from places import Place, until
 from sites import study
 
-from idiolect.federation import events, running
-from idiolect.federation.authority import operator, revoke
+from idiolect.federation import events, programs
 from idiolect.federation.events import Events
-from idiolect.federation.link import CONNECTION, Link
-from idiolect.federation.page import Page
+from idiolect.federation.link.server_end import CONNECTION, Link
+from idiolect.federation.monitor.page import Page
+from idiolect.federation.trust.authority import operator, revoke
 
 
 @pytest.fixture
@@ -268,11 +268,11 @@ def test_the_pages_token_is_in_one_file(
         if ends != "well":
             raise KeyError(ends)
 
-    monkeypatch.setattr(running, "conduct", conduct)
+    monkeypatch.setattr(programs, "conduct", conduct)
     monkeypatch.setattr(sys, "stderr", screen)
     say = Events(file, quiet=quiet)
     with suppress(KeyError):
-        running.serve(place.folder / "server", study(tmp_path), tmp_path / "run", page=str(port()), say=say)
+        programs.serve(place.folder / "server", study(tmp_path), tmp_path / "run", page=str(port()), say=say)
     assert not url.exists()
     token = seen[0].partition("token=")[2]
     assert len(token) >= 32

@@ -12,9 +12,10 @@ from sites import NAMES, Away, study, workers
 
 from idiolect import methods
 from idiolect.core.errors import Interrupted
-from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events, read
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
 from idiolect.studies import Result
 
 Files = dict[str, Path]
@@ -85,19 +86,19 @@ def test_every_method_takes_on_a_site(name: str, files: Files, tmp_path: Path) -
 def test_a_server_that_stops_while_it_grows_goes_on(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from idiolect.federation import begun
+    from idiolect.federation.server import run
 
     study(tmp_path, "pfedhn, fedavg", rounds=3)
     whole, _ = _grown(tmp_path, files, 2, "whole")
-    honest, calls = begun.Begun.write, []
+    honest, calls = run.Begun.write, []
 
-    def dies(self: begun.Begun, folder: Path) -> None:
+    def dies(self: run.Begun, folder: Path) -> None:
         calls.append(folder)
         if len(calls) == 2:  # the first is the agreement, the second what has grown
             raise Interrupted("stopped")
         honest(self, folder)
 
-    monkeypatch.setattr(begun.Begun, "write", dies)
+    monkeypatch.setattr(run.Begun, "write", dies)
     link = Growing(workers(tmp_path / "states", files), back=2)
     with pytest.raises(Interrupted):
         _run(tmp_path, link, "twice", FIRST, link.roster)

@@ -20,11 +20,12 @@ from programs import ROUNDS, TRICKS
 from sites import NAMES, Loop, Tamper, study, workers
 
 from idiolect.core import files
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
-from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events, read
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]

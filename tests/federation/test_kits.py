@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import verification
 
 from idiolect.core.errors import InputError
-from idiolect.federation import kits
-from idiolect.federation.authority import add, ask, operator, provision, renew, revoke
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import add, ask, operator, provision, renew, revoke
 
 ABOUT = kits.Description(name="trial", server="127.0.0.1:9092", sites=("north", "south"))
 

@@ -13,13 +13,14 @@ import torch
 from sites import NAMES, Away, study, workers
 
 from idiolect.core.errors import InputError
-from idiolect.federation import begun
-from idiolect.federation.agreement import agree, strange_to, together
-from idiolect.federation.conversation import Patience
+from idiolect.federation.data.agreement import Agreed, agree, strange_to, together
+from idiolect.federation.data.samples import Samples, sums
 from idiolect.federation.events import FILE, Events, read
 from idiolect.federation.messages import Message
-from idiolect.federation.samples import Samples, sums
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server import run
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
 from idiolect.studies import Result
 
 Files = dict[str, Path]
@@ -35,7 +36,7 @@ def _said(tmp_path: Path, site: str = "coast") -> list[str]:
     return [event["event"] for event in read(tmp_path / "run" / FILE, 1000) if event.get("site") == site]
 
 
-def _train(files: Files, agreed: begun.Agreed, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _train(files: Files, agreed: Agreed, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The training samples of a site and their classes, as its table has them."""
     ready = Samples(files[name], target="label").prepared(
         agreed.inputs, agreed.classes, 0, NAMES.index(name), look=False
@@ -77,7 +78,7 @@ def test_a_site_that_comes_late_is_let_in(files: Files, tmp_path: Path) -> None:
         np.testing.assert_allclose(second.arrays[path].numpy() - before.numpy(), mean, atol=1e-6)
 
     about = next(m.about for who, m in link.sent if who == "coast" and m.about["kind"] == "begin")
-    agreed = begun.Agreed.model_validate(about["agreed"])
+    agreed = Agreed.model_validate(about["agreed"])
     x_R = np.concatenate([_train(files, agreed, name)[0] for name in NAMES[:4]])
     np.testing.assert_allclose(agreed.inputs.mean, x_R.mean(0), rtol=1e-9)  # what was agreed on stays
     np.testing.assert_allclose(agreed.inputs.std, x_R.std(0), rtol=1e-9)
@@ -101,7 +102,7 @@ def test_a_server_that_is_killed_while_it_lets_a_site_in_goes_on_to_the_same_num
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(begun, "renew", dies)
+        patched.setattr(run, "renew", dies)
         with pytest.raises(Killed):
             _run(tmp_path, Away(workers(tmp_path / "b", files), back=2))
     link = Away(workers(tmp_path / "b", files), back=2)  # all have started again

@@ -19,12 +19,12 @@ from places import Place, until
 from sites import Heard, Loop
 
 from idiolect.core.errors import InputError, RunError
-from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
-from idiolect.federation.link import CONNECTION, ROSTER, TICKET, Link
+from idiolect.federation.link.server_end import CONNECTION, ROSTER, TICKET, Link
+from idiolect.federation.link.site_end import Connection
 from idiolect.federation.messages import pack, unpack
-from idiolect.federation.node import Connection
-from idiolect.federation.site import Worker
+from idiolect.federation.rounds.conversation import Conversation, Patience, Question
+from idiolect.federation.site.worker import Worker
 
 
 @pytest.fixture(scope="module")

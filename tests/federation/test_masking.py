@@ -12,9 +12,18 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from idiolect.federation.kits import Identity
-from idiolect.federation.masking import Keys, Masking, flat, mask, threshold, unflat, unmasked, verified
 from idiolect.federation.messages import Refused
+from idiolect.federation.secure_aggregation.masking import (
+    Keys,
+    Masking,
+    flat,
+    mask,
+    threshold,
+    unflat,
+    unmasked,
+    verified,
+)
+from idiolect.federation.trust.kits import Identity
 
 ROUND = ["study", "run", "fedavg", 0, 1]
 NAMES = ("a", "b", "c", "d", "e")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from sites import NAMES, Loop, study, workers
 
-from idiolect.federation import checks
-from idiolect.federation.conversation import Conversation, Patience, Question
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refused, pack, unpack
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.rounds import checks
+from idiolect.federation.rounds.conversation import Conversation, Patience, Question
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
 
 Files = dict[str, Path]
 HUGE = 10**400

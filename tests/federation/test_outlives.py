@@ -19,20 +19,20 @@ from places import Heard, Place, authority, dated, until
 from sites import study
 
 from idiolect.core.errors import InputError
-from idiolect.federation import link, node
-from idiolect.federation.authority import operator, revoke
-from idiolect.federation.link import ROSTER
+from idiolect.federation.link import server_end, site_end
+from idiolect.federation.link.server_end import ROSTER
 from idiolect.federation.messages import pack
+from idiolect.federation.trust.authority import operator, revoke
 
 Handle = Callable[[socket.socket], object]
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(node, "_FIRST", 0.02)
-    monkeypatch.setattr(node, "_LONGEST", 0.1)
-    monkeypatch.setattr(node, "_TIMES", node.httpx.Timeout(1.0))
-    monkeypatch.setattr(link, "HOLD", 0.3)
+    monkeypatch.setattr(site_end, "_FIRST", 0.02)
+    monkeypatch.setattr(site_end, "_LONGEST", 0.1)
+    monkeypatch.setattr(site_end, "_TIMES", site_end.httpx.Timeout(1.0))
+    monkeypatch.setattr(server_end, "HOLD", 0.3)
     return Place(tmp_path)
 
 
@@ -179,8 +179,8 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.parametrize("what", list(ANSWERS))
 def test_odd_answers_cost_time_only(what: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     said, (answer, why) = Heard(), ANSWERS[what]
-    monkeypatch.setattr(node._posted, "__defaults__", (b"", None, 2**22))
-    monkeypatch.setattr(node.Connection._post, "__defaults__", (b"", 2**22))
+    monkeypatch.setattr(site_end._posted, "__defaults__", (b"", None, 2**22))
+    monkeypatch.setattr(site_end.Connection._post, "__defaults__", (b"", 2**22))
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -210,7 +210,7 @@ def test_odd_answers_cost_time_only(what: str, place: Place, monkeypatch: pytest
 
 def test_each_change_is_one_line_and_pauses_grow(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, said = list[float](), Heard()
-    monkeypatch.setattr(node, "_LONGEST", 0.3)
+    monkeypatch.setattr(site_end, "_LONGEST", 0.3)
 
     class Stop(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -275,7 +275,7 @@ def _renewed(place: Place, member: object) -> object:
 def test_a_wrong_clock_is_said_and_costs_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     said, heard = Heard(), Heard()
     away = [3600.0]
-    monkeypatch.setattr(node, "time", _Clock(away))
+    monkeypatch.setattr(site_end, "time", _Clock(away))
     with place.running(place.connection("north", said)), place.link(heard) as server:
         until(lambda: server.connections("north"))
         until(lambda: said.lines("clock is 60 minutes ahead of the server's: set it"))

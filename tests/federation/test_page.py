@@ -18,15 +18,16 @@ from sites import NAMES, Loop, study, worker, workers
 from idiolect.cli import main
 from idiolect.core.errors import RunError
 from idiolect.core.version import __version__
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
-from idiolect.federation.conversation import Patience
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack
-from idiolect.federation.overview import Overview
-from idiolect.federation.page import Page, place, render
-from idiolect.federation.policy import Policy
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.monitor.overview import Overview
+from idiolect.federation.monitor.page import Page, place, render
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
+from idiolect.federation.trust.policy import Policy
 from idiolect.studies.progress import Several, Silent
 
 _EVIL = "<script>alert(1)</script>\u202e"

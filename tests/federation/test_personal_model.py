@@ -23,17 +23,20 @@ from idiolect.deploy.join import join
 from idiolect.deploy.predict import predict, threshold_of
 from idiolect.deploy.samples import read, stream
 from idiolect.deploy.watch import watch
-from idiolect.federation import compared
-from idiolect.federation.begun import Begun
-from idiolect.federation.conversation import Patience
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import Events
 from idiolect.federation.messages import unpack
-from idiolect.federation.personal_model import SiteModel
-from idiolect.federation.personal_state import Vault, key_of
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import Terms, conduct, rehearsed, result, study_for
-from idiolect.federation.state_folder import opened
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct, result
+from idiolect.federation.server.run import Begun
+from idiolect.federation.server.study import study_for
+from idiolect.federation.site import comparison
+from idiolect.federation.site.personal_model import SiteModel
+from idiolect.federation.site.personal_state import Vault
+from idiolect.federation.site.state_folder import opened
+from idiolect.federation.trust.policy import Policy
+from idiolect.federation.trust.private_files import key_of
+from rehearsal import rehearsed
 
 EVERY = sorted(methods.ours())
 ROWS = 60
@@ -141,7 +144,7 @@ def test_a_model_that_cannot_be_watched_is_kept(tmp_path: Path, monkeypatch: pyt
     def fails(*_: object) -> bytes:
         raise torch.linalg.LinAlgError("not positive definite")
 
-    monkeypatch.setattr("idiolect.federation.personal_model.reference.of_site", fails)
+    monkeypatch.setattr("idiolect.federation.site.personal_model.reference.of_site", fails)
     files = tables(tmp_path, FEW, 120)
     study(tmp_path, "fedper", rounds=1)
     link = Loop(workers(tmp_path / "states", files))
@@ -197,7 +200,7 @@ def test_the_models_are_compared_on_the_test_samples(finished: Finished, tmp_pat
     samples = Samples(finished.files["north"], target="label")
     for method in ("fedavg", "fedper", "knnper"):
         model = finished.state(method=method)
-        site = compared.join(model, samples, tmp_path / method)
+        site = comparison.join(model, samples, tmp_path / method)
         about = site.about.site
         assert about is not None
         assert set(about.compared) == {"global", "personal", "local", "blend"}
@@ -206,7 +209,7 @@ def test_the_models_are_compared_on_the_test_samples(finished: Finished, tmp_pat
         right = recorded[(recorded["method"] == method) & (recorded["stage"] == "personalised")]["value"].item()
         assert about.compared["personal"]["accuracy"] == pytest.approx(right)
         assert "12, of " in (tmp_path / method / "report.html").read_text()
-        alone = compared.join(model, samples, tmp_path / f"{method} alone", ships="personal")
+        alone = comparison.join(model, samples, tmp_path / f"{method} alone", ships="personal")
         new = finished.folder / "new.csv"
         torch.testing.assert_close(predicted(alone, new), predicted(model, new), atol=1e-6, rtol=0)
 
@@ -222,7 +225,7 @@ def test_other_samples_are_not_compared_on(finished: Finished, tmp_path: Path) -
     for name, other in changed.items():
         other.to_csv(tmp_path / "other.csv", index=False)
         with pytest.raises(InputError, match="is not the data with which north took part"):
-            compared.join(
+            comparison.join(
                 finished.state(method="fedper"), Samples(tmp_path / "other.csv", target="label"), tmp_path / name
             )
         assert not (tmp_path / name).exists()

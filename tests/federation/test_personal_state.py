@@ -11,7 +11,8 @@ import torch
 from idiolect.core import files
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.tree import Tree
-from idiolect.federation.personal_state import Lost, PersonalState, Vault, key_of
+from idiolect.federation.site.personal_state import Lost, PersonalState, Vault
+from idiolect.federation.trust.private_files import key_of
 
 FIRST = {"head": torch.zeros(3), "steps": torch.tensor(0)}
 ABOUT = {"study": "s", "run": "r", "method": "fedper", "seed": 0}

@@ -9,7 +9,7 @@ import pytest
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
 from idiolect.federation.messages import Refused
-from idiolect.federation.policy import Policy
+from idiolect.federation.trust.policy import Policy
 from idiolect.studies import Study
 
 STUDY = Study(

@@ -19,8 +19,8 @@ from machines import LONG, Launcher, Machines, port
 from sites import NAMES, study
 
 from idiolect.core.version import __version__
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 _METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, fedshrink, scaffold"

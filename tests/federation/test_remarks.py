@@ -10,9 +10,10 @@ import pytest
 from sites import Away, Loop, study, tables, workers
 
 from idiolect.core.errors import InputError
-from idiolect.federation.conversation import Patience
 from idiolect.federation.events import Events
-from idiolect.federation.server import Terms, conduct, study_for
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
 
 NAMES = ("north", "south", "east")
 Change = Callable[[pd.DataFrame], pd.DataFrame]

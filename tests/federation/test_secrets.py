@@ -15,9 +15,11 @@ from sites import Loop, study, tables, worker
 from idiolect.core.errors import InputError
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.personal_state import Vault, key_of, private_folder, secret_of
-from idiolect.federation.policy import Policy
-from idiolect.federation.server import conduct, study_for
+from idiolect.federation.server.conduct import conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.site.personal_state import Vault
+from idiolect.federation.trust.policy import Policy
+from idiolect.federation.trust.private_files import key_of, private_folder, secret_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes of files are those of POSIX")
 

@@ -15,17 +15,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sites import NAMES, Away, Loop, Tamper, study, worker
 
 from idiolect.core.errors import InputError, RunError
-from idiolect.federation import kits
-from idiolect.federation.authority import provision
-from idiolect.federation.conversation import Patience
+from idiolect.federation.data.samples import Samples
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples
-from idiolect.federation.server import Terms, conduct, rehearsed, study_for
-from idiolect.federation.site import Worker
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.site.worker import Worker
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
+from idiolect.federation.trust.policy import Policy
 from idiolect.simulation.summing import STEP
 from idiolect.studies import Result
+from rehearsal import rehearsed
 
 Files = dict[str, Path]
 SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]

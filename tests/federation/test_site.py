@@ -12,8 +12,9 @@ from sites import Loop, study, worker, workers
 from idiolect.core.errors import Interrupted, RunError
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
-from idiolect.federation.policy import Policy
-from idiolect.federation.server import conduct, study_for
+from idiolect.federation.server.conduct import conduct
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust.policy import Policy
 
 
 class Asked:
@@ -116,7 +117,7 @@ def test_a_signal_in_training_ends_the_site(asked: Asked, monkeypatch: pytest.Mo
     def stopped(*_: object) -> None:
         raise Interrupted("stopped", 15)
 
-    monkeypatch.setattr("idiolect.federation.site.Site.run", stopped)
+    monkeypatch.setattr("idiolect.federation.site.worker.Site.run", stopped)
     with pytest.raises(Interrupted):
         asked.answer(asked.of("local", 2))
 
@@ -125,7 +126,7 @@ def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, mo
     def full(*_: object, **__: object) -> None:
         raise RunError("cannot write state/round-2.state (No space left on device): free some space")
 
-    monkeypatch.setattr("idiolect.federation.personal_state.files.write", full)
+    monkeypatch.setattr("idiolect.federation.site.personal_state.files.write", full)
     assert "No space left" in asked.answer(asked.of("local", 2)).about["failed"]
     monkeypatch.undo()
     assert "info" in asked.answer(asked.of("local", 2)).about

@@ -20,10 +20,10 @@ from machines import Launcher, Machines, port
 from places import Heard, Place, until
 from sites import NAMES, study
 
-from idiolect.federation.authority import operator, revoke
-from idiolect.federation.link import Link
+from idiolect.federation.link.server_end import Link
+from idiolect.federation.link.web import Limits, _origin
 from idiolect.federation.messages import pack
-from idiolect.federation.web import Limits, _origin
+from idiolect.federation.trust.authority import operator, revoke
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits of open files")
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]

@@ -18,11 +18,12 @@ from places import Heard, Place, authority, certificate_of, dated, key_of, until
 
 from idiolect.cli import main
 from idiolect.core.errors import InputError
-from idiolect.federation import kits, link, members, node
-from idiolect.federation.authority import provision
-from idiolect.federation.link import Link
+from idiolect.federation.link import members, server_end, site_end
+from idiolect.federation.link.server_end import Link
 from idiolect.federation.messages import pack
-from idiolect.federation.roster import FILE, Roster
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
+from idiolect.federation.trust.roster import FILE, Roster
 
 DAY = datetime.timedelta(days=1)
 
@@ -34,9 +35,9 @@ def _now() -> datetime.datetime:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "_LOOK", 0.05)
-    monkeypatch.setattr(link, "HOLD", 0.3)
-    monkeypatch.setattr(node, "_FIRST", 0.02)
-    monkeypatch.setattr(node, "_LONGEST", 0.1)
+    monkeypatch.setattr(server_end, "HOLD", 0.3)
+    monkeypatch.setattr(site_end, "_FIRST", 0.02)
+    monkeypatch.setattr(site_end, "_LONGEST", 0.1)
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_renewed_certificates_reach_sites_and_are_used(place: Place, command: Co
             assert (code, "are valid until" in told) == (0, True)
             _works(place, server, "north")
             until(lambda: kit.trust.roster.version == 3)
-            assert server.warnings() == []
+            assert server._members.warnings() == []
             server._server.close("north")  # the next connection
             until(lambda: shown[-1].not_valid_after_utc > _now() + 300 * DAY)
     assert _bytes(place.kit("north")) == before
@@ -466,7 +467,8 @@ def test_dates_are_said_on_both_sides(
     what = {"server": "the server's certificate", "site": "the certificate of north", "authority": "the authority"}
     with place.link(heard) as server:
         day = f"{_now() + (start if start > 0 else end) * DAY:%Y-%m-%d}"
-        assert [text.startswith(f"{what[whose]} {why} {day}") for text in server.warnings()] == [True] * bool(why)
+        warnings = server._members.warnings()
+        assert [text.startswith(f"{what[whose]} {why} {day}") for text in warnings] == [True] * bool(why)
         told = [event["event"] for event in heard.events if event.get("expires")]
         assert [text.startswith(f"{what[whose]} {why} {day}") for text in told] == [True] * bool(why)
     place.connection("north", said)._warn()
@@ -486,7 +488,7 @@ def test_dates_are_said_once_a_day(place: Place, monkeypatch: pytest.MonkeyPatch
             assert len(heard.lines(text)) == 1
         assert len(said.lines("the certificate of this kit expires")) == 1
         monkeypatch.setattr(members, "_DAY", 0.2)
-        monkeypatch.setattr(node, "_DAY", 0.2)
+        monkeypatch.setattr(site_end, "_DAY", 0.2)
         until(lambda: len(heard.lines("the server's certificate expires")) > 2)
         until(lambda: len(said.lines("the certificate of this kit expires")) > 2)
 

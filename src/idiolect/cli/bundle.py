@@ -68,7 +68,7 @@ def _result(run: Path, allow_import: bool) -> Result:
         from idiolect.core.import_path import optional
 
         optional("cryptography", "federation", "the run of a federation")
-        from idiolect.federation.server import result
+        from idiolect.federation.server.conduct import result
 
         return result(run)
     from idiolect.studies import Result, Study

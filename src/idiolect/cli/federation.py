@@ -33,8 +33,8 @@ def provision_command(
     Example: idiolect federation provision federation.yaml --out kits
     """
     _needed()
-    from idiolect.federation.authority import provision
-    from idiolect.federation.kits import describe
+    from idiolect.federation.trust.authority import provision
+    from idiolect.federation.trust.kits import describe
 
     for folder in provision(describe(description), out, ca=ca, ca_key=ca_key):
         say(out_console, str(folder))
@@ -63,7 +63,7 @@ def add_command(
     Example: idiolect federation add kits/operator coast
     """
     _needed()
-    from idiolect.federation import authority
+    from idiolect.federation.trust import authority
 
     place = operator.parent / f"site-{site}" if out is None else out
     authority.add(authority.operator(operator, ca_key), site, place, request)
@@ -78,7 +78,7 @@ def renew_command(operator: Operator, ca_key: AuthorityKey = None) -> None:
     Example: idiolect federation renew kits/operator
     """
     _needed()
-    from idiolect.federation import authority
+    from idiolect.federation.trust import authority
 
     roster = authority.renew(authority.operator(operator, ca_key))
     ends = min(m.x509.not_valid_after_utc for m in roster.members if not m.revoked)
@@ -93,7 +93,7 @@ def revoke_command(operator: Operator, site: SiteName, ca_key: AuthorityKey = No
     Example: idiolect federation revoke kits/operator coast
     """
     _needed()
-    from idiolect.federation import authority
+    from idiolect.federation.trust import authority
 
     authority.revoke(authority.operator(operator, ca_key), site)
     say(out_console, f"The key of {site} is revoked.")
@@ -110,7 +110,7 @@ def request_command(
     Example: idiolect federation request coast
     """
     _needed()
-    from idiolect.federation import authority
+    from idiolect.federation.trust import authority
 
     request = authority.ask(site, out)
     say(out_console, f"Send {request} to the operator, who gives it to: idiolect federation add OPERATOR {site}")
@@ -154,11 +154,11 @@ def serve_command(
     """
     _needed()
     from idiolect.core.errors import InputError
-    from idiolect.federation.conversation import Patience
     from idiolect.federation.events import Events
-    from idiolect.federation.kits import server_kit
-    from idiolect.federation.running import serve
-    from idiolect.federation.server import Terms
+    from idiolect.federation.programs import serve
+    from idiolect.federation.rounds.conversation import Patience
+    from idiolect.federation.server.conduct import Terms
+    from idiolect.federation.trust.kits import server_kit
     from idiolect.studies import watcher
     from idiolect.studies.progress import Silent
 
@@ -202,12 +202,12 @@ def site_command(
     """
     _needed()
     from idiolect.core.errors import InputError
+    from idiolect.federation.data.samples import Samples
     from idiolect.federation.events import Events
-    from idiolect.federation.kits import site_kit
-    from idiolect.federation.policy import Policy
     from idiolect.federation.preview import preview
-    from idiolect.federation.running import take_part
-    from idiolect.federation.samples import Samples
+    from idiolect.federation.programs import take_part
+    from idiolect.federation.trust.kits import site_kit
+    from idiolect.federation.trust.policy import Policy
 
     if study is not None and not dry_run:
         raise InputError("--study is for --dry-run: a real study comes from the server")

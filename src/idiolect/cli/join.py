@@ -15,7 +15,7 @@ from idiolect.cli.output import out_console, say
 
 if TYPE_CHECKING:
     from idiolect.deploy.bundle import Bundle
-    from idiolect.federation.personal_model import SiteModel
+    from idiolect.federation.site.personal_model import SiteModel
 
 Resize = Annotated[bool, flag("resize", "Stretch images of another size.")]
 AsIs = Annotated[
@@ -82,8 +82,8 @@ def _of_state(
     model: SiteModel, data: Path, target: str | None, test: Path | None, as_is: Sequence[str], out: Path,
     ships: str | None,
 ) -> Bundle:  # fmt: skip
-    from idiolect.federation.compared import join
-    from idiolect.federation.samples import Samples
+    from idiolect.federation.data.samples import Samples
+    from idiolect.federation.site.comparison import join
 
     samples = Samples(data, target=target, test=test, as_is=as_is)
     return join(model, samples, out, ships=ships)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from idiolect.core.errors import InputError
 
 if TYPE_CHECKING:
     from idiolect.deploy.bundle import Bundle
-    from idiolect.federation.personal_model import SiteModel
+    from idiolect.federation.site.personal_model import SiteModel
 
 _STATE = "Of a site's state folder: "
 Method = Annotated[str | None, option(f"{_STATE}the method, where its study has several.", metavar="NAME")]
@@ -39,7 +39,7 @@ def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
     from idiolect.core.import_path import optional
 
     optional("cryptography", "federation", "a site's state")
-    from idiolect.federation.state_folder import opened
+    from idiolect.federation.site.state_folder import opened
 
     return opened(folder, key=state_key, **chosen)
 

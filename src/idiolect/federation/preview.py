@@ -11,12 +11,12 @@ import torch
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
-from idiolect.federation.agreement import agree, plain, together
-from idiolect.federation.kits import SiteKit
+from idiolect.federation.data.agreement import agree, plain, together
+from idiolect.federation.data.samples import Samples, alone, sums
 from idiolect.federation.messages import Refused, named, pack
-from idiolect.federation.policy import Policy
-from idiolect.federation.samples import Samples, alone, sums
-from idiolect.federation.server import study_for
+from idiolect.federation.server.study import study_for
+from idiolect.federation.trust.kits import SiteKit
+from idiolect.federation.trust.policy import Policy
 from idiolect.simulation.client_runner import Site
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study

@@ -1,0 +1,184 @@
+"""A site's own samples: read, divided into training and test samples, and brought into the agreed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from idiolect.core import keys
+from idiolect.core.errors import InputError
+from idiolect.data import FederatedData
+from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom.columns import check_amounts, codes, dropped, find_target
+from idiolect.data.custom.identifiers import look_at_numbers
+from idiolect.data.custom.names import look
+from idiolect.data.custom.parts import Part
+from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.deploy.samples import Reader, labels
+from idiolect.deploy.schema import Inputs, Scale
+from idiolect.deploy.units import scale_of
+from idiolect.federation.data.agreement import Agreed, Offer, Sums, data_of
+
+# N samples of this site, F features or channels, C classes
+
+TEST = 0.2
+"""The share of a site's samples that it tests on, unless it gives test samples of its own."""
+
+SAID = 20
+"""Numbers of a column, neither missing nor 0, from which a site says how large they are."""
+
+
+class Prepared(NamedTuple):
+    """A site's samples in an agreed form."""
+
+    x_N: Tensor
+    """As stored: uint8 images (N, channels, height, width), or float32 (N, F) with NaN where a value is missing."""
+    y_N: Tensor
+    train_N: Tensor
+    """Numbers of the training samples, in the order in which they are batched."""
+    test_N: Tensor
+
+
+class Samples:
+    """A site's samples as they are in its files.
+
+    Args:
+        where: a table, or a folder of images.
+        target: the column of labels; folders of classes need none.
+        test: further samples to test on; None takes a fifth of all, drawn at random.
+        drop: columns to leave out.
+        as_is: columns whose numbers are right although they look like those of another unit.
+
+    Raises:
+        InputError: the files cannot be read, or lack the columns.
+    """
+
+    def __init__(
+        self, where: str | Path, *, target: str | None = None, test: str | Path | None = None,
+        drop: Sequence[str] = (), as_is: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.where, self._as_is = str(where), tuple(as_is)
+        places = (where, *([test] if test is not None else []))
+        read = streaming.whole(*places, target=target, drop=drop)
+        self._parts = [_without(part, drop, str(place)) for part, place in zip(read, places, strict=True)]
+        self._labels = [find_target([str(c) for c in p.frame], target, self.where) for p in self._parts]
+        self._read_images: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return sum(len(part.frame) for part in self._parts)
+
+    def offer(self, task: TaskName | None = None) -> Offer:
+        """What the site says of them before anything is agreed.
+
+        Args:
+            task: that of the study; "classification" says that many different numbers of the target are classes.
+
+        Raises:
+            InputError: a column cannot be a feature, a label is missing, or the target looks like an amount.
+        """
+        names: set[str] = set()
+        for part, label in zip(self._parts, self._labels, strict=True):
+            y_N, there = codes(part.frame[label], f"the target {label!r}")
+            look(f"the target {label!r} of {self.where}", "class", y_N, there)
+            names |= set(there)
+        train, label = self._parts[0], self._labels[0]
+        if train.pictures is None:
+            check_amounts(f"the target {label!r} of {self.where}", sorted(names), task)
+        if train.pictures is not None:
+            shape = tuple(self._pixels()[0].shape[1:])
+            return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
+        rest = train.frame.drop(columns=label)
+        look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
+        columns = tuple(_columns(rest))
+        scales = tuple(self._scale(rest, column) for column in columns)
+        return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
+
+    def _scale(self, frame: pd.DataFrame, column: Encoding) -> Scale:
+        if column.kind != "number" or column.name in self._as_is:
+            return Scale()
+        return scale_of(frame[column.name].to_numpy(dtype=np.float64, na_value=np.nan), SAID)
+
+    def prepared(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> Prepared:
+        """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
+
+        Raises:
+            InputError: they do not fit it.
+        """
+        x, y = [], []
+        for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
+            y.append(torch.from_numpy(labels(part.frame[label], classes, self.where)))
+            x.append(self._encoded(k, inputs, label, look))
+        if len(x) == 2:
+            train_N, test_N = np.arange(len(x[0])), np.arange(len(x[0]), len(x[0]) + len(x[1]))
+        else:
+            count = len(x[0])
+            if count < 2:
+                raise InputError(f"{self.where} has one sample: give two or more, to train and to test on")
+            order_N = keys.generator(seed, number, "samples").permutation(count)
+            tested = min(count - 1, max(1, round(TEST * count)))
+            train_N, test_N = order_N[tested:], order_N[:tested]
+        return Prepared(torch.cat(x), torch.cat(y), torch.from_numpy(train_N), torch.from_numpy(test_N))
+
+    def _encoded(self, k: int, inputs: Inputs, label: str, look: bool) -> Tensor:
+        part = self._parts[k]
+        if part.pictures is not None:
+            x_N = self._pixels()[k]
+            if tuple(x_N.shape[1:]) != inputs.shape:
+                raise InputError(f"{self.where} has images of shape {tuple(x_N.shape[1:])}, not {inputs.shape}")
+            return x_N
+        frame = part.frame.drop(columns=label)
+        if look:
+            return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
+        if missing := [c.name for c in inputs.columns if c.name not in frame]:
+            raise InputError(f"{self.where} has no column {missing[0]!r}, which the sites agreed on: add it")
+        return tables.encoded(inputs.columns, frame)
+
+    def _pixels(self) -> list[Tensor]:
+        if not self._read_images:
+            self._read_images = [images.read(p.pictures or [], None, self.where) for p in self._parts]
+        return self._read_images
+
+
+def _without(part: Part, drop: Sequence[str], where: str) -> Part:
+    """A part without some columns."""
+    if not len(part.frame):
+        raise InputError(f"{where} has no samples: give some")
+    out = dropped([str(c) for c in part.frame], drop, where)
+    return Part(part.frame.drop(columns=out), part.pictures)
+
+
+def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
+    """How each column becomes features; other sites may have more texts than the only one here."""
+    for column in tables.fitted_columns(frame):
+        known = frame[column.name].dropna()
+        if not column.features and len(known) and isinstance(known.iloc[0], str):
+            yield Encoding(column.name, "text", codes(known, f"column {column.name!r}")[1])
+        else:
+            yield column
+
+
+def sums(prepared: Prepared, classes: int) -> Sums:
+    """Counts of classes, and sums over the training samples."""
+    x_N = prepared.x_N[prepared.train_N]
+    x = x_N.double() / (255 if x_N.dtype == torch.uint8 else 1)
+    axes = [a for a in range(x.ndim) if a != 1]
+    return Sums(
+        torch.bincount(prepared.y_N[prepared.train_N], minlength=classes),
+        torch.bincount(prepared.y_N[prepared.test_N], minlength=classes),
+        (~x.isnan()).double().sum(axes), x.nansum(axes), x.square().nansum(axes),
+    )  # fmt: skip
+
+
+def alone(prepared: Prepared, agreed: Agreed, number: int, name: str) -> FederatedData:
+    """The clients' data as one site sees them: its own samples, and no others."""
+    none = torch.empty(0, dtype=torch.int64)
+    clients = range(len(agreed.names))
+    train = tuple(prepared.train_N if k == number else none for k in clients)
+    test = tuple(prepared.test_N if k == number else none for k in clients)
+    return data_of(agreed, name, prepared.x_N, prepared.y_N, train, test)

@@ -1,0 +1,244 @@
+"""What the operator of a server sees of a federation: its sites, its rounds, and what went wrong."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect.core.errors import printable
+from idiolect.core.version import __version__
+from idiolect.federation.events import FILE, Events, read
+from idiolect.federation.messages import Refused, head
+from idiolect.federation.rounds.conversation import Carrier, Replied
+from idiolect.simulation import Engine, Record
+from idiolect.studies.progress import Key, Silent
+
+_ALARMS = ("refused", "missing", "lost", "diverged", "back", "late", "expires", "skew", "revoked", "added", "ended")
+"""What marks an event that the operator should see."""
+_SHOWN = 200  # alarms and rounds that are kept
+
+
+class _Question(NamedTuple):
+    """A message that is at a site."""
+
+    site: str
+    kind: str
+    at: float
+
+
+@dataclass
+class _Site:
+    """What is known of a site."""
+
+    version: str = ""
+    seconds: float | None = None
+    """Between the last message that asked for a training and its reply."""
+    down: int = 0
+    up: int = 0
+    asked: int = 0
+    """Rounds in which it should take part."""
+    counted: int = 0
+    """Those in which its upload counted."""
+    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By method: seed and round of the last evaluation, and the accuracy at each stage."""
+
+
+class Overview(Silent):
+    """Carries a server's messages, watches its run and hears its events; ``status`` says what it knows.
+
+    Args:
+        link: carries the messages.
+        name: of the federation.
+        study: the study's name.
+        sites: says their names, by the clients' numbers; more may come.
+        out: folder of the run; alarms of earlier starts are read from there.
+        say: whose events are heard.
+        lost: seconds of silence after which a site counts as silent.
+    """
+
+    def __init__(
+        self,
+        link: Carrier,
+        name: str,
+        study: str,
+        sites: Callable[[], Sequence[str]],
+        out: Path,
+        say: Events,
+        lost: float,
+    ) -> None:
+        self._link, self._lost, self._lock = link, lost, threading.Lock()
+        self._names = {"federation": name, "study": study, "version": __version__}
+        self._sites: defaultdict[str, _Site] = defaultdict(_Site)
+        self._names_of = sites
+        self._open: dict[str, _Question] = {}
+        self._done: dict[Key, int] = {}
+        self._total = 0
+        self._running: Key | None = None
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        self._alarms: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        self._began, self._since, self._bytes = time.time(), time.monotonic(), (0, 0)
+        for event in read(out / FILE, 10 * _SHOWN):
+            self._hear(event)
+        say.heard = self._hear
+
+    # as what carries messages
+
+    def send(self, site: str, content: bytes) -> str:
+        """Leave a message for a site; the ticket that its reply will have."""
+        ticket = self._link.send(site, content)
+        with self._lock:
+            self._open[ticket] = _Question(site, str(head(content)["kind"]), time.monotonic())
+            self._sites[site].down += len(content)
+        return ticket
+
+    def replies(self) -> Sequence[Replied]:
+        """The replies that have come since the last call."""
+        found = self._link.replies()
+        with self._lock:
+            for reply in found:
+                self._answered(reply)
+        return found
+
+    def forget(self, tickets: Iterable[str]) -> None:
+        """Take no reply to these messages any more."""
+        gone = list(tickets)
+        self._link.forget(gone)
+        with self._lock:
+            for ticket in gone:
+                self._open.pop(ticket, None)
+
+    def quiet_for(self, site: str) -> float:
+        """Seconds since a site was last heard of."""
+        return self._link.quiet_for(site)
+
+    def connections(self, site: str) -> int:
+        """How often a site has connected."""
+        return self._link.connections(site)
+
+    def _answered(self, reply: Replied) -> None:
+        site, question = self._sites[reply.site], self._open.pop(reply.ticket, None)
+        if reply.content is None:
+            return
+        site.up += len(reply.content)
+        with suppress(Refused):
+            version = head(reply.content).get("version")
+            site.version = printable(version[:40]) if isinstance(version, str) else ""
+        if question is not None and question.kind == "local":
+            site.seconds = time.monotonic() - question.at
+
+    # as what watches a run
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+        """Know how many rounds there are."""
+        with self._lock:
+            self._total, self._done = rounds, dict(done)
+
+    def start(self, label: str, seed: int, done: int) -> None:
+        """Know which method runs."""
+        with self._lock:
+            self._running, self._since, self._bytes = (label, seed), time.monotonic(), self._sent()
+
+    def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
+        """Take what was recorded in a round."""
+        now, numbers = time.monotonic(), self._names_of()
+        with self._lock:
+            counted = {r.client for r in records if r.stage == "wire" and r.metric == "bytes_up"}
+            silent = {r.client for r in records if r.metric == "answered"}
+            for client in counted | silent:
+                site = self._sites[numbers[client]]
+                site.asked, site.counted = site.asked + 1, site.counted + (client in counted)
+            for r in records:
+                if r.metric == "accuracy" and r.value == r.value:
+                    found = self._sites[numbers[r.client]].accuracy
+                    if (found.get(label, {}).get("seed"), found.get(label, {}).get("round")) != (seed, round):
+                        found[label] = {"seed": seed, "round": round}
+                    found[label][r.stage] = r.value
+            before, self._bytes = self._bytes, self._sent()
+            down, up = (new - old for new, old in zip(self._bytes, before, strict=True))
+            self._rounds.append(
+                {
+                    "method": label, "seed": seed, "round": round, "seconds": now - self._since, "down": down,
+                    "up": up, "asked": len(counted | silent), "counted": len(counted), "accuracy": None,
+                }
+            )  # fmt: skip
+            self._since = now
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """A round has ended."""
+        with self._lock:
+            self._rounds[-1]["accuracy"] = accuracy
+            self._done[label, seed] = round
+
+    def diverged(self, label: str, seed: int, round: int) -> None:
+        """Take it as an alarm."""
+        self._hear({"at": time.time(), "event": f"{label}, seed {seed}: diverged in round {round}", "diverged": True})
+
+    def _sent(self) -> tuple[int, int]:
+        return sum(site.down for site in self._sites.values()), sum(site.up for site in self._sites.values())
+
+    # as what hears events
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        kind = next((name for name in _ALARMS if event.get(name)), None)
+        if kind is None:
+            return
+        site, at = event.get("site"), event.get("at")
+        told = {
+            "at": at if isinstance(at, float | int) else 0.0, "kind": kind,
+            "site": site if isinstance(site, str) else None, "event": printable(str(event["event"])[:1000]),
+        }  # fmt: skip
+        with self._lock:
+            self._alarms.append(told)
+
+    def status(self) -> dict[str, Any]:
+        """All of it as plain values; times are seconds, ``at`` and ``now`` in Unix time."""
+        with self._lock:
+            label, seed = self._running or (None, None)
+            here = None if self._running is None else self._done.get(self._running, 0)
+            waiting = {question.site: question for question in self._open.values()}
+            return self._names | {
+                "now": time.time(),
+                "began": self._began,
+                "method": label,
+                "seed": seed,
+                "round": here,
+                "rounds": self._total,
+                "done": sum(self._done.values()),
+                "of": self._total * len(self._done),
+                "sites": [self._said(name, self._sites[name], waiting.get(name)) for name in self._names_of()],
+                "latest": list(self._rounds)[::-1],
+                "alarms": list(self._alarms)[::-1],
+            }
+
+    def _said(self, name: str, site: _Site, waiting: _Question | None) -> dict[str, Any]:
+        quiet, connections = self._link.quiet_for(name), self._link.connections(name)
+        if math.isinf(quiet):
+            state = "revoked"
+        elif connections == 0:
+            state = "not seen"
+        elif quiet > self._lost:
+            state = "silent"
+        else:
+            state = "ready" if waiting is None else "working"
+        return {
+            "site": name,
+            "state": state,
+            "seen": quiet if connections and math.isfinite(quiet) else None,
+            "connections": connections,
+            "question": None if waiting is None else waiting.kind,
+            "waiting": None if waiting is None else time.monotonic() - waiting.at,
+            "version": site.version,
+            "seconds": site.seconds,
+            "down": site.down,
+            "up": site.up,
+            "asked": site.asked,
+            "counted": site.counted,
+            "accuracy": {label: dict(found) for label, found in site.accuracy.items()},
+        }

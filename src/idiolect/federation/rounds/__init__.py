@@ -1,0 +1,1 @@
+"""What both ends of a round share: asking sites, checking what they send, and the study as a text."""

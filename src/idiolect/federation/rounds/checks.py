@@ -1,0 +1,152 @@
+"""Checks of what a site sends, before it counts: its form, its numbers and its size beside the others'."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.errors import blame
+from idiolect.core.method import Method, Up
+from idiolect.data import FederatedData
+from idiolect.federation.data.agreement import Sums
+from idiolect.federation.messages import Message, Refused, built
+from idiolect.simulation.client_runner import Measured, Trained
+from idiolect.training import trial
+
+_MOST = 1000  # values that a client may report
+_SAMPLES = 2**26  # of a site
+_FEW = 3  # uploads of which a median says something
+
+
+def expected(method: Method, data: FederatedData, name: str) -> Up:
+    """An upload of the form that a method makes here, from a round on a few synthetic samples.
+
+    Raises:
+        RunError: the method raised.
+    """
+    with blame(f"{name}, on synthetic samples"):
+        samples = trial.samples(data.shape, data.classes, 2 * data.classes, dtype=data.x_R.dtype)
+        return trial.trial(method, samples).ups[0]
+
+
+def trained(message: Message, like: Up, round: int, samples: int) -> Trained:
+    """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
+
+    Args:
+        message: the site's.
+        like: an upload of the right form.
+        round: the round.
+        samples: training samples that the site has said it has; a weight counts some of them, or is 1.
+
+    Raises:
+        Refused: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
+            more samples than there are, or what it reports is not in order.
+    """
+    up = Up(**built(message.arrays, like._asdict()))
+    if (path := tree.not_finite(up)) is not None:
+        raise Refused(f"{path} is not finite")
+    if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
+        raise Refused("a weight is negative")
+    most = max([float(a.double().sum()) for a in tree.leaves(up.weight)], default=0.0)
+    if most > max(samples, 1) * 1.001:
+        raise Refused(f"its weight is {most:.6g}, and it has {samples} training samples")
+    info = {name: torch.tensor(value) for name, value in reported(message).items()}
+    return Trained(torch.tensor(round), up, info)
+
+
+def summed(message: Message, classes: int, features: int) -> Sums:
+    """What a site says of its samples once features and classes are agreed.
+
+    Raises:
+        Refused: an array has another shape or type, or a number is not possible.
+    """
+    found = Sums(**built(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
+    if tree.not_finite(found) is not None or any(bool((a < 0).any()) for a in (*found[:3], found.square_F)):
+        raise Refused("a sum over its samples is not finite, or a number of samples is negative")
+    train, test = (float(a.double().sum()) for a in (found.train_C, found.test_C))
+    if not 1 <= train <= _SAMPLES or test > _SAMPLES:
+        raise Refused(f"it says that it has {train:.6g} training and {test:.6g} test samples")
+    return found
+
+
+def reported(message: Message) -> dict[str, float]:
+    """What a client reports of its training.
+
+    Raises:
+        Refused: it is not in order.
+    """
+    return _numbers(message.about.get("info"), "info")
+
+
+def measured(message: Message) -> Measured | None:
+    """What a site measured; None where its policy keeps this to itself.
+
+    Raises:
+        Refused: it is not in order.
+    """
+    if message.about.get("withheld"):
+        return None
+    about = message.about.get("measured")
+    if not isinstance(about, dict):
+        raise Refused("it holds no measurements")
+    values = dict(about)
+    more = _numbers(values.pop("measures", {}), "measures", gaps=True)
+    found = _numbers(values, "measured", gaps=True)
+    if not {"accuracy", "loss", "calibration_error", "brier"} <= found.keys() <= set(Measured._fields):
+        raise Refused("it holds other measurements")
+    if not 0 <= found["accuracy"] <= 1:
+        raise Refused(f"an accuracy of {found['accuracy']:g} is not possible")
+    return Measured(**found, measures=more or None)  # type: ignore[arg-type]
+
+
+def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
+    if not isinstance(values, dict) or len(values) > _MOST:
+        raise Refused(f"{what} is not a table of numbers")
+    found = {}
+    for name, value in values.items():
+        if gaps and value is None:
+            value = math.nan
+        elif (number := finite(value)) is None:
+            raise Refused(f"{what} {name[:40]} is not a finite number")
+        else:
+            value = number
+        found[name] = value
+    return found
+
+
+def finite(value: Any) -> float | None:
+    """A number that a site has sent; None if it is not a finite one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # Python's whole numbers have no limit
+        return None
+
+
+def norm(up: Up) -> float:
+    """The Euclidean norm of an upload's value, over all of its numbers together."""
+    return math.sqrt(sum(float(a.double().square().sum()) for a in tree.leaves(up.value) if a.is_floating_point()))
+
+
+def too_large(sizes: Mapping[int, float], most: float) -> dict[int, float]:
+    """The clients whose upload is larger than ``most`` times the median, with that ratio; of two uploads, none."""
+    if len(sizes) < _FEW:
+        return {}
+    median = statistics.median(sizes.values())
+    return {i: size / median for i, size in sizes.items() if size > most * median > 0}
+
+
+def sent(found: Measured) -> dict[str, Any]:
+    """Numbers only: what a model predicts for a sample stays here."""
+
+    def number(value: Any) -> float | None:
+        return value if isinstance(value, float) and math.isfinite(value) else None
+
+    values = {name: number(value) for name, value in found._asdict().items() if isinstance(value, float)}
+    return values | {"measures": {name: number(value) for name, value in (found.measures or {}).items()}}

@@ -1,0 +1,146 @@
+"""The server's part in secure aggregation: it carries keys and shares between sites, and opens the sum alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.core import tree
+from idiolect.core.method import Up
+from idiolect.core.reduction import Additions
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, Refused, built
+from idiolect.federation.rounds.checks import reported
+from idiolect.federation.rounds.conversation import Conversation, Patience, Question
+from idiolect.federation.secure_aggregation.masked_rounds import signed_of
+from idiolect.federation.secure_aggregation.masking import Keys, flat, threshold, unflat, unmasked, verified
+from idiolect.simulation import summing
+from idiolect.simulation.client_runner import Trained
+from idiolect.simulation.summing import LEAST
+
+
+class SecureSum:
+    """Asks sites for a sum of uploads.
+
+    Args:
+        conversation: asks the sites.
+        public: the public key of each site in PEM, by name.
+        patience: when the server stops waiting.
+        say: for events.
+    """
+
+    def __init__(
+        self, conversation: Conversation, public: Mapping[str, bytes], patience: Patience, say: Events
+    ) -> None:
+        self._talk, self._public, self._patience, self._say = conversation, public, patience, say
+
+    def __call__(
+        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool], heard: Callable[[Message], None],
+        drawn: int,
+    ) -> dict[int, Trained]:  # fmt: skip
+        """The sites of the sum of a round; with the first of them comes the sum, as that of all participants.
+
+        Empty if too few sites stayed: nothing is learned then, and the round changes nothing.
+
+        Args:
+            questions: to each client, as without secure aggregation.
+            like: an upload.
+            stop: whether to stop.
+            heard: is told of each upload that comes.
+            drawn: how many participants the round has.
+
+        Raises:
+            RunError: fewer sites than are needed can answer.
+            Interrupted: ``stop`` returned true.
+        """
+        about = {k: v for k, v in next(iter(questions.values())).about.items() if k not in ("kind", "kept")}
+        least = max(LEAST, min(self._patience.least, len(questions)))
+        names = {i: self._talk.sites[i] for i in questions}
+
+        def ask(
+            kind: str, of: Mapping[int, dict[str, Any]], take: Callable[[int, Message], Any], least: int = 0
+        ) -> Any:
+            asked = {
+                i: Question((dict(questions[i].about) if kind == "local" else about) | {"kind": kind} | more,
+                            questions[i].arrays if kind == "local" else {})
+                for i, more in of.items()
+            }  # fmt: skip
+            return self._talk.ask(asked, take, self._patience._replace(least=least), stop)
+
+        def keys_of(i: int, message: Message) -> Keys:
+            if names[i] not in self._public:
+                raise Refused(f"the key of {names[i]} is revoked")
+            return verified(names[i], self._public[names[i]], signed_of(about), message.about.get("keys"))
+
+        try:
+            keys: dict[int, Keys] = ask("keys", {i: {} for i in questions}, keys_of, least)
+            roster = {names[i]: said._asdict() for i, said in keys.items()}
+            self._enough(len(keys), roster)
+            sealed: dict[int, dict[str, str]] = ask(
+                "shares",
+                {i: {"roster": roster} for i in keys},
+                lambda i, m: _texts(m, "sealed", set(roster) - {names[i]}),
+            )
+            self._enough(len(sealed), roster)
+
+            def upload(i: int, message: Message) -> tuple[dict[str, Tensor], dict[str, float]]:
+                heard(message)
+                whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), like)
+                built(message.arrays, whole._asdict())
+                return message.arrays, reported(message)
+
+            others = {i: {"sealed": {names[j]: sealed[j][names[i]] for j in sealed if j != i}} for i in sealed}
+            found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = ask("local", others, upload)
+            self._enough(len(found), roster)
+            answered = sorted(names[i] for i in found)
+            gone = sorted(names[i] for i in sealed if i not in found)
+            wanted = {"seeds": set(answered), "keys": set(gone)}
+            shares: dict[int, dict[str, dict[str, str]]] = ask(
+                "opening", {i: {"answered": answered} for i in found},
+                lambda i, m: {part: _texts(m, part, some, whole=False) for part, some in wanted.items()},
+            )  # fmt: skip
+            self._enough(len(shares), roster)
+            arrays = [arrays for arrays, _ in found.values()]
+            total = sum(flat(some) for some in arrays[1:]) + flat(arrays[0])
+            joined = {
+                part: {site: [s[part][site] for s in shares.values() if site in s[part]] for site in some}
+                for part, some in wanted.items()
+            }
+            whole = unmasked(total, {names[i]: k for i, k in keys.items()}, answered, gone, joined)
+            up = _read(unflat(whole, arrays[0]), like)
+        except Refused as error:
+            where = f"{about['method']}, seed {about['seed']}: round {about['round']}"
+            self._say(f"{where} changes nothing: {error}", round=about["round"], refused=str(error))
+            return {}
+        done, root = torch.tensor(about["round"]), Additions.root(drawn, summing.sums_of(up), summing.like(like))
+        return {
+            i: Trained(done, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,))
+            for k, (i, (_, info)) in enumerate(found.items())
+        }
+
+    @staticmethod
+    def _enough(sites: int, roster: Mapping[str, Any]) -> None:
+        needed = max(LEAST, threshold(len(roster)))
+        if sites < needed:
+            raise Refused(f"{sites} of {len(roster)} sites stayed, and it takes {needed} to open a sum")
+
+
+def _read(arrays: Mapping[str, Tensor], like: Up) -> Up:
+    """The sum as an upload of whole numbers."""
+    whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), like)
+    up = Up(**built(arrays, whole._asdict()))
+    if any(bool((a < 0).any()) for a in tree.leaves(up.weight)):
+        raise Refused("the sum of the weights is negative, so a site sent something else")
+    return up
+
+
+def _texts(message: Message, part: str, sites: set[str], *, whole: bool = True) -> dict[str, str]:
+    found = message.about.get(part)
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise Refused(f"{part} is not a table of texts")
+    if not set(found) <= sites or (whole and set(found) != sites):
+        raise Refused(f"{part} is of other sites")
+    return found

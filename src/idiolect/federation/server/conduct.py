@@ -1,0 +1,187 @@
+"""The server: sites agree on the data, then the study runs as in a simulation, with sites for clients."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect.core.errors import InputError, Interrupted, option
+from idiolect.data import manifest
+from idiolect.federation.data.agreement import Offer, Sums, agree, remarks, texts_of, together
+from idiolect.federation.events import FILE, Events
+from idiolect.federation.messages import Message, Refused
+from idiolect.federation.rounds import checks
+from idiolect.federation.rounds.conversation import Carrier, Conversation, Patience, Question
+from idiolect.federation.rounds.study import study_of
+from idiolect.federation.server.engine import Sites
+from idiolect.federation.server.growth import grow
+from idiolect.federation.server.run import FILE as BEGUN
+from idiolect.federation.server.run import Begun, Joining, about, offer_of
+from idiolect.federation.server.study import SiteStudy
+from idiolect.runs.checkpoint import CHECKPOINT, rounds
+from idiolect.runs.store import renew
+from idiolect.studies import Result, run
+from idiolect.studies.progress import Watcher
+
+_GOODBYE = 10.0  # seconds
+
+
+class Terms(NamedTuple):
+    """How the server deals with sites."""
+
+    patience: Patience = Patience()
+    most: float = 100.0
+    """An upload whose norm is more than this many times the round's median does not count."""
+    start: int | None = None
+    """Sites that must be there to agree before the first round; others can come later. None takes all."""
+
+
+def conduct(
+    study: SiteStudy, link: Carrier, sites: Sequence[str], out: Path, say: Events, *, terms: Terms | None = None,
+    watcher: Watcher | None = None, stop: Callable[[], bool] = lambda: False, again: str | None = None,
+    public: Mapping[str, bytes] | None = None, roster: Callable[[], Sequence[str]] | None = None,
+) -> Result:  # fmt: skip
+    """Run a study at the sites of a federation, or the rest of it.
+
+    Args:
+        study: as ``study_for`` reads it.
+        link: carries messages to sites.
+        sites: their names, by the clients' numbers.
+        out: folder of the run; if it holds one, that run continues.
+        say: for events.
+        terms: how the server deals with sites.
+        watcher: is told about the progress.
+        stop: asked while sites agree; afterwards signals end the run.
+        again: the command that continues the run.
+        public: the public key of each site in PEM, by name; secure aggregation needs them.
+        roster: says which sites there are by now: ``sites``, and those that were added at the end.
+
+    Raises:
+        InputError: the folder holds something else, or the sites' data do not fit each other.
+        RunError: fewer sites than are needed can answer.
+        Interrupted: the run was stopped.
+    """
+    terms = terms or Terms()
+    talk = Conversation(link, sites, say)
+    begun = Begun.read(out, study.to_yaml(), sites)
+    if begun is None:
+        begun = _agreed(talk, study, terms, stop, say)
+        if out.is_dir() and any(p.name[0] != "." for p in out.iterdir()):
+            raise InputError(f"{out} exists and holds no run of a federation: choose another with {option('out')}")
+        begun.write(out)
+    joining = Joining(begun, out, say)
+    talk.introduce = joining.introduce
+
+    def began() -> None:
+        if say.file is None:
+            say.keep(out / FILE)
+
+    engine = Sites(talk, begun.about, terms.patience, terms.most, say, began, public, samples=joining.samples)
+    now = roster or (lambda: sites)
+    while True:
+        _grow(study, joining, now(), out, say)
+        talk.sites, engine.about = joining.begun.agreed.names, joining.begun.about
+        engine.more = lambda: len(now()) > len(talk.sites)
+        known = study.at_server(joining.begun)
+        renew(out, manifest(known.federation()))  # a server may have been killed while it let a site in
+        try:
+            result = run(known, out, engine=engine, resume=True, watcher=watcher, again=again)
+            break
+        except Interrupted:
+            if not engine.stopped:
+                raise
+            engine.stopped = False
+    _tell(talk, link, joining, terms.patience.lost, stop)
+    return result
+
+
+def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
+    """Let a run take on the sites that were added to the roster since it began."""
+    before = joining.begun.agreed
+    added = names[len(before.names) :]
+    cells = [p for p in out.glob(f"cells/*/{CHECKPOINT}") if rounds(p) == study.rounds]
+    if not added or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
+        return
+    larger = joining.begun._replace(agreed=before.among(names))
+    jobs = []
+    for begun in (joining.begun, larger):
+        known = study.at_server(begun)
+        jobs.append([job for _, job in known.jobs(known.federation())])
+    grow(out, *jobs)
+    joining.begun = larger
+    joining.begun.write(out)
+    for site in added:
+        say(f"{site} was added, and takes part as soon as it is there", site=site, added=True)
+
+
+def _tell(talk: Conversation, link: Carrier, joining: Joining, lost: float, stop: Callable[[], bool]) -> None:
+    """Tell the sites that are there that the run is over; none is waited for long."""
+    done = Question(joining.begun.about | {"kind": "done"}, {})
+    there = [
+        i for i, site in enumerate(talk.sites)
+        if joining.samples(i) and link.connections(site) and link.quiet_for(site) < lost
+    ]  # fmt: skip
+    with suppress(Interrupted):
+        talk.ask(dict.fromkeys(there, done), lambda i, m: None, Patience(0, _GOODBYE, lost), stop)
+
+
+def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool], say: Events) -> Begun:
+    """Let the sites that are there agree on features, classes and normalisation."""
+    text, run_id, count = study.to_yaml(), secrets.token_hex(8), len(talk.sites)
+    patience = terms.patience._replace(least=terms.start or count)
+
+    def ask(
+        kind: str, whom: Iterable[int], take: Callable[[int, Message], Any], more: dict[str, Any]
+    ) -> dict[int, Any]:
+        questions = {i: Question(about(kind, text, run_id, i) | more, {}) for i in whom}
+        found = talk.ask(questions, take, patience, stop)
+        return {i: found[i] for i in sorted(found)}
+
+    offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
+    by_site = {talk.sites[i]: offer for i, offer in offers.items()}
+    try:
+        inputs, classes = together(by_site, study.task)
+    except InputError as error:  # who can mend it is at a site
+        talk.ask(
+            {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
+            lambda i, m: None, Patience(0, _GOODBYE, terms.patience.lost), stop,
+        )  # fmt: skip
+        raise
+    sentences = remarks(inputs, by_site)
+    for sentence in sentences:
+        say(sentence)
+    features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
+    summed: dict[int, Sums] = ask(
+        "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
+    )
+    agreed = agree(inputs, classes, {talk.sites[i]: sums for i, sums in summed.items()}, study.normalise)
+    texts = texts_of(inputs, list(summed.values()))
+    begun = Begun(text, run_id, agreed.among(talk.sites), secrets.randbits(62), texts)
+    ask("begin", summed, lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
+    for i in range(count):
+        if i not in summed:
+            site = talk.sites[i]
+            say(f"begins without {site}, which takes part as soon as it is there", site=site, missing=True)
+    return begun
+
+
+def result(folder: Path) -> Result:
+    """The run of a federation in its server's folder.
+
+    Raises:
+        InputError: what sites have agreed on cannot be read.
+    """
+    begun = Begun.load(folder, "restore it, or take the folder as the server wrote it")
+    try:
+        return Result(folder, SiteStudy(**study_of(begun.study).model_dump(exclude_unset=True)).at_server(begun))
+    except Refused as error:
+        raise InputError(f"{folder / BEGUN} cannot be read ({error}): take the idiolect that wrote it") from None
+
+
+def command(kit: Path, study: Path, out: Path) -> str:
+    """The command that continues a run."""
+    return shlex.join(["idiolect", "federation", "serve", str(kit), str(study), "--out", str(out)])

@@ -1,0 +1,158 @@
+"""The engine whose clients are sites: what the round loop asks of each goes there and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.errors import Interrupted
+from idiolect.core.method import Down, Method
+from idiolect.core.tree import Tree
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, named
+from idiolect.federation.rounds import checks
+from idiolect.federation.rounds.conversation import Conversation, Patience, Question
+from idiolect.simulation.adding import Places
+from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
+
+
+class Remote:
+    """Builds a method whose clients' states are elsewhere: in their place is the last round whose upload counted."""
+
+    def __init__(self, build: Callable[..., Method]) -> None:
+        self.real = build
+
+    def __call__(self, **how: Any) -> Method:
+        """The method."""
+        return self.real(**how)._replace(init_client=self._none)
+
+    def _none(self, key: torch.Tensor, id: torch.Tensor) -> Tree:
+        """No round yet. It is this job's own: sites keep a state for each method, so no two methods train as one."""
+        return torch.zeros((), dtype=torch.int64)
+
+
+class Sites:
+    """Sites as an engine of ``idiolect.simulation``.
+
+    Args:
+        conversation: asks the sites.
+        about: what each message says of the study and the run.
+        patience: when the server stops waiting.
+        most: an upload whose norm is more than this many times the median does not count.
+        say: for events.
+        began: called when a job starts.
+        public: the public key of each site in PEM, by name, for secure aggregation.
+        samples: how many training samples a client has said that it has.
+    """
+
+    name = "federation"
+    workers = lanes = 1
+
+    def __init__(
+        self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
+        began: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None, *,
+        samples: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
+        self.seconds, self._began, self.public, self.samples = 0.0, began, public or {}, samples
+        self.more: Callable[[], bool] = lambda: False
+        """Whether there are sites that this run does not know yet: then it stops at its last whole round."""
+        self.stopped = False
+        """Whether it did."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def open(self, job: Job) -> Session:
+        """Start a job."""
+        self._began()
+        return Session(self, job)
+
+
+class Session:
+    """A job at the sites."""
+
+    def __init__(self, engine: Sites, job: Job) -> None:
+        assert isinstance(job.build, Remote)
+        self.seconds, self._engine, self._job = 0.0, engine, job
+        self._like = checks.expected(job.build.real(), job.data, job.name)
+
+    def map(
+        self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
+        places: Places | None = None,
+    ) -> list[Trained | None] | list[Measured | None]:  # fmt: skip
+        """One phase at some sites; None for a site that did not answer, or whose answer does not count.
+
+        Raises:
+            RunError: fewer sites than are needed can answer.
+            Interrupted: ``stop`` returned true.
+        """
+        engine, job = self._engine, self._job
+        if phase == "local" and engine.more():
+            engine.stopped = True
+            raise Interrupted
+        about = dict(engine.about) | {"kind": phase, "method": job.name, "seed": job.seed, "round": round}
+        shared = named("shared", down.shared)
+        questions = {
+            i: Question(about | {"kept": int(kept)}, shared | named("own", tree.rows(down.own, torch.tensor([k]))))
+            for k, (i, kept) in enumerate(zip(ids, clients, strict=True))
+        }
+
+        def heard(message: Message) -> None:
+            self.seconds += max(0.0, checks.finite(message.about.get("seconds")) or 0.0)
+
+        def take(i: int, message: Message) -> Trained | Measured | None:
+            heard(message)
+            if phase == "local":
+                return checks.trained(message, self._like, round, engine.samples(i))
+            return checks.measured(message)
+
+        before, start = self.seconds, time.monotonic()
+        least = min(engine.patience.least, len(ids)) if phase == "local" else 0
+        if phase == "local" and job.secure and tree.leaves(self._like.value):
+            from idiolect.federation.secure_aggregation.secure_sum import SecureSum
+
+            secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
+            found: dict[int, Any] = secure(questions, self._like, stop, heard, len(ids))
+        else:
+            found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+            if phase == "local":
+                self._drop(found, round)
+        if phase == "local":
+            self._note(round, ids, found, time.monotonic() - start)
+        engine.seconds += self.seconds - before
+        return [found.get(i) for i in ids]
+
+    def close(self) -> None:
+        """Do nothing: the sites wait for the next message."""
+
+    def _note(self, round: int, ids: Sequence[int], counted: Mapping[int, Any], seconds: float) -> None:
+        """Keep a line for each round: who counted, who did not answer, and whose answer was refused."""
+        job, talk = self._job, self._engine.conversation
+        here, excluded = [talk.sites[i] for i in counted], dict(talk.refused)
+        absent = [site for site in (talk.sites[i] for i in ids) if site not in (*here, *excluded)]
+        self._engine.say.note(
+            f"{job.name}, seed {job.seed}: round {round} closed with {len(here)} of {len(ids)} sites, {seconds:.1f} s",
+            method=job.name, seed=job.seed, round=round, seconds=float(f"{seconds:.3f}"), counted=here, absent=absent,
+            excluded=excluded,
+        )  # fmt: skip
+
+    def _drop(self, found: dict[int, Any], round: int) -> None:
+        """Leave out uploads that are much larger than the others."""
+        sizes = {i: checks.norm(one.up) for i, one in found.items()}
+        for i, ratio in checks.too_large(sizes, self._engine.most).items():
+            site = self._engine.conversation.sites[i]
+            why = f"its upload is {ratio:.3g} times as large as the median"
+            self._engine.say(f"{site} does not count in round {round}: {why}", site=site, round=round, refused=why)
+            self._engine.conversation.refused[site] = why
+            del found[i]

@@ -1,0 +1,167 @@
+"""A run that sites have agreed on, as it is kept on the server's disk, and the sites that come after its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pydantic
+
+from idiolect.core import files
+from idiolect.core.documents import read_json, sealed_json
+from idiolect.core.errors import InputError, listed, option
+from idiolect.core.version import __version__
+from idiolect.data import manifest
+from idiolect.deploy.make import frequent
+from idiolect.deploy.schema import Inputs
+from idiolect.federation.data.agreement import Agreed, Offer, strange_to, texts_of
+from idiolect.federation.events import Events
+from idiolect.federation.messages import Message, Refused
+from idiolect.federation.rounds import checks
+from idiolect.federation.rounds.conversation import Question
+from idiolect.federation.rounds.study import digest
+from idiolect.runs.store import renew
+
+FILE = ".federation.json"
+
+
+class Begun(NamedTuple):
+    """A run that sites have agreed on."""
+
+    study: str
+    run: str
+    agreed: Agreed
+    secret: int
+    """The seed of the noise of differential privacy: who knows it can take the noise away."""
+    texts: tuple[int, ...]
+    """For each feature how many training samples of all sites have its text; 0 for numbers."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What each message of a round says of the study and the run."""
+        return {"digest": digest(self.study), "run": self.run, "clients": len(self.agreed.names)}
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the network takes, without texts that few training samples have: for readers who are no site."""
+        inputs = self.agreed.inputs
+        return inputs.model_copy(update={"columns": frequent(inputs.columns, self.texts)})
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the run's folder."""
+        content = sealed_json(self._asdict() | {"agreed": self.agreed.model_dump(mode="json")})
+        files.write(folder / FILE, content, mode=0o600)
+
+    @classmethod
+    def load(cls, folder: Path, fix: str) -> Self:
+        """The run in a folder; ``fix`` ends the sentence of an error.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = folder / FILE
+        try:
+            found = read_json(path)
+            return cls(
+                found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]),
+                tuple(map(int, found["texts"])),
+            )  # fmt: skip
+        except (OSError, ValueError, TypeError, KeyError, pydantic.ValidationError) as error:
+            raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {fix}") from None
+
+    @classmethod
+    def read(cls, folder: Path, study: str, sites: Sequence[str]) -> Self | None:
+        """The run in a folder, if there is one.
+
+        Raises:
+            InputError: it cannot be read, or is another study's or other sites'.
+        """
+        if not (folder / FILE).exists():
+            return None
+        begun = cls.load(folder, f"choose another folder with {option('out')}")
+        if begun.study != study:
+            raise InputError(f"{folder} has a run of another study: choose another with {option('out')}")
+        if begun.agreed.names != tuple(sites)[: len(begun.agreed.names)]:
+            raise InputError(f"{folder} has a run of other sites: choose another with {option('out')}")
+        return begun
+
+
+class Joining:
+    """Tells sites of a run that do not know it: those that have forgotten it, and those that come after its start.
+
+    A site that was away at the start says what it has like the others did. It has to fit what they agreed on, which
+    stays as it is; only the numbers of its samples are added.
+
+    Args:
+        begun: the run.
+        folder: of the run.
+        say: for events.
+    """
+
+    def __init__(self, begun: Begun, folder: Path, say: Events) -> None:
+        self.begun, self._folder, self._say = begun, folder, say
+
+    def samples(self, client: int) -> int:
+        """How many training samples a client has said that it has."""
+        return sum(self.begun.agreed.train[client])
+
+    def introduce(self, client: int, asked: Mapping[str, Any]) -> list[Question]:
+        """What a site is asked and told before it is asked what it did not understand."""
+        agreed = self.begun.agreed
+        if self.samples(client):
+            return [self._question("begin", client, {"agreed": agreed.model_dump(mode="json")})]
+        site = agreed.names[client]
+        features = {"inputs": agreed.inputs.model_dump(mode="json"), "classes": list(agreed.classes)}
+
+        def offered(message: Message) -> list[Question]:
+            try:
+                strange = strange_to(agreed, site, offer_of(message))
+            except InputError as error:
+                return [self._question("ended", client, {"why": str(error)}, partial(_refuse, str(error)))]
+            if strange:
+                what = f"{site} has texts that no site had at the start, which count as none of the known ones"
+                self._say(f"{what}: {listed(strange, 5)}", site=site)
+            return [self._question("inputs", client, features, counted)]
+
+        def counted(message: Message) -> list[Question]:
+            sums = checks.summed(message, len(agreed.classes), len(agreed.inputs.mean))
+            more = texts_of(agreed.inputs, [sums])
+            texts = tuple(a + b for a, b in zip(self.begun.texts, more, strict=True))
+            self.begun = self.begun._replace(agreed=self.begun.agreed.with_counts(client, sums), texts=texts)
+            self.begun.write(self._folder)
+            renew(self._folder, manifest(self.begun.agreed.federation("")))
+            round, count = asked.get("round"), self.samples(client)
+            what = f"{site} comes late and takes part from round {round} of {asked.get('method')} on"
+            self._say(f"{what}, with {count} training samples", site=site, round=round, late=True)
+            [begin] = self.introduce(client, asked)
+            return [begin._replace(about=dict(begin.about) | {"late": round})]
+
+        return [self._question("study", client, {}, offered)]
+
+    def _question(self, kind: str, client: int, more: dict[str, Any], then: Any = None) -> Question:
+        return Question(about(kind, self.begun.study, self.begun.run, client) | more, {}, then)
+
+
+def _refuse(why: str, message: Message) -> list[Question]:
+    raise Refused(why)
+
+
+def about(kind: str, study: str, run: str, client: int) -> dict[str, Any]:
+    """What a message says by which a site learns of a run."""
+    return {
+        "kind": kind, "study": study, "digest": digest(study), "run": run, "number": client, "version": __version__
+    }  # fmt: skip
+
+
+def offer_of(message: Message) -> Offer:
+    """What a site says of its samples.
+
+    Raises:
+        Refused: it is not in order.
+    """
+    try:
+        return Offer.model_validate(message.about["offer"])
+    except (KeyError, pydantic.ValidationError) as error:
+        raise Refused(f"what it says of its samples is not in order ({error})") from None

@@ -1,0 +1,81 @@
+"""The study as the server runs it: without data of its own, and with what the sites have agreed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import PrivateAttr
+
+from idiolect.core.errors import InputError
+from idiolect.data import FederatedData
+from idiolect.deploy.make import Elsewhere
+from idiolect.deploy.schema import Inputs
+from idiolect.federation.server.engine import Remote
+from idiolect.federation.server.run import Begun
+from idiolect.simulation import Job
+from idiolect.studies import Study
+from idiolect.studies.method_use import Use
+
+_ONLY_HERE = (
+    "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "partition", "clients", "sizes", "keep",
+    "shifts", "new_clients", "new_shifts", "attacks",
+)  # fmt: skip
+"""Settings of a study that say what data a simulation has: at sites their owners decide."""
+
+
+class SiteStudy(Study):
+    """A study whose samples are at the sites of a federation."""
+
+    _agreed: FederatedData | None = PrivateAttr(None)
+    _secret: int | None = PrivateAttr(None)
+    _inputs: Inputs | None = PrivateAttr(None)
+
+    def known(self, data: FederatedData, secret: int | None = None, inputs: Inputs | None = None) -> SiteStudy:
+        """The study with what the sites have agreed on, and the seed of the noise that only the server knows."""
+        study = self.model_copy()
+        study._agreed, study._secret, study._inputs = data, secret, inputs
+        return study
+
+    def at_server(self, begun: Begun) -> SiteStudy:
+        """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file."""
+        data = begun.agreed.federation(self.name)
+        return self.model_copy(update={"save_predictions": False}).known(data, begun.secret, begun.inputs)
+
+    def federation(self) -> FederatedData:
+        """Who has how many samples of which class; the samples themselves are at the sites."""
+        if self._agreed is None:
+            raise InputError("the samples are at the sites: run this study with idiolect federation serve")
+        return self._agreed
+
+    def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
+        """The job of a method and a seed, whose clients' states are at the sites."""
+        job = super().job(use, seed, federation)
+        return job._replace(build=Remote(job.build), secret=self._secret)
+
+    def elsewhere(self, job: Job) -> Elsewhere | None:
+        """What the server knows of the sites' samples, and the method that they run."""
+        if self._inputs is None or not isinstance(job.build, Remote):
+            return None
+        return Elsewhere(job.build.real, self._inputs)
+
+
+def study_for(path: Path, federation: str) -> SiteStudy:
+    """The study in a file, for the sites of a federation.
+
+    Raises:
+        InputError: it cannot be read, or has settings that only a simulation can follow.
+    """
+    study = Study.read(path)
+    if given := [name for name in _ONLY_HERE if name in study.model_fields_set and getattr(study, name)]:
+        raise InputError(
+            f"{path}: {given[0]} is for a simulation, and here each site has its own data: leave {given[0]} out"
+        )
+    if study.protocol.clients == "new" or study.protocol.observe or study.protocol.validation:
+        raise InputError(
+            f"{path}: protocol {study.protocol.written()} needs the samples of all clients: leave out new clients, "
+            "observe and validation"
+        )
+    settings = study.model_dump(exclude_unset=True) | {"data": f"given: the sites of {federation}"}
+    return SiteStudy(
+        **{k: v for k, v in settings.items() if k not in _ONLY_HERE or k == "data"} | {"checkpoint_every": 1}
+    )

@@ -1,0 +1,75 @@
+"""A site's personal model beside the global and a local one, on the site's own test samples: do no harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from idiolect.core import tree
+from idiolect.core.errors import InputError, blame
+from idiolect.core.method import Data
+from idiolect.core.tree import Tree
+from idiolect.deploy import harm
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant
+from idiolect.deploy.join import Joined, ship
+from idiolect.deploy.samples import Samples as Measured
+from idiolect.engines.threads import OneThread
+from idiolect.federation.data.samples import Prepared, Samples
+from idiolect.federation.site.personal_model import SiteModel, fingerprint
+
+
+def join(model: SiteModel, samples: Samples, out: Path, *, ships: harm.Name | None = None) -> Bundle:
+    """Compare a site's models on its test samples, and write what does best as a bundle, with a page.
+
+    The global model is what the server sent, with the state that the site kept in training; the personal one is that of
+    the state folder; the local one is trained on the site's training samples alone, if they are enough. The federation
+    has trained on the site's training samples, so only its test samples compare the three fairly.
+
+    Args:
+        model: the site's.
+        samples: those with which it took part.
+        out: a new or empty folder.
+        ships: the model to take whatever the comparison says; None takes its choice.
+
+    Raises:
+        InputError: the samples are others, or cannot be compared on, or the folder is not empty.
+        RunError: a model cannot be made, or the disk is full.
+    """
+    vacant(out)
+    ready = _own(model, samples)
+    y_N = ready.y_N[ready.test_N]
+    if len(set(y_N.tolist())) < 2:
+        raise InputError(
+            f"all {len(y_N)} test samples of {model.part.site} are of one class, which compares no models: predict "
+            "with its state folder, or export that"
+        )
+    down, rows = model.model().down, Data(ready.x_N, ready.y_N, ready.train_N, torch.ones(len(ready.train_N)))
+
+    def made(name: harm.Name, client: Tree) -> Tree:
+        with blame(f"the {name} model, {len(ready.train_N)} samples"):
+            return tree.copy(model.methods[name].personalise(down, tree.copy(client), rows, model.key()))
+
+    with OneThread():
+        clients: dict[harm.Name, Tree] = {"global": made("global", model.before), "personal": model.model().client}
+        if len(ready.train_N) >= harm.FEW_FOR_LOCAL:
+            clients["local"] = made("local", model.fresh)
+        x_N = ready.x_N[ready.test_N]
+        logp: dict[harm.Name, torch.Tensor] = {
+            name: log_probabilities(Personal(down, client), model.methods[name], x_N).double()
+            for name, client in clients.items()
+        }
+        found = Joined(clients, harm.weighed(logp, y_N, model.key("folds")))
+    return ship(model, found, Measured(x_N, y_N), out, name=model.part.site, ships=ships)
+
+
+def _own(model: SiteModel, samples: Samples) -> Prepared:
+    part = model.part
+    inputs, classes = part.agreed.inputs, part.agreed.classes
+    found = samples.prepared(inputs, classes, part.study.data_seed, part.number, look=inputs.kind == "table")
+    if fingerprint(found) != model.fingerprint:
+        raise InputError(
+            f"{samples.where} is not the data with which {part.site} took part: give the same files, so that the "
+            "models are compared on samples that none of them was trained on"
+        )
+    return found
