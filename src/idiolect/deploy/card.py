@@ -76,10 +76,12 @@ def _training(about: About) -> str:
         return ""
     study = made.study
     counts = ", ".join(f"{_plain(c)} {n:,}" for c, n in list(zip(about.classes, made.samples, strict=True))[:_SHOWN])
+    count = participants(about)
+    who = f"{about.clients} in the federation, over" if count is None else f"{count} trained together for"
     lines = [
         "## How it was trained\n",
         f"- Method: {_plain(about.method.title)} ({_options(about.method.options)}), seed {about.key.seed}.",
-        f"- Clients: {about.clients} trained together for {about.key.round} rounds of "
+        f"- Clients: {who} {_count(about.key.round, 'round')} of "
         f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
         f"- Network: {_plain(about.network.model)}.",
         f"- Training samples: {sum(made.samples):,} ({counts}).",
@@ -87,6 +89,14 @@ def _training(about: About) -> str:
         f"- Made on {made.made} with idiolect {made.versions.get('idiolect', '?')}.\n",
     ]
     return "\n".join(lines)
+
+
+def participants(about: About) -> str | None:
+    """How many clients trained, and of how many if some never did; None where this is not known."""
+    count = about.provenance.participants if about.provenance else None
+    if count is None:
+        return None
+    return f"{count} of {about.clients}" if count < about.clients else str(count)
 
 
 def _data(name: str, study: Mapping[str, object]) -> str:

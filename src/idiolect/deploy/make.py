@@ -102,7 +102,7 @@ def make(
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
         inputs=inputs_of(federation) if elsewhere is None else elsewhere.inputs,
         evaluation=_Measures(found, job, one, here=elsewhere is None).evaluation(),
-        provenance=provenance_of(federation, study, found.manifest),
+        provenance=provenance_of(federation, study, found.manifest, _participants(found, job)),
     )  # fmt: skip
     about = with_messages(about, federation)
     own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
@@ -303,9 +303,23 @@ def _revealed(model: str, method: MethodPart, federation: FederatedData) -> Reve
     )
 
 
-def provenance_of(federation: FederatedData, study: Mapping[str, Any], manifest: Mapping[str, Any]) -> Provenance:
-    """Where a bundle is from, by the run's manifest; an empty one stands for this machine and no known data."""
-    rows = torch.cat(federation.train[: federation.trained])
+def _participants(run: reader.Run, job: Job) -> list[int]:
+    """The clients that trained in some round, and whose upload counted."""
+    r = run.records
+    uploads = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["metric"] == "bytes_up")]
+    return sorted(uploads["client"].unique().tolist())
+
+
+def provenance_of(
+    federation: FederatedData, study: Mapping[str, Any], manifest: Mapping[str, Any],
+    participants: Sequence[int] | None = None,
+) -> Provenance:  # fmt: skip
+    """Where a bundle is from, by the run's manifest; an empty one stands for this machine and no known data.
+
+    ``participants`` are the clients that trained; None where this is not known.
+    """
+    trainers = range(federation.trained) if participants is None else participants
+    rows = torch.cat([torch.empty(0, dtype=torch.int64), *(federation.train[k] for k in trainers)])
     count_C: Tensor = torch.bincount(federation.y_R[rows], minlength=federation.classes)
     return Provenance(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -314,6 +328,7 @@ def provenance_of(federation: FederatedData, study: Mapping[str, Any], manifest:
         dataset=federation.name,
         data_digest=str(manifest.get("hash", "")),
         samples=tuple(count_C.tolist()),
+        participants=None if participants is None else len(participants),
     )
 
 

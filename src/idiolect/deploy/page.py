@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from idiolect.deploy.card import participants
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
@@ -30,6 +31,7 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
     logp = choice.logp_NC
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     figure = _calibration(logp, y_N)
+    count = participants(about)
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_of(about.site.weights))
     return render_page(
         "site.html",
@@ -38,7 +40,7 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
         facts=[
             ("Model", shares),
             ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes"),
-            ("Clients that trained", str(about.clients)),
+            ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count),
         ],
         why=about.site.why,
         models=[_line(name, right, choice, about.site.ships) for name in logp],

@@ -149,6 +149,8 @@ class Provenance(_Part):
     data_digest: str
     samples: tuple[int, ...]
     """Training samples of each class over all clients that trained."""
+    participants: _Count | None = None
+    """Clients that trained in a round and whose upload counted; None where this is not known, as at a site."""
 
 
 class Site(_Part):
