@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, in_a_file, nearest
 from idiolect.core.files import about_backslashes
 from idiolect.studies.settings import DATA, DEFENCE, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
@@ -81,7 +81,15 @@ class Command(TyperCommand):
                 for path in value if isinstance(value, list | tuple) else [value]:
                     if backslashes := about_backslashes(path or ""):
                         raise InputError(f"{parameter.get_error_hint(ctx).strip(chr(39))} {path}: {backslashes}")
-        return super().invoke(ctx)
+        with in_a_file(self._file_settings()):
+            return super().invoke(ctx)
+
+    def _file_settings(self) -> dict[str, str]:
+        """The settings that this command takes from a study's file alone, by the names of their options elsewhere."""
+        own = {parameter.name: parameter for parameter in self.params}
+        if "study" not in own or getattr(own["study"].type, "name", "") != "path":
+            return {}
+        return {s.option or name: name for name, s in SETTINGS.items() if (s.option or name) not in own}
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option."""

@@ -123,7 +123,12 @@ def option(name: str, value: object = None) -> str:
     >>> with as_options():
     ...     option("out"), option("resume", True), option("engine", "processes")
     ('--out', '--resume', '--engine processes')
+    >>> with as_options(), in_a_file({"upload": "uploads", "rounds": "rounds"}):
+    ...     option("out"), option("upload"), option("rounds", 5)
+    ('--out', 'uploads', 'rounds: 5')
     """
+    if name in _in_a_file:
+        return _in_a_file[name] + ("" if value is None else f": {str(value).lower() if value is True else value}")
     if not _as_options:
         return f"{name}={'...' if value is None else repr(value)}"
     written = f"--{name.replace('_', '-')}"
@@ -142,6 +147,23 @@ def as_options() -> Iterator[None]:
         yield
     finally:
         _as_options = before
+
+
+_in_a_file: Mapping[str, str] = {}
+
+
+@contextmanager
+def in_a_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Inside the block, messages name these arguments as settings of a file: those that the command has no option for.
+
+    ``settings`` are the names of settings by those of options.
+    """
+    global _in_a_file
+    before, _in_a_file = _in_a_file, settings
+    try:
+        yield
+    finally:
+        _in_a_file = before
 
 
 def on_command_line() -> bool:

@@ -40,7 +40,7 @@ class Events:
     """
 
     def __init__(self, file: Path | None = None, *, quiet: bool = False) -> None:
-        self.file, self._quiet, self._lock = file, quiet, threading.Lock()
+        self.file, self.quiet, self._lock = file, quiet, threading.Lock()
         self._before: deque[str] = deque(maxlen=1000)
         self._rare: OrderedDict[Hashable, _Rare] = OrderedDict()
         self._of_one: OrderedDict[tuple[str, Any], deque[float]] = OrderedDict()
@@ -58,7 +58,7 @@ class Events:
 
     def __call__(self, what: str, /, **values: Any) -> None:
         """Say it; ``values`` are kept beside the sentence, as ``site="north", round=3``."""
-        self._say(what, values, self._quiet)
+        self._say(what, values, self.quiet)
 
     def _say(self, what: str, values: dict[str, Any], quiet: bool) -> None:
         at = time.time()
@@ -76,7 +76,7 @@ class Events:
 
     def note(self, what: str, /, **values: Any) -> None:
         """Keep it; say it only where no terminal shows the progress anyway."""
-        quiet = self._quiet or (sys.stderr is not None and sys.stderr.isatty())
+        quiet = self.quiet or (sys.stderr is not None and sys.stderr.isatty())
         self._say(what, values, quiet)
 
     def rarely(self, key: Hashable, what: str, /, **values: Any) -> None:

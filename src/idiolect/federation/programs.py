@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -16,8 +18,8 @@ from idiolect.federation.events import Events, kept
 from idiolect.federation.monitor.overview import Overview
 from idiolect.federation.monitor.page import Page
 from idiolect.federation.monitor.page import place as page_place
-from idiolect.federation.rounds.conversation import Carrier
-from idiolect.federation.server.conduct import Terms, command, conduct
+from idiolect.federation.rounds.conversation import Carrier, Patience
+from idiolect.federation.server.conduct import Terms, conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.site.worker import Worker
@@ -64,6 +66,7 @@ def serve(
             f"{option('start_with', terms.start)} is not possible with {able} sites, of which each round needs "
             f"{terms.patience.least}"
         )
+    again = command(kit, study, out, listen=listen, page=page, terms=terms, sites=able, quiet=say.quiet)
     terms = terms._replace(start=terms.start or able)
     try:
         place = listening(found, listen)
@@ -84,7 +87,6 @@ def serve(
                 say.show(f"The page of this federation, for you alone: {url}")
             say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
         say(f"{found.name}: {able} sites can connect to {place[0]}:{place[1]}")
-        again = command(kit, study, out)
 
         def stop() -> bool:
             return bool(came)
@@ -98,6 +100,25 @@ def serve(
             if came and str(error) == "stopped":
                 raise Interrupted(f"stopped before the first round; continue with: {again}", came[0]) from None
             raise
+
+
+def command(
+    kit: Path, study: Path, out: Path, *, listen: str | None, page: str | None, terms: Terms, sites: int, quiet: bool
+) -> str:
+    """The command that continues a run of so many sites: with its options, except for those that are as usual."""
+    usual = Terms(Patience(sites // 2 + 1))
+    options: list[list[Any]] = [
+        ["--listen", listen, None],
+        ["--page", page, None],
+        ["--min-sites", terms.patience.least, usual.patience.least],
+        ["--start-with", terms.start, usual.start],
+        ["--deadline", terms.patience.deadline, usual.patience.deadline],
+        ["--lost-after", terms.patience.lost, usual.patience.lost],
+        ["--most-norm", terms.most, usual.most],
+    ]
+    words = [word for name, value, other in options if value != other for word in (name, str(value).removesuffix(".0"))]
+    words += ["--quiet"] if quiet else []
+    return shlex.join(["idiolect", "federation", "serve", str(kit), str(study), "--out", str(out), *words])
 
 
 def take_part(

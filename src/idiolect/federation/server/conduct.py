@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -180,8 +179,3 @@ def result(folder: Path) -> Result:
         return Result(folder, SiteStudy(**study_of(begun.study).model_dump(exclude_unset=True)).at_server(begun))
     except Refused as error:
         raise InputError(f"{folder / BEGUN} cannot be read ({error}): take the idiolect that wrote it") from None
-
-
-def command(kit: Path, study: Path, out: Path) -> str:
-    """The command that continues a run."""
-    return shlex.join(["idiolect", "federation", "serve", str(kit), str(study), "--out", str(out)])

@@ -65,10 +65,16 @@ def study_for(path: Path, federation: str) -> SiteStudy:
     Raises:
         InputError: it cannot be read, or has settings that only a simulation can follow.
     """
-    study = Study.read(path)
+    study = Study.look(path)
     if given := [name for name in _ONLY_HERE if name in study.model_fields_set and getattr(study, name)]:
         raise InputError(
             f"{path}: {given[0]} is for a simulation, and here each site has its own data: leave {given[0]} out"
+        )
+    for setting, code in study.imports().items():
+        raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
+    if study.precision != "float32":
+        raise InputError(
+            f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"
         )
     if study.protocol.clients == "new" or study.protocol.observe or study.protocol.validation:
         raise InputError(
