@@ -74,7 +74,8 @@ def test_each_refused_key_is_a_line(who: str, times: int, place: Place, file: Pa
         "plain HTTP": (None, "it speaks plain HTTP"),
         "no head": (place.kit("south"), "the key of south was revoked on"),
     }[who]
-    revoke(operator(ca), "south")
+    with operator(ca) as kit:
+        revoke(kit, "south")
     with place.link(Events(file, quiet=True)):
         for _ in range(times):
             if who == "plain HTTP":

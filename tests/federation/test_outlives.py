@@ -248,7 +248,8 @@ def test_each_change_is_one_line_and_pauses_grow(place: Place, monkeypatch: pyte
 def test_a_site_that_the_server_refuses_goes_on_trying(why: str, place: Place) -> None:
     said = Heard()
     if why == "revoked":
-        revoke(operator(place.folder / "operator"), "north")
+        with operator(place.folder / "operator") as kit:
+            revoke(kit, "north")
     elif why == "not in the roster":
         place.sign([member for member in place.server.roster.members if member.name == "south"])
     else:

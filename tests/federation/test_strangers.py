@@ -219,7 +219,8 @@ def test_nobody_holds_a_connection_by_being_slow(who: str, sent: bytes, place: P
 
 def test_a_revoked_key_gets_no_more_than_a_stranger(tmp_path: Path) -> None:
     place, said = Place(tmp_path), Heard()
-    revoke(operator(place.folder / "operator"), "south")
+    with operator(place.folder / "operator") as kit:
+        revoke(kit, "south")
     context = place.context(place.kit("south"))
     with place.running(place.connection("north")), place.link(said, _SHORT) as link, ExitStack() as stack:
         until(lambda: link.connections("north"))

@@ -66,7 +66,8 @@ def add_command(
     from idiolect.federation.trust import authority
 
     place = operator.parent / f"site-{site}" if out is None else out
-    authority.add(authority.operator(operator, ca_key), site, place, request)
+    with authority.operator(operator, ca_key) as who:
+        authority.add(who, site, place, request)
     say(out_console, f"{place}: give it to {site}" + ("" if request is None else ", which puts its site.key into it"))
     _passed_on(operator)
 
@@ -80,7 +81,8 @@ def renew_command(operator: Operator, ca_key: AuthorityKey = None) -> None:
     _needed()
     from idiolect.federation.trust import authority
 
-    roster = authority.renew(authority.operator(operator, ca_key))
+    with authority.operator(operator, ca_key) as who:
+        roster = authority.renew(who)
     ends = min(m.x509.not_valid_after_utc for m in roster.members if not m.revoked)
     say(out_console, f"The certificates are valid until {ends:%Y-%m-%d}.")
     _passed_on(operator, "server.pem and ")
@@ -95,7 +97,8 @@ def revoke_command(operator: Operator, site: SiteName, ca_key: AuthorityKey = No
     _needed()
     from idiolect.federation.trust import authority
 
-    authority.revoke(authority.operator(operator, ca_key), site)
+    with authority.operator(operator, ca_key) as who:
+        authority.revoke(who, site)
     say(out_console, f"The key of {site} is revoked.")
     _passed_on(operator)
 

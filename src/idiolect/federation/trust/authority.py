@@ -8,10 +8,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import filelock
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
@@ -87,12 +89,33 @@ def provision(description: Description, out: Path, *, ca: Path | None = None, ca
     return [out / folder for folder in kits]
 
 
-def operator(folder: Path, ca_key: Path | None = None) -> Operator:
-    """The operator's kit in a folder; ``ca_key`` is the authority's key where that is not in it.
+@contextmanager
+def operator(folder: Path, ca_key: Path | None = None) -> Iterator[Operator]:
+    """The operator's kit in a folder, for one change at a time: until the end of the block nobody else makes one.
+
+    ``ca_key`` is the authority's key where that is not in the kit.
 
     Raises:
-        InputError: it is none, or has no key.
+        InputError: it is none, has no key, or another command is changing it, or the server's kit beside it.
+        RunError: the folder cannot be written.
     """
+    with ExitStack() as locks:
+        if (folder / "operator.json").exists():
+            for place in filter(Path.exists, (folder, folder.parent / "server")):
+                locks.enter_context(_lock(place))
+        yield _read(folder, ca_key)
+
+
+def _lock(folder: Path) -> AbstractContextManager[object]:
+    try:
+        return filelock.FileLock(folder / ".lock", timeout=0).acquire()
+    except filelock.Timeout:
+        raise InputError(f"another command is changing {folder}: wait until it has ended, and try again") from None
+    except OSError as error:
+        raise RunError(f"cannot write {folder} ({error.strerror}): allow access, or give another kit") from error
+
+
+def _read(folder: Path, ca_key: Path | None) -> Operator:
     place = ca_key or folder / "ca.key"
     try:
         about = read_json(folder / "operator.json")
