@@ -56,7 +56,7 @@ def serve(
     """
     from idiolect.federation.link.server_end import Link, listening
 
-    found = kits.server_kit(kit)
+    found = kits.server_kit(kit, out)
     whole = study_for(study, found.name)
     terms, say, able = terms or Terms(), say or Events(), len(found.roster.keys())
     if not 1 <= terms.patience.least <= able:

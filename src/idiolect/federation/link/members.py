@@ -6,15 +6,18 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from cryptography import x509
 
-from idiolect.core.errors import InputError
+from idiolect.core import files
+from idiolect.core.errors import InputError, RunError
 from idiolect.federation.events import Events
 from idiolect.federation.link.exchange import Refusal
 from idiolect.federation.trust.certificates import out_of_date, public_of, trouble
 from idiolect.federation.trust.kits import ServerKit
-from idiolect.federation.trust.roster import Roster
+from idiolect.federation.trust.roster import COPY, FILE, Roster
 
 _LOOK = 2.0  # seconds between two looks for a new roster or certificate
 _DAY = 86400.0
@@ -39,7 +42,13 @@ class Members:
         self.keys: dict[str, bytes] = {}
         """The public key of each site in PEM that is not revoked, by name; changed in place."""
         self._files = self._times()
+        self._copies: dict[Path, int] = {}
         self._enrol(kit.roster)
+        if (own := Roster.read(kit.roster_file, kit.authority).version) < kit.roster.version:
+            what = (
+                f"roster {own} of this kit is older than {kit.roster.version}, which this server has seen and keeps to"
+            )
+            self._say(f"{what}: copy {COPY} over {FILE}, here and in the operator's kit", older=True)
         self._warned: list[str] = []
         self._warned_at = float("-inf")
         self._warn()
@@ -66,6 +75,15 @@ class Members:
         self.keys.update(keys)  # at no moment is a site missing that is in both
         for gone in self.keys.keys() - keys.keys():
             del self.keys[gone]
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep a copy of the newest roster where a server that starts again finds it."""
+        for path in self._kit.memory:
+            if path.parent.is_dir() and self._copies.get(path) != self.roster.version:
+                self._copies[path] = self.roster.version
+                with suppress(RunError):  # a kit may be read-only
+                    files.write(path, self.roster.text, mode=0o600)
 
     def _times(self) -> list[int]:
         watched = (self._kit.roster_file, self._kit.certificate)
@@ -75,6 +93,7 @@ class Members:
         """Take over a new roster or a new certificate while sites are here."""
         while True:
             await asyncio.sleep(_LOOK)
+            self._remember()  # the run's folder may be there by now
             try:
                 if (times := self._times()) != self._files:
                     self._files = times

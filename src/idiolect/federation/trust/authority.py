@@ -34,7 +34,7 @@ from idiolect.federation.trust.certificates import (
 )  # fmt: skip
 from idiolect.federation.trust.kits import Description, address
 from idiolect.federation.trust.private_files import private
-from idiolect.federation.trust.roster import FILE, NAME, Member, Roster
+from idiolect.federation.trust.roster import COPY, FILE, NAME, Member, Roster
 
 Files = Mapping[str, bytes]
 
@@ -108,7 +108,7 @@ def operator(folder: Path, ca_key: Path | None = None) -> Iterator[Operator]:
 
 def _lock(folder: Path) -> AbstractContextManager[object]:
     try:
-        return filelock.FileLock(folder / ".lock", timeout=0).acquire()
+        return filelock.FileLock(folder / ".lock", timeout=0, mode=0o600).acquire()
     except filelock.Timeout:
         raise InputError(f"another command is changing {folder}: wait until it has ended, and try again") from None
     except OSError as error:
@@ -125,12 +125,12 @@ def _read(folder: Path, ca_key: Path | None) -> Operator:
         private(place)
         _, key = _authority(folder / "ca.pem", place)
         roster = Roster.read(folder / FILE, authority)
-        there = folder.parent / "server" / FILE
-        if there.exists() and (newest := Roster.read(there, authority).version) > roster.version:
-            raise InputError(
-                f"{there} has version {newest}, and {folder / FILE} only {roster.version}: this is an old copy of the "
-                "operator's kit, so copy the server's roster into it first"
-            )
+        for there in (folder.parent / "server" / FILE, folder.parent / "server" / COPY):
+            if there.exists() and (newest := Roster.read(there, authority).version) > roster.version:
+                raise InputError(
+                    f"{there} has version {newest}, and {folder / FILE} only {roster.version}: this is an old copy of "
+                    f"the operator's kit, so copy {there} over it first"
+                )
         return Operator(
             folder, str(about["federation"]), str(about["server"]), int(about["days"]), authority, key, roster
         )

@@ -17,7 +17,7 @@ from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError
 from idiolect.federation.trust.certificates import public_pem
 from idiolect.federation.trust.private_files import private
-from idiolect.federation.trust.roster import FILE, Name, Roster, Trust
+from idiolect.federation.trust.roster import COPY, FILE, Name, Roster, Trust
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 
@@ -62,6 +62,14 @@ class ServerKit(NamedTuple):
     ca: bytes
     """The certificate of the authority, in PEM."""
     roster: Roster
+    """The newest one that the server has seen."""
+    run: Path | None = None
+    """The folder of its run."""
+
+    @property
+    def memory(self) -> tuple[Path, ...]:
+        """Copies of the newest roster, for a server that starts again with older files: in the kit, and in the run."""
+        return tuple(folder / COPY for folder in (self.folder, self.run) if folder is not None)
 
     @property
     def certificate(self) -> Path:
@@ -157,11 +165,11 @@ def describe(path: Path) -> Description:
         raise InputError(f"{path} is not YAML ({error}): fix it") from None
 
 
-def server_kit(folder: Path) -> ServerKit:
-    """The server's kit in a folder.
+def server_kit(folder: Path, run: Path | None = None) -> ServerKit:
+    """The server's kit in a folder; in it and in ``run``, the folder of its run, may be a copy of a newer roster.
 
     Raises:
-        InputError: it is none, or others can read its key.
+        InputError: it is none, others can read its key, or there are two rosters of one version.
     """
     about = _about(folder, "server.json", "server")
     try:
@@ -169,11 +177,30 @@ def server_kit(folder: Path) -> ServerKit:
         private(folder / "server.key")
         roster = Roster.read(folder / FILE, x509.load_pem_x509_certificate(ca))
         _same(folder, str(about["federation"]), roster)
-        return ServerKit(folder, str(about["federation"]), str(about["server"]), ca, roster)
+        kit = ServerKit(folder, str(about["federation"]), str(about["server"]), ca, roster, run)
+        return kit._replace(roster=_newest(kit))
     except InputError:
         raise
     except (OSError, KeyError, ValueError):
         raise _broken(folder, "server") from None
+
+
+def _newest(kit: ServerKit) -> Roster:
+    newest = kit.roster
+    for path in filter(Path.exists, kit.memory):
+        try:
+            copy = Roster.read(path, kit.authority)
+        except InputError:  # of another authority: the kits were made again
+            continue
+        if copy.federation != newest.federation:
+            continue
+        if copy.version == newest.version and copy.text != newest.text:
+            raise InputError(
+                f"there are two rosters {copy.version}, {kit.roster_file} and {path}: one was made with an old copy of "
+                f"the operator's kit, so copy {path} over the {FILE} of both kits, and make the change again"
+            )
+        newest = max(newest, copy, key=lambda roster: roster.version)
+    return newest
 
 
 def site_kit(folder: Path, state: Path | None = None) -> SiteKit:

@@ -23,6 +23,8 @@ from idiolect.federation.trust.certificates import public_pem, sign, verify
 log = logging.getLogger(__name__)
 
 FILE = "roster.json"
+COPY = ".roster.json"
+"""The file of the newest roster that a server has seen."""
 _MOST = 2**26  # bytes of a roster
 _Pem = Annotated[str, Field(max_length=20_000)]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
