@@ -7,6 +7,8 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 TOP = Path(__file__).resolve().parents[1]
 
 
@@ -21,6 +23,36 @@ def imported() -> set[str]:
                 found.add(str(node.module).partition(".")[0])
     whose = packages_distributions()
     return {plain(whose.get(name, [name])[0]) for name in found - sys.stdlib_module_names - {"idiolect"}}
+
+
+_POSIX = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}
+_PROGRAMS = {"launcher.py", "harness.py"}  # run in processes of their own, by tests that are skipped elsewhere
+
+
+def on_posix_alone(source: str) -> set[str]:
+    """The modules of POSIX that a source imports as soon as it is imported itself."""
+    tops = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [alias.name for node in tops if isinstance(node, ast.Import) for alias in node.names]
+    return {*names, *(str(node.module) for node in tops if isinstance(node, ast.ImportFrom))} & _POSIX
+
+
+def test_tests_can_be_collected_without_posix() -> None:
+    found = {p.name: on_posix_alone(p.read_text()) for p in (TOP / "tests").rglob("*.py") if p.name not in _PROGRAMS}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import os, resource", {"resource"}),
+        ("from fcntl import flock", {"fcntl"}),
+        ("import pwd as users\nimport grp", {"pwd", "grp"}),
+        ("def f():\n    import resource", set()),
+        ("import pytest\nresource = pytest.importorskip('resource')", set()),
+    ],
+)
+def test_modules_of_posix_are_recognised(source: str, modules: set[str]) -> None:
+    assert on_posix_alone(source) == modules
 
 
 def plain(asked: str) -> str:

@@ -3,7 +3,6 @@
 import gzip
 import io
 import os
-import resource
 import struct
 import threading
 import zlib
@@ -155,6 +154,7 @@ def test_an_image_of_many_pixels_is_refused_before_it_is_decoded(tmp_path):
 
 
 def test_all_bytes_are_counted_before_the_first_is_decoded(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource", reason="POSIX alone tells the peak of memory")
     monkeypatch.setattr(shared_memory, "_memory", lambda: 16e9)
     file = io.BytesIO()
     Image.new("L", (4, 4)).save(file, "PNG")

@@ -15,6 +15,10 @@ import idiolect as idl
 from idiolect.core import files
 from idiolect.deploy.bundle import Bundle
 
+linux = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process's memory is read from Linux's /proc"
+)
+
 ROOM = 1000  # MB that a process may hold at its peak; Python, torch and the command take up to 500 of it
 COMMANDS = {
     "join": "join b --data graz.csv --target diagnosis --out site",
@@ -81,6 +85,7 @@ def peak_of(folder: Path, program: str, *line: str) -> subprocess.CompletedProce
     return done
 
 
+@linux
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_refuses_a_huge_network_with_little_memory(bundles: Path, here: Path, command: str) -> None:
     shutil.copytree(bundles / "pfedfda", here / "b")
@@ -108,6 +113,7 @@ print("PEAK", next(int(line.split()[1]) // 1024 for line in open("/proc/self/sta
 """
 
 
+@linux
 def test_other_huge_counts_are_refused_with_little_memory(bundles: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name.replace(" ", "-") for name in RESEALED]
     for folder, (method, changes) in zip(folders, RESEALED.values(), strict=True):
@@ -124,6 +130,7 @@ def test_other_huge_counts_are_refused_with_little_memory(bundles: Path, tmp_pat
         assert sentence.endswith("get the bundle again from where it was made"), name
 
 
+@linux
 def test_a_number_of_clients_takes_no_memory(bundles: Path, tmp_path: Path) -> None:
     """The server's state, which may have a row for each client, is not in a bundle."""
     for name in ("pfedfda", "pfedhn"):

@@ -468,6 +468,8 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def _marked(marker: str) -> list[str]:
+    if not Path("/proc/self").exists():
+        pytest.skip("processes are known by Linux's /proc")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

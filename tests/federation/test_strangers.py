@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import socket
 import ssl
 import struct
@@ -122,6 +121,8 @@ def _crowd(machines: Machines, what: str, count: int) -> Iterator[None]:
 def test_sites_finish_a_study_while_strangers_crowd_in(
     files: int, what: str, count: int, machines: Machines, alone: pd.DataFrame
 ) -> None:
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 3000:
         pytest.skip("this process may not open enough connections")
