@@ -26,11 +26,11 @@ import counting
 import toy
 import workers
 
-from idiolect import methods, models
+from idiolect import engines, methods, models
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import SGD, Method, Task, Training, Up
 from idiolect.core.processor import cores
-from idiolect.engines import Processes, Sequential, engine
+from idiolect.engines import Processes, Sequential, Vectorised, engine
 from idiolect.engines.processes import pool
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.simulation.client_runner import Site
@@ -364,21 +364,27 @@ def test_what_no_worker_can_be_told() -> None:
 # --- choice
 
 
-def test_engine_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_engine_by_name() -> None:
     assert isinstance(engine("auto", 1), Sequential)
     assert isinstance(engine("auto", 2), Processes)
     assert isinstance(engine("auto"), Processes if cores() > 1 else Sequential)
     assert engine("processes").workers == cores()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_auto_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless workers are asked for. There is none here, so the engine for it says so."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InputError, match="engine vectorised: device=cuda does not exist: torch sees 0 GPUs"):
-        engine("auto")
-    assert isinstance(engine("auto", 2), Processes)
+@pytest.mark.parametrize("gpus", [0, 1, 4])
+@pytest.mark.parametrize("available", [1, 2, 16])
+@pytest.mark.parametrize("workers", [None, 1, 2])
+def test_auto_takes_no_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int, available: int, workers: int | None) -> None:
+    """The same engine as without GPUs: the one for them has not been measured."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(engines, "cores", lambda: available)
+    several = (workers or available) > 1 and os.name == "posix"
+    assert isinstance(engine("auto", workers), Processes if several else Sequential)
+
+
+def test_vectorised_is_taken_where_it_is_asked_for() -> None:
+    assert isinstance(engine("vectorised:device=cpu"), Vectorised)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def _models() -> dict[str, dict[str, Any]]:
 def _engines() -> dict[str, dict[str, Any]]:
     from idiolect import engines
 
-    auto = {"summary": "Vectorised if there is a CUDA device; else processes, or sequential on one core."}
+    auto = {"summary": "Processes; sequential on one core and on Windows. Not yet measured on a GPU: vectorised."}
     return {"auto": auto} | _functions(engines.ENGINES)
 
 

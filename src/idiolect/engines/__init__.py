@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import torch
-
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import Spec, check
 from idiolect.core.processor import cores
@@ -29,8 +27,8 @@ __all__ = ["ENGINES", "Processes", "Ray", "Sequential", "Vectorised", "engine"]
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
     """An engine by name, with options as in ``vectorised:device=cuda:1,chunk=20``.
 
-    ``auto`` is vectorised if there is a CUDA device and no number of workers is given; else processes if there is more
-    than one core; else sequential.
+    ``auto`` is processes if there is more than one core, else sequential. It is never vectorised, which has not been
+    measured on a GPU yet: that engine is taken where its name is given.
 
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
@@ -40,8 +38,7 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
         if asked.options:
             raise InputError(f"engine auto has no options ({name}): give the name of the engine that has them")
         alone = os.name != "posix" or (cores() if workers is None else workers) == 1
-        gpu = workers is None and torch.cuda.is_available()
-        asked = Spec(name="vectorised" if gpu else "sequential" if alone else "processes")
+        asked = Spec(name="sequential" if alone else "processes")
     if asked.name not in ENGINES:
         raise InputError(f"unknown engine {asked.name!r}; {nearest(asked.name, ['auto', *ENGINES])}")
     make = ENGINES[asked.name]

@@ -41,7 +41,7 @@ class Ray:
         workers: how many on each node, at most; None takes all cores that Ray has there.
         address: of the cluster (``auto``, or host:port). This machine is one of its nodes, and all nodes have this
             package installed. None starts Ray on this machine only; no other machine can reach it.
-        inner: the engine on each node; by default ``vectorised`` if it has a GPU, else ``processes``.
+        inner: the engine on each node. ``vectorised`` is for those with a GPU; the others then take ``processes``.
 
     Attributes:
         lost: what was lost with nodes so far.
