@@ -132,6 +132,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     monkeypatch.setattr(diff, "of_run", lambda *given, **how: None)
     monkeypatch.setattr(diff, "of_recipe", lambda *given, **how: (None, None))
     monkeypatch.setattr(listing, "_LISTS", dict.fromkeys(listing._LISTS, built))
+    monkeypatch.setattr(listing, "_named_methods", built)
     for line in commands(page):
         with pytest.raises((Built, SystemExit)) as ended:
             cli.main(shlex.split(line, comments=True))

@@ -33,6 +33,8 @@ def rows():
     raise SystemExit
 def split(source, clients, rng, *, share: float = 0.5):
     raise SystemExit
+def method(task, share=0.5):
+    raise SystemExit
 """
 SITES = ("\x1b]0;gone\x07Oslo", "\u202eotroP")
 CLASSES = ("\x1b[31mill", "</script><img src=x>\x9b2J")
@@ -83,12 +85,22 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- code named by a file
 
 
-@pytest.mark.parametrize("setting", ["model: theirs.net", "data: theirs.rows", "partition: theirs.split:share=0.2"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model: theirs.net",
+        "data: theirs.rows",
+        "partition: theirs.split:share=0.2",
+        "methods: theirs.method",
+        "methods: fedavg,theirs.method:share=0.2",
+        "methods: [fedavg, {name: theirs.method, label: fedprox}]",
+    ],
+)
 @pytest.mark.parametrize("command", ["run s.yaml", "describe s.yaml"])
 def test_code_that_a_study_names_is_not_run(idiolect: Command, setting: str, command: str) -> None:
     Path("s.yaml").write_text(f"{setting}\nrounds: 1\n")
     code, out, err = idiolect(command)
-    name, path = setting.replace(":share=0.2", "").split(": ")
+    name, path = setting.partition(":")[0], re.search(r"theirs\.\w+", setting)[0]
     assert (code, out) == (2, "")
     assert err == (
         f"idiolect: s.yaml: {name} {path} is code, and reading it would run the module theirs: check that module "
@@ -104,7 +116,8 @@ def test_code_that_a_study_names_is_not_run(idiolect: Command, setting: str, com
 
 
 def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_path: Path) -> None:
-    for name, also in (("a", {"model": "theirs.net"}), ("b", {"partition": "theirs.split", "clients": None})):
+    theirs = {"model": "theirs.net"}, {"partition": "theirs.split", "clients": None}, {"methods": ["theirs.method"]}
+    for name, also in zip("abc", theirs, strict=True):
         shutil.copytree(a_run, name)
         there = yaml.safe_load((a_run / "study.yaml").read_text())
         Path(name, "study.yaml").write_text(yaml.safe_dump(there | also))
@@ -120,6 +133,10 @@ def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_pa
     assert "a/study.yaml: model theirs.net is code" in err
     refused = idiolect(f"run --resume --out b --data {a_run.parent / 'p.csv'} --target diagnosis --model mlp")
     assert refused.code == 2
+    refused = idiolect("run --resume --out c")
+    assert refused.code == 2
+    assert "c/study.yaml: methods theirs.method is code" in refused.err
+    assert "theirs.method" in idiolect("diff a c").out
     with pytest.raises(InputError, match="has another study"):
         idl.run(Study(**yaml.safe_load((a_run / "study.yaml").read_text())), "a", resume=True)
     assert idiolect("report a").code == 0

@@ -46,11 +46,20 @@ def test_noise_without_clipping_before_it_hides_nothing() -> None:
             Policy(least_noise=0.1).check(STUDY.model_copy(update={"uploads": Study(uploads=uploads).uploads}))
 
 
-def test_code_is_never_imported() -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"model": "somewhere.networks.evil"},
+        {"methods": "somewhere.networks.evil"},
+        {"methods": ["fedavg", "somewhere.networks.evil:a=1"]},
+        {"methods": [{"name": "somewhere.networks.evil", "label": "fedavg"}]},
+    ],
+)
+def test_code_is_never_imported(setting: dict[str, object]) -> None:
     with no_imports():
-        study = Study(dataset="digits", model="somewhere.networks.evil")
+        study = Study(dataset="digits", **setting)
     with pytest.raises(Refused, match=r"somewhere.networks.evil is code"):
-        Policy().check(study)
+        Policy(methods=("fedavg", "somewhere.networks.evil")).check(study)
 
 
 def test_bytes() -> None:

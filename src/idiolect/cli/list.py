@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from idiolect.cli.options import flag, option
 from idiolect.cli.output import err_console, out_console, print_json, say
-from idiolect.core.errors import InputError, RunError
+from idiolect.core.errors import InputError, RunError, nearest
 from idiolect.core.option_spec import plain
 from idiolect.core.terminal import Text
 from idiolect.studies.settings import SETTINGS, USUAL_CLIENTS
+
+if TYPE_CHECKING:
+    from idiolect.methods import Entry
 
 _MODEL, _DATASET = SETTINGS["model"].shown, SETTINGS["dataset"].shown
 
@@ -32,6 +36,10 @@ class Kind(StrEnum):
 
 def list_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only these; a method of your own as my_module.my_method.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, flag("json", "Print it as JSON; for methods with what they send, keep and need.")] = False,
     model: Annotated[str | None, option("Count the bytes of methods for this network.", _MODEL)] = None,
     dataset: Annotated[str | None, option("Count them for the shape and classes of this data set.", _DATASET)] = None,
@@ -42,7 +50,10 @@ def list_command(
     """
     if (model or dataset) and not (kind is Kind.methods and as_json):
         raise InputError("--model and --dataset are for idiolect list methods --json: leave them out")
-    entries = _LISTS[kind]()
+    entries = _named_methods(names) if names and kind is Kind.methods else _LISTS[kind]()
+    if unknown := [name for name in names or () if name not in entries]:
+        raise InputError(f"unknown {kind.removesuffix('s')} {unknown[0]!r}; {nearest(unknown[0], entries)}")
+    entries = {name: entries[name] for name in names} if names else entries
     if as_json:
         if kind is Kind.methods:
             entries = _with_anatomy(entries, model or _MODEL, dataset or _DATASET)
@@ -95,6 +106,16 @@ def _methods() -> dict[str, dict[str, Any]]:
     entries, broken = methods.working()
     for sentence in broken:
         say(err_console, f"idiolect: {sentence}")
+    return _about(entries)
+
+
+def _named_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from idiolect import methods
+
+    return _about({name: methods.get(name) for name in names})
+
+
+def _about(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "title": e.title,

@@ -73,7 +73,7 @@ class Bundle:
 
         Args:
             folder: of the bundle.
-            allow_import: whether a network of one's own, which the bundle names by its import path, may be imported.
+            allow_import: whether a network or a method of one's own, named by its import path, may be imported.
 
         Raises:
             InputError: there is no bundle, it is broken, has changed or is of a newer version, or it names code

@@ -1,4 +1,4 @@
-"""The code that a bundle needs and does not hold: a network of one's own, and a method of another package."""
+"""The code that a bundle needs and does not hold: networks and methods of one's own, and methods of other packages."""
 
 from __future__ import annotations
 
@@ -30,9 +30,27 @@ def check(folder: Path, about: About, allow_import: bool) -> None:
     """Check that the code that a bundle needs is here; warn if that of another package's method is another version.
 
     Raises:
-        InputError: it is not here, may not be imported, or is another version of a network.
+        InputError: it is not here, may not be imported, or is another version of a network or a method of one's own.
     """
-    name, made_with = about.method.name, about.method.code
+    name, made_with, network = about.method.name, about.method.code, Spec.parse(about.network.model).name
+    own = {"method": name} if methods.registry.is_path(name) else {}
+    own |= {"network": network} if "." in network else {}
+    for what, path in own.items():
+        if not allow_import:
+            raise InputError(
+                f"{folder} has a {what} of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: "
+                f"check that module first, then give {option('allow_import', True)}"
+            )
+        if not (made_with == methods.code(path) if what == "method" else about.network.code == digest_of(path)):
+            raise InputError(
+                f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
+            )
+    if "method" not in own:
+        _installed(folder, name, made_with)
+
+
+def _installed(folder: Path, name: str, made_with: str) -> None:
+    """Check that a method of this library or of a package is here; warn if it is another version."""
     if name not in methods.names():
         package = made_with.partition(", code ")[0]
         raise InputError(
@@ -42,15 +60,3 @@ def check(folder: Path, about: About, allow_import: bool) -> None:
     if name not in methods.ours() and made_with and (here := methods.code(name)) != made_with:
         log.warning("%s was made with the method %s of %s, here it is %s: predictions may differ", folder, name,
                     made_with, here)  # fmt: skip
-    path = Spec.parse(about.network.model).name
-    if "." not in path:
-        return
-    if not allow_import:
-        raise InputError(
-            f"{folder} has a network of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: check "
-            f"that module first, then give {option('allow_import', True)}"
-        )
-    if about.network.code != digest_of(path):
-        raise InputError(
-            f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
-        )

@@ -33,7 +33,7 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bundle: the folder.
         client: whose model, where the bundle has several.
         ships: take "global", "personal" or "local", whatever the comparison says.
-        allow_import: whether a network of one's own may be imported.
+        allow_import: whether a network or a method of one's own may be imported.
 
     Attributes:
         classes_: the bundle's classes; numbers where all are whole numbers.

@@ -23,7 +23,7 @@ class _Part(BaseModel):
 
 
 class MethodPart(_Part):
-    """The method with all its options. ``code`` says which package it is of, if not of idiolect, and which version."""
+    """The method with all its options. ``code`` says of which file it is, and of which package if not of idiolect."""
 
     name: _Name
     title: str

@@ -3,8 +3,8 @@
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
 with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, ``VARIANTS``, the options of
 variants that have a name of their own in the literature, and ``REPORTS``, the metrics that a run's page draws. To add a
-method, copy ``_skeleton.py``; a package of your own names its functions under the entry point group
-``idiolect.methods``.
+method, copy ``_skeleton.py``. Elsewhere it is such a function too: one of your own is named by its import path, and a
+package names its functions under the entry point group ``idiolect.methods``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.core import option_spec, reports
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import IdiolectError, InputError, nearest
+from idiolect.core.import_path import by_path, is_dotted
 from idiolect.core.method import Method, Task, unchanged
 from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
@@ -85,6 +86,11 @@ def names() -> list[str]:
     return sorted(ours() | set(_installed()))
 
 
+def is_path(name: str) -> bool:
+    """Whether a method is named by an import path."""
+    return is_dotted(name) and name not in names()
+
+
 def working() -> tuple[dict[str, Entry], list[str]]:
     """All methods that can be loaded, by name, and one sentence for each installed one that cannot."""
     entries = {}
@@ -103,11 +109,15 @@ def get(name: str) -> Entry:
     """A method by name.
 
     Raises:
-        InputError: there is none of this name (the message has the nearest), or its package is broken.
+        InputError: there is none of this name (the message has the nearest), or that of a package or of an import path
+            cannot be used.
     """
+    if is_path(name):
+        return _own(name)
     if name not in names():
         raise InputError(
-            f"unknown method {name!r}; {_hint(name)}. One of another package is found once that package is installed"
+            f"unknown method {name!r}; {_hint(name)}. One of another package is found once that package is installed, "
+            "and one of your own by its import path, my_module.my_method"
         )
     if name in ours():
         build = getattr(importlib.import_module(f"{__package__}.{name}"), name, None)
@@ -119,7 +129,10 @@ def get(name: str) -> Entry:
 
 def _entry(name: str, build: Callable[..., Method]) -> Entry:
     module = sys.modules.get(build.__module__)
-    title, _, summary = (inspect.getdoc(build) or name).partition("\n")[0].partition(": ")
+    line = (inspect.getdoc(build) or "").partition("\n")[0]
+    title, colon, summary = line.partition(": ")
+    if not colon:
+        title, summary = name.rpartition(".")[2], line
     options = {k: p.default for k, p in option_spec.options_of(build).items()}
     presets, variants, drawn = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
     return Entry(name, title, summary, build, options, presets, variants, drawn)
@@ -129,20 +142,38 @@ def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
     """The entry of an installed package, checked: an error names the package."""
     package = point.dist.name if point.dist else "an installed package"
     try:
-        build = point.load()
-        if not inspect.isfunction(build):
-            raise TypeError("it is not a function (task, *, options) -> Method")
-        _declared(build)
-        entry = _entry(name, build)
-        option_spec.check(build, entry.options, "a default")
-        json.dumps(entry.options)
-        for what, table in (("preset", entry.presets), ("variant", entry.variants)):
-            for title, options in dict(table).items():
-                option_spec.check(build, options, f"its {what} {title}")
-        reports.check(dict(entry.reports))
+        return _checked(name, point.load())
     except (Exception, SystemExit) as error:
         what = " ".join(f"{point.value}: {error}".split())
         raise InputError(f"method {name} of {package} cannot be used ({what}): fix or uninstall {package}") from error
+
+
+def _own(path: str) -> Entry:
+    """The entry of a function at an import path, checked."""
+    build = by_path(path, "method")
+    try:
+        return _checked(path, build)
+    except (Exception, SystemExit) as error:
+        what = " ".join(str(error).split())
+        raise InputError(f"method {path} cannot be used ({what}): fix it") from error
+
+
+def _checked(name: str, build: Any) -> Entry:
+    """The entry of a function that others wrote.
+
+    Raises:
+        Exception: of any kind, if something about it is wrong.
+    """
+    if not inspect.isfunction(build):
+        raise TypeError("it is not a function (task, *, options) -> Method")
+    _declared(build)
+    entry = _entry(name, build)
+    option_spec.check(build, entry.options, "a default")
+    json.dumps(entry.options)
+    for what, table in (("preset", entry.presets), ("variant", entry.variants)):
+        for title, options in dict(table).items():
+            option_spec.check(build, options, f"its {what} {title}")
+    reports.check(dict(entry.reports))
     return entry
 
 
@@ -165,7 +196,7 @@ def code(name: str) -> str:
     """
     source = inspect.getsourcefile(get(name).build)
     digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else "unknown"
-    package = None if name in ours() else _installed()[name].dist
+    package = _installed()[name].dist if name in names() and name not in ours() else None
     return f"{package.name} {package.version}, code {digest}" if package else f"code {digest}"
 
 
@@ -218,7 +249,24 @@ def build(
         server: the optimiser of the server's step.
 
     Raises:
-        InputError: unknown method or option, a value out of range, or the method cannot take this task or this server.
+        InputError: unknown method or option, a value out of range, the method cannot take this task or this server, or
+            that of a package or of an import path fails.
     """
-    method = with_server_optimiser(get(name).build(task, **settle(name, options)), name, server, task)
+    entry, settled = get(name), settle(name, options)
+    built = entry.build(task, **settled) if name in ours() else _foreign(entry, task, settled)
+    method = with_server_optimiser(built, name, server, task)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)
+
+
+def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:
+    """A method that others wrote, for a task."""
+    try:
+        built = entry.build(task, **options)
+    except IdiolectError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"method {entry.name} cannot be built ({what}): fix it") from error
+    if not isinstance(built, Method):
+        raise InputError(f"method {entry.name} gives a {type(built).__name__}: it should give a Method")
+    return built

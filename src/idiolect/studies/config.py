@@ -292,12 +292,14 @@ class Study(BaseModel):
             raise InputError(f"{path}: {error}") from None
 
     def imports(self) -> dict[str, str]:
-        """The settings that are import paths of code, with the paths."""
+        """The settings that name code by its import path, with the path; of several methods the first."""
         found = {"model": path_of_model(self.model)}
         if isinstance(self.partition, Spec) and is_path(self.partition):
             found["partition"] = self.partition.name
         if isinstance(self.data, str) and data.is_program(self.data):
             found["data"] = self.data
+        if own := next((use.name for use in self.methods if methods.registry.is_path(use.name)), None):
+            found["methods"] = own
         return {setting: path for setting, path in found.items() if path}
 
     def to_yaml(self) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from idiolect import methods
 from idiolect.core.errors import InputError
+from idiolect.core.import_path import may_import
 from idiolect.core.option_spec import Spec
 from idiolect.studies.naming import sentence
 
@@ -17,7 +18,10 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+
 
 
 class Use(BaseModel):
-    """One method of a study, with all its options. ``label`` tells two uses of one method apart."""
+    """One method of a study, with all its options. ``label`` tells two uses of one method apart.
+
+    Inside ``no_imports``, one that is named by its import path has the options that were given.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     label: Name
@@ -32,8 +36,10 @@ class Use(BaseModel):
         if isinstance(value, Spec):
             value = {"label": str(value), "name": value.name, "options": value.options}
         if isinstance(value, Mapping) and "name" in value:
-            options = methods.settle(str(value["name"]), value.get("options") or {})
-            value = {"label": value["name"]} | dict(value) | {"options": options}
+            name, options = str(value["name"]), value.get("options") or {}
+            if may_import() or not methods.registry.is_path(name):
+                options = methods.settle(name, options)
+            value = {"label": name} | dict(value) | {"options": options}
         return value
 
 
