@@ -397,7 +397,7 @@ def test_who_was_together_when_a_method_failed() -> None:
 
 def test_a_method_that_does_not_map() -> None:
     job = Job("counting", counting.build, toy.data(), 3)
-    with pytest.raises(RunError, match=r"does not map over clients \(vmap: .*\): choose engine='sequential'"):
+    with pytest.raises(RunError, match=r"because local takes a number out .* \(counting.py, line \d+\): "):
         _run(job, Vectorised(device="cpu"))
 
 

@@ -67,10 +67,10 @@ def blame(where: str) -> Iterator[None]:
     except IdiolectError:
         raise
     except Exception as error:
-        raise RunError(f"{where}: {type(error).__name__}: {error}{_place(error)}") from error
+        raise RunError(f"{where}: {type(error).__name__}: {error}{place(error)}") from error
 
 
-def _place(error: Exception) -> str:
+def place(error: Exception) -> str:
     """The file and line of the innermost frame that is not in a well-known library."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(f.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if len(frames) > 1 else ""

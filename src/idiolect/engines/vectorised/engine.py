@@ -23,6 +23,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
 from idiolect.engines.vectorised.groups import plan
+from idiolect.engines.vectorised.refusals import Refused, explained
 from idiolect.simulation.adding import Adder, Places
 from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, check
 
@@ -262,11 +263,9 @@ class Chunks:
                     return None
                 what = f"{where}: one client does not fit in the memory of {self._device}"
                 raise RunError(f"{what}: choose a smaller batch_size, or {option('engine', 'processes')}") from None
-            except RuntimeError as error:
-                if not str(error).startswith("vmap: "):
-                    raise
-                what = f"{where}: the method does not map over clients ({str(error).splitlines()[0]})"
-                raise RunError(f"{what}: choose {option('engine', 'sequential')} or processes") from error
+            except Refused as error:
+                what = f"{where}: the method does not map over clients, because {error}"
+                raise RunError(f"{what}; or choose {option('engine', 'sequential')} or processes") from error
         if measuring:
             peak = torch.cuda.max_memory_allocated(self._device) - before
             free, _ = torch.cuda.mem_get_info(self._device)
@@ -283,7 +282,7 @@ class Chunks:
         some = [ids[k] for k in at]
         data = self._data(round, self._site.job.data.train, some, length)
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
-        with self._engine.arithmetic("local"):
+        with self._engine.arithmetic("local"), explained("local"):
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
         found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
         job = self._site.job
@@ -297,7 +296,7 @@ class Chunks:
         down, client = Down(shared, self._put(own)), self._put(tree.stack(clients))
         data, key = self._data(round, self._site.job.data.train, ids), self._keys("stand_by", round, ids)
         assert self._site.method.stand_by is not None
-        with self._engine.arithmetic("local"):
+        with self._engine.arithmetic("local"), explained("stand_by"):
             stand_by = mapped(self._site.method.stand_by, (_OWN, 0, _ROW, 0))
             states = tree.map(to_host, stand_by(down, client, data, key))
         results = [Trained(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
@@ -325,12 +324,9 @@ class Chunks:
             name = clients[0].switch
             axis = client._make(None if field == name else 0 for field in client._fields)
             client = client._replace(**{name: getattr(clients[0], name)})
-        down, train, key = (
-            Down(shared, self._put(own)),
-            self._data(round, data.train, ids),
-            self._keys("evaluate", round, ids),
-        )
-        with self._engine.arithmetic("evaluate"):
+        down, train = Down(shared, self._put(own)), self._data(round, data.train, ids)
+        key = self._keys("evaluate", round, ids)
+        with self._engine.arithmetic("evaluate"), explained("personalise"):
             personalised = self._put(mapped(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
         found: list[Any] = [None] * len(ids)
         for places in plan([len(r) for r in rows]):
@@ -338,7 +334,7 @@ class Chunks:
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personalised, at)
             row_KN = self._data(round, rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
-            with self._engine.arithmetic("evaluate"), torch.no_grad():
+            with self._engine.arithmetic("evaluate"), explained("predict"), torch.no_grad():
                 predict = mapped(method.predict, (_OWN, 0, 0))
                 logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
             for k, logp_NC in zip(places, logp_KNC, strict=True):
