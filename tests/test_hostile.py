@@ -122,7 +122,8 @@ def test_code_that_a_run_names_is_not_run(idiolect: Command, a_run: Path, tmp_pa
         there = yaml.safe_load((a_run / "study.yaml").read_text())
         Path(name, "study.yaml").write_text(yaml.safe_dump(there | also))
         manifest = json.loads(Path(name, "manifest.json").read_text())
-        del manifest["study"], manifest["seal"]  # whoever hands on a folder sees to it that they fit
+        manifest["study"] |= also  # whoever hands on a folder sees to it that they fit
+        del manifest["seal"]
         Path(name, "manifest.json").write_text(json.dumps(manifest))
     code, out, err = idiolect("diff a b")
     assert (code, err) == (0, "")

@@ -7,7 +7,7 @@ import pytest
 
 import idiolect as idl
 from idiolect.core.errors import InputError
-from idiolect.core.evaluation_protocol import Protocol, protocol_of
+from idiolect.core.evaluation_protocol import Protocol
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,6 @@ def test_moments() -> None:
     assert Protocol(stage="received", also=("personalised", "received")).stages == ("received", "personalised")
 
 
-def test_an_older_study_means_the_default() -> None:
-    assert protocol_of({"rounds": 3}) == Protocol()
-    assert protocol_of({"protocol": {"weighting": "sample"}}).weighting == "sample"
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -44,6 +39,10 @@ def test_an_older_study_means_the_default() -> None:
         ("clients=new,stage=received", "clients=new is measured after the last round at stage=personalised: "),
         ("round=best", "protocol.round='best' is not valid: "),
         ("stag=received", "protocol has no 'stag'; did you mean 'stage'"),
+        ("moment=received", "protocol has no 'moment'"),
+        ("stage=adapted", "protocol.stage='adapted' is not valid: "),
+        ("also=joined", "protocol.also.0='joined' is not valid: "),
+        ("weighting=row", "protocol.weighting='row' is not valid: "),
         ("received", "cannot read 'received' in 'protocol:received': write options as name:key=value"),
         ("validation=1", "protocol.validation=1 is not valid: input should be less than 1"),
     ],

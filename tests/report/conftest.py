@@ -60,6 +60,8 @@ class Made:
             "clients": clients,
             "seeds": list(seeds),
             "methods": list(labels),
+            "precision": "float32",
+            "protocol": {},
         }
         shifts = ["rotate:degrees=90" if i % 4 == 3 else "noise:std=0.2" if i % 10 == 6 else "" for i in range(clients)]
         share_KC = rng.dirichlet(np.full(classes, 0.4), clients)
@@ -142,7 +144,7 @@ class Made:
     def save(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "study.yaml").write_text(yaml.safe_dump(self.study), encoding="utf-8")
-        (folder / "manifest.json").write_text(json.dumps(self.manifest), encoding="utf-8")
+        (folder / "manifest.json").write_text(json.dumps({"study": self.study} | self.manifest), encoding="utf-8")
         if self.diverged:
             (folder / "diverged.json").write_text(json.dumps(self.diverged), encoding="utf-8")
         columns = ["method", "seed", "round", "client", "stage", "metric", "value", "other"]

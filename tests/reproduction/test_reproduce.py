@@ -203,7 +203,8 @@ def test_what_is_under_way_is_left_out_where_whole_part_runsare_asked_for(tmp_pa
     idl.run(part_runs[0].study.model_copy(update={"rounds": 4}), part_runs[0].folder, engine="sequential")
     (part_runs[0].folder / "study.yaml").write_text(part_runs[0].study.to_yaml())
     manifest = json.loads((part_runs[0].folder / "manifest.json").read_text())
-    del manifest["study"], manifest["seal"]  # which would tell of the edit
+    manifest["study"]["rounds"] = 400
+    del manifest["seal"]  # which would tell of the edit
     (part_runs[0].folder / "manifest.json").write_text(json.dumps(manifest))
     assert [list(run.titles) for run in pages.together(cells, tmp_path)] == [["local"]]
     assert pages.together(cells, tmp_path, whole=True) == []
@@ -511,10 +512,8 @@ def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     kept = json.loads(outcome_files.keep(recipe, again, tmp_path / "results").read_text())  # type: ignore[union-attr]
     assert kept["machine"] == f"{sitting['machine']}; a GPU"
     assert kept["versions"] == sitting["versions"] | {"torch": f"{torch.__version__}; 2.11+cuda"}
-    path.write_text('[{"engine": "sequential", "workers": 1}]')
-    assert (outcomes.outcome(found.cell, [part]).machine, outcomes.outcome(found.cell, [part]).versions) == ("", {})
     path.unlink()
-    assert outcomes.outcome(found.cell, [part]).machine == ""
+    assert (outcomes.outcome(found.cell, [part]).machine, outcomes.outcome(found.cell, [part]).versions) == ("", {})
     path.write_text('[{"engine": ')
     with pytest.raises(InputError, match=r"engine\.json cannot be read .*: restore it, or delete it"):
         outcomes.outcome(found.cell, [part])
@@ -543,24 +542,6 @@ def test_seeds_add_up_in_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"hash": "another study's"}))
     outcome_files.keep(recipe, found, results)
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
-
-
-def test_a_file_of_one_seed_from_before_counts(tmp_path: Path) -> None:
-    recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
-    (zero,) = run(list(recipe.cells), tmp_path / "cells", seeds=[0])
-    (one,) = run(list(recipe.cells), tmp_path / "cells", seeds=[1])
-    path = outcome_files.keep(recipe, zero, tmp_path / "results")
-    assert path is not None
-    content = json.loads(path.read_text())
-    del content["each"]
-    path.write_text(json.dumps(content))
-    outcome_files.keep(recipe, one, tmp_path / "results")
-    after = json.loads(path.read_text())
-    assert list(after["seeds"]) == ["0", "1"]
-    assert after["seeds"]["0"] == content["seeds"]["0"]
-    assert after["facts"]["worst_decile"] == pytest.approx(
-        (content["facts"]["worst_decile"] + (one.facts or {})["worst_decile"]) / 2, abs=1e-3
-    )
 
 
 def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:

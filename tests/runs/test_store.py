@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import safetensors.torch
+import yaml
 
 from idiolect import data, report
 from idiolect.core import tree
@@ -207,7 +207,19 @@ def test_the_merged_records_outlive_those_of_a_cell(folder: Path) -> None:
     assert (folder / "records.parquet").read_bytes() == before
 
 
-@pytest.mark.parametrize("note", ["{}", '{"a": 1}', "[1]", "3", "[" * 50_000, '[{"versions": []}]', "null"])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "{}",
+        '{"a": 1}',
+        "[1]",
+        "3",
+        "[" * 50_000,
+        '[{"versions": []}]',
+        "null",
+        '[{"engine": "sequential", "workers": 1}]',
+    ],
+)
 def test_a_note_of_another_shape(folder: Path, note: str) -> None:
     (folder / "engine.json").write_text(note)
     with pytest.raises(InputError, match=r"engine.json cannot be read \(.*\): restore it, or delete it"):
@@ -241,7 +253,7 @@ def test_odd_metadata_do_not_matter(folder: Path, about: bytes) -> None:
     assert len(report.read(folder).records) == len(table)
 
 
-# --- edits, other versions, older folders
+# --- edits, other versions
 
 
 def test_an_edited_study(folder: Path, manifest: dict[str, Any], resumed: Callable[[Path], list[Any]]) -> None:
@@ -272,19 +284,42 @@ def test_other_versions_are_said(
     assert f"was started with torch {now['torch']}, now 9.9: its other rounds may differ in rounding" in said
 
 
-def test_a_folder_without_seals_is_read(folder: Path, resumed: Callable[[Path], list[Any]]) -> None:
-    """As older versions wrote it."""
-    whole, read = resumed(folder), report.read(folder)
-    for path in folder.rglob("*.parquet"):
-        pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
-    for path in folder.rglob("*.safetensors"):
-        path.write_bytes(safetensors.torch.save(safetensors.torch.load(path.read_bytes()), metadata={"round": "2"}))
-    for name in ("manifest.json", "engine.json"):
-        old = json.loads((folder / name).read_text())
-        for one in old if isinstance(old, list) else [old]:
-            for new in ("seal", "study", "versions", "machine"):
-                one.pop(new, None)
-        (folder / name).write_text(json.dumps(old))
-    assert not any(b"idiolect-sha256" in text for path, text in content(folder).items() if path.suffix != ".html")
-    assert resumed(folder) == whole
-    assert report.read(folder).records.equals(read.records)
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"stage": "moment"}, "records.parquet has no column 'stage'"),
+        ({"other": "second"}, "records.parquet has no column 'other'"),
+        ({"client": "site"}, "records.parquet has no column 'client'"),
+    ],
+)
+def test_a_table_with_other_columns(folder: Path, columns: dict[str, str], said: str) -> None:
+    for path in (folder / "records.parquet", folder / CELL / "records.parquet"):
+        pd.read_parquet(path).rename(columns=columns).to_parquet(path)
+    with pytest.raises(InputError, match=said):
+        report.read(folder)
+    before = content(folder)
+    with pytest.raises(InputError, match=rf"local-seed0/records.parquet is not readable \(.*{next(iter(columns))}"):
+        run(STUDY, folder, engine="sequential", resume=True)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("entry", ["study", "versions", "machine", "methods", "hash", "code"])
+def test_a_manifest_that_lacks_an_entry(folder: Path, entry: str) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["seal"]
+    del (manifest["methods"]["local"] if entry == "code" else manifest)[entry]
+    path.write_text(json.dumps(manifest))
+    before = content(folder)
+    with pytest.raises(InputError, match=r"manifest.json is missing or broken: restore it, or run the study into"):
+        run(STUDY, folder, engine="sequential", resume=True)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("setting", ["protocol", "precision", "rounds"])
+def test_a_written_study_that_lacks_a_setting(folder: Path, setting: str) -> None:
+    study = yaml.safe_load((folder / "study.yaml").read_text())
+    del study[setting]
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    with pytest.raises(InputError, match=f"study.yaml has no '{setting}': restore the file"):
+        report.read(folder)

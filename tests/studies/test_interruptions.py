@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 import workers
 
 import idiolect as idl
+from idiolect.core import files
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.simulation import client_store, rounds
 from idiolect.studies import Study, use
@@ -349,7 +350,7 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     """The second neither trains there nor takes the first one's drafts away."""
     study = Study(dataset="digits", clients=3, rounds=1, model="mlp", methods=["local"])
     idl.run(study, tmp_path / "run", engine="sequential")
-    draft = tmp_path / "run" / ".records.parquet.1.tmp"
+    draft = tmp_path / "run" / files.DRAFT.replace("*", "0")
     draft.touch()
     first = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
     command = [sys.executable, "-c", first, str(tmp_path / "run")]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from idiolect.core.option_spec import Spec, plain
 
 Stage = Literal["received", "trained", "personalised"]
-OLD_STAGES = {"adapted": "personalised", "joined": "new"}
-"""Names in older run folders, and today's names."""
 _MODELS: dict[Stage, str] = {
     "received": "the model as received",
     "trained": "the model after local training",
@@ -58,8 +55,7 @@ class Protocol(BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
-        value = Spec.parse(f"protocol:{value}").options if isinstance(value, str) else value
-        return _renamed(value) if isinstance(value, Mapping) else value
+        return Spec.parse(f"protocol:{value}").options if isinstance(value, str) else value
 
     @pydantic.field_validator("also", "observe", mode="before")
     @classmethod
@@ -75,11 +71,6 @@ class Protocol(BaseModel):
                 "clients=new is measured after the last round at stage=personalised: leave out stage and round"
             )
         return self
-
-    @pydantic.model_serializer(mode="wrap")
-    def _dumped(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out an empty ``observe``: a study that observes nothing is written as in older versions."""
-        return {k: v for k, v in dump(self).items() if k != "observe" or v}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -110,21 +101,3 @@ class Protocol(BaseModel):
         """
         set_ = self.model_dump(exclude_defaults=True)
         return ",".join(f"{k}={'+'.join(v) if isinstance(v, tuple) else plain(v)}" for k, v in set_.items())
-
-
-def protocol_of(study: Mapping[str, Any]) -> Protocol:
-    """The protocol of a study as written. Older studies have none, which means the default."""
-    return Protocol.model_validate(study.get("protocol") or {})
-
-
-def _renamed(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A protocol with today's names, so that older run folders can be read."""
-    new = dict(written)
-    if "moment" in new:
-        old = new.pop("moment")
-        new["stage"] = OLD_STAGES.get(old, old)
-    if isinstance(new.get("also"), list | tuple):
-        new["also"] = [OLD_STAGES.get(stage, stage) for stage in new["also"]]
-    if new.get("weighting") == "row":
-        new["weighting"] = "sample"
-    return new

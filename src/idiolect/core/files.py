@@ -161,7 +161,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def intact(content: bytes) -> bool:
-    """Whether content is as it was sealed. Content without a seal, as in older files, counts as intact."""
+    """Whether content is as it was sealed. Content without a seal, as of files that people write, counts as intact."""
     at = content.rfind(_MARK) + len(_MARK)
     return at < len(_MARK) or content[at : at + _DIGITS] == _digest(content, at)
 

@@ -49,7 +49,7 @@ def merged(folders: Sequence[Path]) -> Run:
     common = {k: v for k, v in first.study.items() if all(study.get(k) == v for study in studies)}
     study = common | {
         "name": " and ".join(called), "dataset": first.study["dataset"], "partition": first.study["partition"],
-        "clients": first.study["clients"], "protocol": first.study.get("protocol"),
+        "clients": first.study["clients"], "protocol": first.study["protocol"],
         "rounds": max(s["rounds"] for s in studies),
         "seeds": list(dict.fromkeys(seed for s in studies for seed in s["seeds"])),
         "methods": [use for s in studies for use in s["methods"]], "measures": list(dict.fromkeys(measures)),

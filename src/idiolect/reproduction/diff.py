@@ -302,8 +302,8 @@ def _noted(side: Side, what: str) -> str:
 
     def of(ran: Mapping[str, Any]) -> Any:
         if what == "engine":
-            return str(Spec(name=ran["engine"], options=ran.get("options", {})))
-        return ran.get("versions", {}).get(what) if what in _VERSIONS else ran.get(what)
+            return str(Spec(name=ran["engine"], options=ran["options"]))
+        return ran["versions"].get(what) if what in _VERSIONS else ran.get(what)
 
     return " then ".join(dict.fromkeys(str(of(ran)) for ran in side.ran if of(ran)))
 

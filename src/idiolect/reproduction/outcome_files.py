@@ -35,7 +35,7 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         return None
     path = folder / recipe.name / f"{found.cell.slug}.json"
     before = current(recipe, found.cell, folder) or {}
-    others = {k: one for k, one in _each(before, path).items() if k not in found.each}
+    others = {k: one for k, one in (_each(before, path) if before else {}).items() if k not in found.each}
     if others:
         found = together(found.cell, dict(sorted((others | dict(found.each)).items())))
     content = {
@@ -125,16 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _each(before: Mapping[str, Any], path: Path) -> dict[int, Measured]:
     try:
-        if "each" in before:
-            each = {int(seed): Measured(**one) for seed, one in before["each"].items()}
-        else:  # written before there was more than the means over seeds, which of one seed are its own
-            alone = {
-                name: before[name] for name in ("rounds", "facts", "seconds", "machine", "versions") if name in before
-            }
-            seeds = before.get("seeds", {})
-            each = {int(seed): Measured(value, **alone) for seed, value in seeds.items() if len(seeds) == 1}
+        each = {int(seed): Measured(**one) for seed, one in before["each"].items()}
         return {k: one._replace(clients={int(i): float(v) for i, v in one.clients.items()}) for k, one in each.items()}
-    except (TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _broken(path, error) from None
 
 

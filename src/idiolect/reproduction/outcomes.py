@@ -165,7 +165,7 @@ def together(
 def _circumstances(folder: Path) -> dict[str, Any]:
     """On what a run's sittings ran."""
     ran = sittings(folder)
-    return _all([{"machine": one.get("machine", ""), "versions": one.get("versions", {})} for one in ran])
+    return _all([{"machine": one["machine"], "versions": one["versions"]} for one in ran])
 
 
 def _all(circumstances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

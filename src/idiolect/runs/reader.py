@@ -17,9 +17,9 @@ import pydantic
 
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
-from idiolect.core.evaluation_protocol import Protocol, protocol_of
+from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.reports import Report, from_json
-from idiolect.runs.schema import read_table, renamed
+from idiolect.runs.schema import read_table
 
 _KEYS = {
     "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
@@ -30,7 +30,7 @@ DIVERGED = "diverged.json"
 _Made = TypeVar("_Made")
 _More = ParamSpec("_More")
 _SHARES = ("accuracy", "validation_accuracy")
-_STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds")
+_STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds", "precision", "protocol")
 
 
 class Divergence(NamedTuple):
@@ -107,18 +107,18 @@ class Run:
 
     @cached_property
     def reports(self) -> dict[str, dict[str, Report]]:
-        """What each method wants drawn, by label and metric; older run folders have none."""
-        return {label: from_json(m.get("reports", {})) for label, m in self.manifest["methods"].items()}
+        """What each method wants drawn, by label and metric."""
+        return {label: from_json(m["reports"]) for label, m in self.manifest["methods"].items()}
 
     @cached_property
     def protocol(self) -> Protocol:
         """What the run's numbers mean."""
-        return protocol_of(self.study)
+        return Protocol.model_validate(self.study["protocol"])
 
     @property
     def precision(self) -> str:
-        """Of the networks' products: ``float32``, as in older run folders, or ``bf16``."""
-        return str(self.study.get("precision", "float32"))
+        """Of the networks' products: ``float32`` or ``bf16``."""
+        return str(self.study["precision"])
 
     @cached_property
     def accuracy(self) -> pd.DataFrame:
@@ -197,10 +197,11 @@ class _Method(pydantic.BaseModel):
     name: str
     title: str
     summary: str
-    reports: dict[str, Report] = {}
+    reports: dict[str, Report]
 
 
 class _Manifest(pydantic.BaseModel):
+    study: dict[str, Any]
     dataset: str
     class_names: list[str]
     clients: list[_Client] = pydantic.Field(min_length=1)
@@ -223,7 +224,7 @@ def read(path: Path | str) -> Run:
     if not isinstance(study["rounds"], int):
         raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_FIX}")
     try:
-        protocol_of(study)
+        Protocol.model_validate(study["protocol"])
     except pydantic.ValidationError as error:
         said = error.errors()[0]["msg"].lower()
         raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_FIX}") from None
@@ -296,10 +297,8 @@ def settings(study: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
-    """What has changed in a written study since its run began; None if nothing has, or if this is not known."""
-    if not isinstance(began := manifest.get("study"), dict):
-        return None
-    now = settings(study)
+    """What has changed in a written study since its run began; None if nothing has."""
+    began, now = manifest["study"], settings(study)
     key = next((k for k in began | now if began.get(k) != now.get(k)), None)
     return key and f"{key}: {brief(began.get(key))} then, {brief(now.get(key))} now"
 
@@ -316,11 +315,7 @@ def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
 
 def _table(file: Path) -> pd.DataFrame:
     columns = _KEYS[file.name]
-
-    def parse(file: Path) -> pa.Table:
-        return renamed(read_table(file))
-
-    table = _load(file, parse)
+    table = _load(file, read_table)
     if missing := [c for c in columns if c not in table.column_names]:
         raise InputError(f"{file} has no column {missing[0]!r}: {_FIX}")
     try:

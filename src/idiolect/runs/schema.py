@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from idiolect.core import files
-from idiolect.core.evaluation_protocol import OLD_STAGES
 
 RECORDS = pa.schema(
     {
@@ -42,29 +40,6 @@ def read_table(path: Path) -> pa.Table:
         ValueError: it has changed since it was sealed, or it is not parquet.
     """
     return pq.ParquetFile(pa.BufferReader(files.read(path))).read(use_threads=False).replace_schema_metadata(None)
-
-
-def renamed(table: pa.Table) -> pa.Table:
-    """A table of records with today's names and columns, so that older run folders can be read."""
-    if "moment" in table.column_names:
-        table = table.rename_columns(["stage" if name == "moment" else name for name in table.column_names])
-        stage = table["stage"].cast(pa.string())
-        for old, new in OLD_STAGES.items():
-            stage = pc.if_else(pc.equal(stage, old), new, stage)
-        table = table.set_column(table.column_names.index("stage"), "stage", stage)
-    if {"stage", "metric"} <= set(table.column_names) and "other" not in table.column_names:
-        table = _with_other(table)
-    return table
-
-
-def _with_other(table: pa.Table) -> pa.Table:
-    """A table with the column ``other``, which was once a part of the server's metrics, as in ``combination[12]``."""
-    stage, metric = (table[name].cast(pa.string()) for name in ("stage", "metric"))
-    parts = pc.extract_regex(metric, r"^(?P<metric>.+)\[(?P<other>\d+)\]$")
-    pair = pc.and_(pc.equal(stage, "server"), pc.is_valid(parts))
-    other = pc.if_else(pair, pc.struct_field(parts, "other"), None).cast(pa.int64())
-    metric = pc.if_else(pair, pc.struct_field(parts, "metric"), metric)
-    return table.set_column(table.column_names.index("metric"), "metric", metric).append_column("other", other)
 
 
 class Named(Protocol):

@@ -21,7 +21,7 @@ from idiolect.runs import environment
 from idiolect.runs.checkpoint import CHECKPOINT, load, save
 from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.runs.reader import DIVERGED, Divergence, cell_folder, divergences, edited, settings
-from idiolect.runs.schema import RECORDS, TIMINGS, Written, read_table, renamed
+from idiolect.runs.schema import RECORDS, TIMINGS, Written, read_table
 from idiolect.simulation import Record, State
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Written)
 
 _SITTINGS = "engine.json"
+_SITTING = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
 
 
 class Cell:
@@ -158,10 +159,9 @@ class Store(Generic[S]):
         self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell must be readable before one of them continues
         sittings(self.folder)  # and so must the note of engines and machines
-        for pattern in (files.DRAFT, ".*.[0-9]*.tmp"):  # the second in the format of older versions
-            for draft in self.folder.rglob(pattern):
-                with suppress(OSError):
-                    draft.unlink()
+        for draft in self.folder.rglob(files.DRAFT):
+            with suppress(OSError):
+                draft.unlink()
 
     def close(self) -> None:
         """Let another process use the folder."""
@@ -175,7 +175,9 @@ class Store(Generic[S]):
             began = read_json(path)
             same = began["hash"] == manifest["hash"]
             edit = edited(read_yaml(text), began)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            circumstances = {**began["versions"], "machine": began["machine"]}
+            code = {label: about["code"] for label, about in began["methods"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = f" ({error})" if type(error) is ValueError else ""
             raise InputError(
                 f"{path} is missing or broken{said}: restore it, or run the study into another folder"
@@ -188,17 +190,16 @@ class Store(Generic[S]):
             )
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {elsewhere()}")
-        self._other_versions(began)
-        self._other_code(began, manifest)
+        self._other_versions(circumstances)
+        self._other_code(code, manifest)
         return there.name
 
-    def _other_versions(self, began: dict[str, Any]) -> None:
+    def _other_versions(self, began: Mapping[str, Any]) -> None:
         """Warn if earlier rounds were computed with other versions or on another machine; ``engine.json`` lists all."""
         now = {**environment.versions(), "machine": environment.machine()}
         before: dict[str, list[str]] = {name: [] for name in now}
         with suppress(InputError):  # a broken note
-            for ran in (began, *sittings(self.folder)):
-                known = {**ran.get("versions", {}), "machine": ran.get("machine")}
+            for known in (began, *({**ran["versions"], "machine": ran["machine"]} for ran in sittings(self.folder))):
                 for name, found in before.items():
                     if known.get(name) not in (None, now[name], *found):
                         found.append(str(known[name]))
@@ -208,11 +209,10 @@ class Store(Generic[S]):
                 self.folder, "; ".join(other), _SITTINGS,
             )  # fmt: skip
 
-    def _other_code(self, began: dict[str, Any], manifest: dict[str, Any]) -> None:
+    def _other_code(self, before: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
         """Warn if a method's file has changed since the run began."""
-        now = {label: about.get("code") for label, about in manifest.get("methods", {}).items()}
-        before = {label: about.get("code") for label, about in began.get("methods", {}).items()}
-        if changed := [label for label, code in now.items() if before.get(label) not in (None, code)]:
+        now = {label: about["code"] for label, about in manifest["methods"].items()}
+        if changed := [label for label, code in now.items() if before.get(label) != code]:
             log.warning(
                 "the code of %s has changed since %s began, whose rounds would be of two versions: if it now computes "
                 "something else, start a new run", listed(changed, 5), self.folder,
@@ -270,8 +270,10 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
             raise ValueError("it is not a list of mappings")
         for ran in found:
             ran.pop("seal", None)
-            if not isinstance(ran.get("versions", {}), dict):
-                raise ValueError("its versions are not a mapping")
+            if missing := [k for k in _SITTING if k not in ran]:
+                raise ValueError(f"it has an entry without {missing[0]!r}")
+            if not isinstance(ran["versions"], dict) or not isinstance(ran["options"], dict):
+                raise ValueError("its versions or options are not a mapping")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
     return found
@@ -335,7 +337,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        return renamed(read_table(path)).select(schema.names).cast(schema)
+        return read_table(path).select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]  # and then by every column
         raise InputError(f"{path} is not readable ({reason}): delete its folder to run this part again") from error

@@ -37,7 +37,7 @@ class Result:
         """The engine and machine of the run, once for each time that it was started or resumed and did some rounds.
 
         ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy`` (the share of time in which the
-        workers worked), ``versions``, ``dtype`` and ``machine``. Older runs have fewer.
+        workers worked), ``versions``, ``dtype`` and ``machine``.
         """
         return sittings(self.folder)
 

@@ -1,15 +1,13 @@
-"""Run folders of before: other names of columns and stages, and clients' numbers spelled into metrics."""
+"""Records of a value between two clients."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from idiolect import report
 from idiolect.core.errors import InputError
 from idiolect.runs.reader import read
 from idiolect.studies import Study
@@ -23,23 +21,7 @@ STUDY = Study(
 
 @pytest.fixture(scope="module")
 def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(STUDY, tmp_path_factory.mktemp("old") / "new", engine="sequential").folder
-
-
-@pytest.fixture
-def old(new: Path, tmp_path: Path) -> Path:
-    """The same run as it was written before."""
-    folder = Path(shutil.copytree(new, tmp_path / "old"))
-    for path in [folder / "records.parquet", *folder.glob("cells/*/records.parquet")]:
-        records = pd.read_parquet(path)
-        spelled = [m if j != j else f"{m}[{int(j)}]" for m, j in zip(records["metric"], records["other"], strict=True)]
-        records = records.assign(metric=spelled).drop(columns="other").rename(columns={"stage": "moment"})
-        records.replace({"moment": {"personalised": "adapted", "new": "joined"}}).to_parquet(path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for method in manifest["methods"].values():
-        del method["reports"]
-    (folder / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "seal"}))
-    return folder
+    return run(STUDY, tmp_path_factory.mktemp("pairs") / "r", engine="sequential").folder
 
 
 def test_a_pair_of_clients_is_a_record_of_both(new: Path) -> None:
@@ -53,22 +35,6 @@ def test_a_pair_of_clients_is_a_record_of_both(new: Path) -> None:
         assert set(zip(mine["client"], mine["other"], strict=True)) == {(i, j) for i in took_part for j in took_part}
         assert mine.groupby("client")["value"].sum().tolist() == pytest.approx([1] * len(took_part), abs=1e-6)
     assert records.loc[records["stage"] != "server", "other"].isna().all()
-
-
-def test_it_is_read_as_a_new_one(old: Path, new: Path) -> None:
-    assert set(pd.read_parquet(old / "records.parquet")["moment"]) >= {"adapted", "joined", "server"}
-    a, b = read(old), read(new)
-    pd.testing.assert_frame_equal(a.records, b.records)
-    pd.testing.assert_frame_equal(a.timings, b.timings)
-    assert (a.study, a.new_clients, a.test_rows) == (b.study, b.new_clients, b.test_rows)
-    assert (a.reports, list(b.reports["fedpac"])) == ({"fedpac": {}}, ["combination"])
-    page = report.write([old], old / "page.html").read_text(encoding="utf-8")
-    assert "FedPAC: combination between clients" in page
-
-
-def test_it_is_resumed_into_a_new_one(old: Path, new: Path) -> None:
-    run(STUDY, old, engine="sequential", resume=True)
-    assert (old / "records.parquet").read_bytes() == (new / "records.parquet").read_bytes()
 
 
 def test_a_line_of_a_pair_stands_once(new: Path, tmp_path: Path) -> None:
