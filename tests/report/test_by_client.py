@@ -16,6 +16,7 @@ from idiolect import report
 from idiolect.core.errors import InputError
 from idiolect.report.by_client import asked, frame, mcnemar, most_discordant
 from idiolect.runs import predictions
+from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.statistics.intervals import wilson
 
 
@@ -87,7 +88,7 @@ def test_who_is_alike(make: Any, tmp_path: Path, seed: int, saved: bool) -> None
     right_MSN = right_MSN.astype(float)
     run, labels = with_predictions(make, tmp_path / "r", right_MSN)
     if not saved:
-        (tmp_path / "r" / predictions.FILE).unlink()
+        (tmp_path / "r" / PREDICTIONS_FILE).unlink()
     [row] = report.by_client(run)
     right_M = right_MSN.sum((1, 2)).astype(int)
     best = int(right_M.argmax())
@@ -141,7 +142,7 @@ def test_predictions_of_other_records_are_not_counted(make: Any, tmp_path: Path)
     right_MSN = np.ones((2, 1, 40))
     right_MSN[1, 0, :12] = 0
     run, _ = with_predictions(make, tmp_path / "r", right_MSN)
-    (tmp_path / "r" / predictions.FILE).write_bytes((tmp_path / "other" / predictions.FILE).read_bytes())
+    (tmp_path / "r" / PREDICTIONS_FILE).write_bytes((tmp_path / "other" / PREDICTIONS_FILE).read_bytes())
     assert report.by_client(run)[0].alike == ()
 
 

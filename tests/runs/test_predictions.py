@@ -14,6 +14,7 @@ from sklearn import metrics
 import idiolect as idl
 from idiolect.core.errors import InputError, Interrupted
 from idiolect.runs import predictions
+from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.simulation.measures import MEASURES
 
 HOW: dict[str, Any] = {
@@ -88,7 +89,7 @@ def test_engines(whole: idl.Result, tmp_path: Path, engine: str) -> None:
     same_as_records(result)
     if engine == "processes":
         pd.testing.assert_frame_equal(result.records, whole.records)
-        assert (result.folder / predictions.FILE).read_bytes() == (whole.folder / predictions.FILE).read_bytes()
+        assert (result.folder / PREDICTIONS_FILE).read_bytes() == (whole.folder / PREDICTIONS_FILE).read_bytes()
     else:
         pd.testing.assert_frame_equal(result.predictions(), whole.predictions(), atol=1e-3)
 
@@ -96,16 +97,16 @@ def test_engines(whole: idl.Result, tmp_path: Path, engine: str) -> None:
 def test_a_resumed_run(whole: idl.Result, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         idl.run(study(), tmp_path / "r", engine="sequential", budget=0)
-    assert not (tmp_path / "r" / predictions.FILE).exists()
+    assert not (tmp_path / "r" / PREDICTIONS_FILE).exists()
     for _ in range(2):  # the second time there is nothing left to do
         result = idl.run(study(), tmp_path / "r", engine="sequential", resume=True)
-        assert (result.folder / predictions.FILE).read_bytes() == (whole.folder / predictions.FILE).read_bytes()
+        assert (result.folder / PREDICTIONS_FILE).read_bytes() == (whole.folder / PREDICTIONS_FILE).read_bytes()
 
 
 @pytest.mark.parametrize("harm", ["gone", "broken"])
 def test_what_is_lost_is_noticed_before_anything_is_written(whole: idl.Result, tmp_path: Path, harm: str) -> None:
     folder = Path(shutil.copytree(whole.folder, tmp_path / "r"))
-    path = folder / "cells/02-local-seed3" / predictions.FILE
+    path = folder / "cells/02-local-seed3" / PREDICTIONS_FILE
     if harm == "gone":
         path.unlink()
     else:
@@ -118,7 +119,7 @@ def test_what_is_lost_is_noticed_before_anything_is_written(whole: idl.Result, t
 
 def test_the_runs_file_is_written_again(whole: idl.Result, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole.folder, tmp_path / "r"))
-    path = folder / predictions.FILE
+    path = folder / PREDICTIONS_FILE
     before = path.read_bytes()
     for content in (before[:-9], before.replace(b"local", b"lacol"), (folder / "records.parquet").read_bytes()):
         path.write_bytes(content)
@@ -133,7 +134,7 @@ def test_the_runs_file_is_written_again(whole: idl.Result, tmp_path: Path) -> No
 
 def test_without_them(tmp_path: Path) -> None:
     result = idl.run(study(save_predictions=False, measures=()), tmp_path / "r", engine="sequential")
-    assert not list(tmp_path.rglob(predictions.FILE))
+    assert not list(tmp_path.rglob(PREDICTIONS_FILE))
     assert not set(MEASURES) & set(result.records["metric"])
     assert {"balanced_accuracy", "macro_f1"} < set(result.records["metric"])
     with pytest.raises(

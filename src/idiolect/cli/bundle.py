@@ -71,9 +71,10 @@ def _result(run: Path, allow_import: bool) -> Result:
         from idiolect.federation.server.conduct import result
 
         return result(run)
+    from idiolect.runs.folder import STUDY_FILE
     from idiolect.studies import Result, Study
 
-    study = Study.read(run / "study.yaml", allow_import=allow_import)
+    study = Study.read(run / STUDY_FILE, allow_import=allow_import)
     if str(study.data).startswith("given: the sites of "):
         raise InputError(
             f"{run} has no .federation.json, which says what its sites agreed on: take the server's folder"

@@ -173,7 +173,7 @@ def serve_command(
     show = Silent() if quiet or not err_console.is_terminal else watcher(err_console)
     result = serve(kit, study, out, listen=listen, page=page, terms=terms, watcher=show, say=Events(quiet=quiet))
     out_console.print(result.table())
-    say(out_console, f"Report: {result.folder / 'report.html'}")
+    say(out_console, f"Report: {result.page}")
     if result.diverged:
         raise typer.Exit(1)
 

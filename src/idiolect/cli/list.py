@@ -11,10 +11,11 @@ from rich.table import Table
 
 from idiolect.cli.options import flag, option
 from idiolect.cli.output import err_console, out_console, print_json, say
+from idiolect.core.defaults import USUAL_CLIENTS
 from idiolect.core.errors import InputError, RunError, nearest
 from idiolect.core.option_spec import plain
 from idiolect.core.terminal import Text
-from idiolect.studies.settings import SETTINGS, USUAL_CLIENTS
+from idiolect.studies.settings import SETTINGS
 
 if TYPE_CHECKING:
     from idiolect.methods import Entry

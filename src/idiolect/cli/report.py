@@ -50,6 +50,7 @@ def report_command(
     """
     from idiolect import report
     from idiolect.core.option_spec import split_list
+    from idiolect.runs.folder import PAGE_FILE
 
     if columns is not None and not export:
         raise InputError("--columns chooses columns of an exported table: add --export latex, csv or clients")
@@ -61,4 +62,4 @@ def report_command(
             say(out_console, f"Written: {path}")
     if compare or export:
         return
-    say(out_console, f"Report: {report.write(runs, out or runs[0] / 'report.html')}")
+    say(out_console, f"Report: {report.write(runs, out or runs[0] / PAGE_FILE)}")

@@ -70,14 +70,13 @@ def run_command(
     result = run(
         whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show, track=track or ()
     )
-    page = result.folder / "report.html"
     if as_json:
         rows = [row._asdict() for row in result.rows()]
         new_clients = [row._asdict() for row in result.new_clients()]
         ran = result.runs[-1] if result.runs else None
         print_json({
-            "run": str(result.folder), "report": str(page), "engine": ran, "methods": rows, "new_clients": new_clients,
-            "diverged": [d._asdict() for d in result.diverged], "notes": result.notes(),
+            "run": str(result.folder), "report": str(result.page), "engine": ran, "methods": rows,
+            "new_clients": new_clients, "diverged": [d._asdict() for d in result.diverged], "notes": result.notes(),
         })  # fmt: skip
     else:
         if not quiet:
@@ -86,7 +85,7 @@ def run_command(
         if (newcomers := result.new_clients_table()) is not None:
             out_console.print()
             out_console.print(newcomers)
-        say(out_console, f"\n{_worked(result)}Report: {page}")
+        say(out_console, f"\n{_worked(result)}Report: {result.page}")
     if result.diverged:
         raise typer.Exit(1)
 

@@ -20,12 +20,13 @@ def study_of(
 
     Code that an option names may be imported; code that the file names needs permission.
     """
+    from idiolect.runs.folder import STUDY_FILE, has_run
     from idiolect.studies import Study
     from idiolect.studies.config import names_code
 
     if path is None and resumed is not None:
-        if (resumed / "study.yaml").exists():
-            path = resumed / "study.yaml"
+        if has_run(resumed):
+            path = resumed / STUDY_FILE
         elif not settings and not sets:
             raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
     if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):

@@ -35,6 +35,7 @@ from idiolect.deploy.schema import (
 from idiolect.deploy.units import scale_of
 from idiolect.methods import profile
 from idiolect.runs import checkpoint, environment, reader
+from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import Measured, Phase, Site
 from idiolect.simulation.rounds import first_state
@@ -266,14 +267,14 @@ def _state(run: Path, found: reader.Run, job: Job, study: Mapping[str, Any], lab
     for diverged in found.diverged:
         if (diverged.method, diverged.seed) == (job.name, job.seed):
             raise InputError(f"{job.name}, seed {job.seed}, diverged in round {diverged.round}: it has no model")
-    folder = reader.cell_folder(run, labels, job.name, job.seed)
-    path = folder / checkpoint.CHECKPOINT
+    folder = cell_folder(run, labels, job.name, job.seed)
+    path = folder / CHECKPOINT_FILE
     done = checkpoint.rounds(path)
     if done < study["rounds"]:
         raise InputError(
             f"{run} has {done} of {study['rounds']} rounds of {job.name}, seed {job.seed}: continue the run to its end"
         )
-    return checkpoint.load(path, begin(job.build(), job.data.trained, job.seed, folder / "clients"))
+    return checkpoint.load(path, begin(job.build(), job.data.trained, job.seed, client_states(folder)))
 
 
 def _clients(federation: FederatedData, client: str | int) -> list[int]:

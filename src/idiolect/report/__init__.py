@@ -12,10 +12,9 @@ from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
 from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
 from idiolect.report.tables import as_csv, as_latex, as_markdown, columns_of, latex, render, render_new_clients
-from idiolect.runs.reader import DIVERGED, Divergence, Run, divergences, edited, read, settings
+from idiolect.runs.reader import Divergence, Run, divergences, read
 
 __all__ = [
-    "DIVERGED",
     "TABLES",
     "Comparison",
     "Divergence",
@@ -37,7 +36,6 @@ __all__ = [
     "description",
     "divergences",
     "draw",
-    "edited",
     "export",
     "latex",
     "left_out_notes",
@@ -52,7 +50,6 @@ __all__ = [
     "render_comparison",
     "render_new_clients",
     "said",
-    "settings",
     "summary",
     "whose",
     "write",

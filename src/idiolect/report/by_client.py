@@ -16,6 +16,7 @@ from idiolect.report.common_clients import names
 from idiolect.report.measures import class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
+from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.runs.reader import Run
 from idiolect.statistics.intervals import wilson
 
@@ -138,7 +139,7 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
 
     ``sample`` chooses the clients that are shown.
     """
-    saved = run.folder is not None and (run.folder / predictions.FILE).exists()
+    saved = run.folder is not None and (run.folder / PREDICTIONS_FILE).exists()
     how = (
         "McNemar's exact test on the saved predictions"
         if saved and run.protocol.round == "last"
@@ -282,7 +283,7 @@ class _Table:
     def _discordant(self, right_MSK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """How many samples only the best, and only each method, has right; NaN if that is not known."""
         run = self.run
-        if run.folder is None or not (run.folder / predictions.FILE).exists() or run.protocol.round != "last":
+        if run.folder is None or not (run.folder / PREDICTIONS_FILE).exists() or run.protocol.round != "last":
             return None
         right = self._right(predictions.read(run.folder))
         if right.empty:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from idiolect.core.defaults import USUAL_PARTITION
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
 
@@ -41,7 +42,7 @@ def divided(partition: object, named: bool, official: bool | None = None) -> str
     'natural (test_fraction 0.2), official splits divided again'
     """
     if partition is None and not named:
-        words = plain("dirichlet:alpha=0.3") + ", because the data have no clients"
+        words = plain(USUAL_PARTITION) + ", because the data have no clients"
     else:
         spec = _parse(partition or "natural")
         if isinstance(spec, Spec) and official is not None:

@@ -31,6 +31,7 @@ from idiolect.report.formatting import divided, plain
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
 from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, worst
+from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.reader import Run, read
 
 _SAID = 20  # shifts
@@ -70,7 +71,7 @@ def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:
     """
     page = _page(runs, head)
     if out.is_dir():
-        raise InputError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
+        raise InputError(f"{out} is a folder: name a file, for example {out / PAGE_FILE}")
     files.write(out, page)
     return out
 

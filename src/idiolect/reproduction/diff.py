@@ -16,6 +16,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, plain
 from idiolect.core.terminal import Text
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.runs.folder import STUDY_FILE
 from idiolect.runs.store import computed, said, sittings
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use
@@ -169,7 +170,7 @@ def of_run(folder: Path) -> Side:
         InputError: there is no run, or it cannot be read.
     """
     run = report.read(folder)  # has the best message if there is no run
-    return Side(str(folder), Study.look(folder / "study.yaml"), run, sittings(folder))
+    return Side(str(folder), Study.look(folder / STUDY_FILE), run, sittings(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:

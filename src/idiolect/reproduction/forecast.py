@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -15,13 +14,14 @@ from idiolect import data
 from idiolect.core.errors import IdiolectError, option
 from idiolect.core.processor import cores
 from idiolect.core.terminal import Text
+from idiolect.data.partitions.sizes import USUAL_SIZE
 from idiolect.report.tables import duration
 from idiolect.reproduction.parts import Part, diverged, parts
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
-from idiolect.simulation.rounds import share_of
 from idiolect.studies.config import Study
+from idiolect.studies.cost import pace, turns
 
 _ROUGHLY = " by a rough estimate; a dry run says more"
 
@@ -94,7 +94,7 @@ def _planned(part: Part, workers: int, speeds: Speeds) -> Planned:
         note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {part.folder} is deleted"
     elif done < study.rounds:
         if done:
-            seconds = float(np.mean(seconds_of_rounds(part.folder))) * (study.rounds - done)
+            seconds = pace(seconds_of_rounds(part.folder)) * (study.rounds - done)
         else:
             about = data.describe(str(study.dataset))
             speed = speeds.of(study, about)
@@ -113,20 +113,15 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
     """Seconds on one core: of training, of every evaluation at each of the protocol's stages, and of new clients."""
     protocol, clients = study.protocol, study.clients or 100
     joining = _joining(study.new_clients, clients)
-    trained = clients - joining
     rows = _training_rows(study, about, clients) * (1 - protocol.validation)
-    used = _used(study, rows)
-    taking_part = share_of(trained, study.participation)
-    turns = study.rounds * taking_part + (trained - taking_part) * protocol.full_last_round
-    evaluations = study.rounds // study.evaluation + bool(study.rounds % study.evaluation)
-    measured = taking_part if protocol.clients == "participants" else trained
+    used, work = _used(study, rows), turns(study, clients - joining)
     each = {
         "personalised": rows * speed.personalised,
         "received": rows * speed.received,
         "trained": used * speed.training + rows * speed.received,
     }
-    evaluation = measured * sum(each[stage] for stage in protocol.stages)
-    return turns * used * speed.training + evaluations * evaluation + joining * rows * speed.personalised
+    evaluation = work.measured * sum(each[stage] for stage in protocol.stages)
+    return work.training * used * speed.training + work.evaluations * evaluation + joining * rows * speed.personalised
 
 
 def _joining(new: int | str | None, clients: int) -> int:
@@ -147,8 +142,8 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
     options = study.partition.options
     if study.sizes:
         rows = sum(study.sizes) / len(study.sizes)
-    elif study.partition.name in ("dominant", "pathological"):
-        rows = 600.0
+    elif "test_size" in options:  # such a partition has a number of samples of its own for training too
+        rows = float(USUAL_SIZE)
     else:
         of_all = min(options.get("rows") or total / clients, total / clients)
         rows = of_all * (1 - options.get("test_fraction", 0.2))

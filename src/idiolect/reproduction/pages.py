@@ -16,6 +16,7 @@ from idiolect.core import files
 from idiolect.reproduction.outcomes import protocol_of
 from idiolect.reproduction.parts import parts
 from idiolect.reproduction.recipes import Cell, Recipe, named
+from idiolect.runs.folder import RECORDS_FILE
 
 
 def together(
@@ -32,7 +33,7 @@ def together(
     return beside(
         (c, report.read(part.folder))
         for c, part in there
-        if (part.folder / "records.parquet").exists() and (part.finished or not whole)
+        if (part.folder / RECORDS_FILE).exists() and (part.finished or not whole)
     )
 
 

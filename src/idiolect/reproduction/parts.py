@@ -12,6 +12,7 @@ from idiolect import report
 from idiolect.core.errors import InputError, option
 from idiolect.reproduction.recipes import Cell
 from idiolect.runs import checkpoint
+from idiolect.runs.folder import CHECKPOINT_FILE, STUDY_FILE, files_of_cells, has_run
 from idiolect.runs.store import computed, difference, joined_rounds
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import labelled
@@ -53,13 +54,13 @@ class Part(NamedTuple):
         Raises:
             InputError: the folder has another study, for example from a version with other defaults.
         """
-        there = self.folder / "study.yaml"
-        if there.exists() and (differs := difference(computed(Study.look(there)), computed(self.study))):
+        if has_run(self.folder) and (
+            differs := difference(computed(Study.look(self.folder / STUDY_FILE)), computed(self.study))
+        ):
             raise InputError(
                 f"{self.folder} has another study ({differs}): move it away, or choose another with {option('out')}"
             )
-        checkpoints = self.folder.glob("cells/*/checkpoint.safetensors")
-        return max((checkpoint.rounds(path) for path in checkpoints), default=0)
+        return max(map(checkpoint.rounds, files_of_cells(self.folder, CHECKPOINT_FILE)), default=0)
 
     @property
     def finished(self) -> bool:

@@ -12,8 +12,6 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError
 from idiolect.simulation.interfaces import State
 
-CHECKPOINT = "checkpoint.safetensors"
-"""The file's name in a cell's folder."""
 _FIX = "delete it to start this part of the run again"
 
 

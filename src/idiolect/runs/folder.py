@@ -1,9 +1,10 @@
-"""The folder of a run before anything is in it: a new one, and kept for one process."""
+"""The folder of a run: the names of what is in it, a new one, and one that is kept for one process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,40 @@ import filelock
 
 from idiolect.core.errors import InputError, RunError, option
 
+STUDY_FILE = "study.yaml"
+MANIFEST_FILE = "manifest.json"
+ENGINE_FILE = "engine.json"
+"""On which engines, machines and versions it ran."""
+DIVERGED_FILE = "diverged.json"
+PAGE_FILE = "report.html"
+RECORDS_FILE, TIMINGS_FILE, PREDICTIONS_FILE = "records.parquet", "timings.parquet", "predictions.parquet"
+"""Of the run, and of each of its cells."""
+CHECKPOINT_FILE = "checkpoint.safetensors"
+"""Of a cell."""
+_CELLS = "cells"
 _FOLDERS_LOCK = os.name == "posix"
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a folder has a run that has begun."""
+    return (folder / STUDY_FILE).exists()
+
+
+def cell_folder(folder: Path, labels: Sequence[str], label: str, seed: int) -> Path:
+    """Where a run keeps the records and the checkpoint of one of its methods and a seed."""
+    number = labels.index(label) + 1
+    name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
+    return folder / _CELLS / f"{name}-seed{seed}"
+
+
+def files_of_cells(folder: Path, name: str) -> list[Path]:
+    """The file of this name in each cell of a run that has one."""
+    return sorted(folder.glob(f"{_CELLS}/*/{name}"))
+
+
+def client_states(cell: Path) -> Path:
+    """Where a cell keeps the states of many clients."""
+    return cell / "clients"
 
 
 def elsewhere() -> str:
@@ -88,6 +122,6 @@ def _used_by_another(folder: Path) -> InputError:
 def holds_something(folder: Path) -> bool:
     """Whether there is more than a run leaves that was killed at its very start."""
     try:
-        return folder.exists() and any(p.name != "manifest.json" and p.name[0] != "." for p in folder.iterdir())
+        return folder.exists() and any(p.name != MANIFEST_FILE and p.name[0] != "." for p in folder.iterdir())
     except OSError as error:
         raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {elsewhere()}") from None

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
+from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.runs.schema import read_table
 
-FILE = "predictions.parquet"
 _KEYS = {
     "method": pa.string(), "seed": pa.int64(), "client": pa.int64(), "stage": pa.string(), "sample": pa.int64(),
     "label": pa.int64(),
@@ -56,10 +56,8 @@ def save(folder: Path, method: str, seed: int, found: Sequence[Predicted], mode:
         "sample": np.concatenate([np.arange(n) for n in count]),
         "label": np.concatenate([f.label_N for f in found]),
     }
-    schema = _schema(p_RC.shape[1])
-    _write(
-        folder / FILE, pa.table(columns | {probability(c): p_C for c, p_C in enumerate(p_RC.T)}, schema=schema), mode
-    )
+    columns |= {probability(c): p_C for c, p_C in enumerate(p_RC.T)}
+    _write(folder / PREDICTIONS_FILE, pa.table(columns, schema=_schema(p_RC.shape[1])), mode)
 
 
 def merge(run: Path, folders: Iterable[Path]) -> None:
@@ -69,8 +67,8 @@ def merge(run: Path, folders: Iterable[Path]) -> None:
         InputError: one is missing or cannot be read.
         RunError: the disk is full or the folder cannot be written.
     """
-    if found := [_read(folder / FILE, "delete its folder to run this part again") for folder in folders]:
-        _write(run / FILE, pa.concat_tables(found))
+    if found := [_read(folder / PREDICTIONS_FILE, "delete its folder to run this part again") for folder in folders]:
+        _write(run / PREDICTIONS_FILE, pa.concat_tables(found))
 
 
 def read(run: Path) -> pa.Table:
@@ -79,9 +77,9 @@ def read(run: Path) -> pa.Table:
     Raises:
         InputError: it is missing or cannot be read.
     """
-    if not (run / FILE).exists():
-        raise InputError(f"{run} has no {FILE}: run a study with save_predictions to its end")
-    return _read(run / FILE, "resume the run, which writes it again")
+    if not (run / PREDICTIONS_FILE).exists():
+        raise InputError(f"{run} has no {PREDICTIONS_FILE}: run a study with save_predictions to its end")
+    return _read(run / PREDICTIONS_FILE, "resume the run, which writes it again")
 
 
 def _schema(classes: int) -> pa.Schema:

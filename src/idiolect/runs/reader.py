@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
@@ -19,14 +18,14 @@ from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.reports import Report, from_json
+from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
 from idiolect.runs.schema import read_table
 
 _KEYS = {
-    "records.parquet": ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
-    "timings.parquet": ("method", "seed", "round", "seconds"),
+    RECORDS_FILE: ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
+    TIMINGS_FILE: ("method", "seed", "round", "seconds"),
 }
 _TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
-DIVERGED = "diverged.json"
 _Made = TypeVar("_Made")
 _More = ParamSpec("_More")
 _SHARES = ("accuracy", "validation_accuracy")
@@ -217,40 +216,40 @@ def read(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: give the folder that a run wrote")
-    study = _load(path / "study.yaml", read_yaml)
+    study = _load(path / STUDY_FILE, read_yaml)
     if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
         what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"
-        raise InputError(f"{path / 'study.yaml'} {what}: {_FIX}")
+        raise InputError(f"{path / STUDY_FILE} {what}: {_FIX}")
     if not isinstance(study["rounds"], int):
-        raise InputError(f"{path / 'study.yaml'} has rounds: {study['rounds']!r}, which is not a whole number: {_FIX}")
+        raise InputError(f"{path / STUDY_FILE} has rounds: {study['rounds']!r}, which is not a whole number: {_FIX}")
     try:
         Protocol.model_validate(study["protocol"])
     except pydantic.ValidationError as error:
         said = error.errors()[0]["msg"].lower()
-        raise InputError(f"{path / 'study.yaml'} has a protocol that cannot be read ({said}): {_FIX}") from None
-    manifest = _load(path / "manifest.json", read_json)
+        raise InputError(f"{path / STUDY_FILE} has a protocol that cannot be read ({said}): {_FIX}") from None
+    manifest = _load(path / MANIFEST_FILE, read_json)
     try:
         checked = _Manifest.model_validate(manifest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "content"
-        raise InputError(f"{path / 'manifest.json'}: {where}: {first['msg'].lower()}: {_FIX}") from None
+        raise InputError(f"{path / MANIFEST_FILE}: {where}: {first['msg'].lower()}: {_FIX}") from None
     if edit := edited(study, manifest):
-        raise InputError(f"{path / 'study.yaml'} has changed since the run began ({edit}): undo this change")
+        raise InputError(f"{path / STUDY_FILE} has changed since the run began ({edit}): undo this change")
     for client in checked.clients:
         if not len(client.train) == len(client.test) == len(checked.class_names):
             raise InputError(
-                f"{path / 'manifest.json'}: client {client.id} does not have one count for each class: {_FIX}"
+                f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {_FIX}"
             )
-    records, timings = _table(path / "records.parquet"), _table(path / "timings.parquet")
+    records, timings = _table(path / RECORDS_FILE), _table(path / TIMINGS_FILE)
     ids = [c.id for c in checked.clients]
     for column, known in (("method", list(checked.methods)), ("client", ids), ("other", ids)):
         there = records[column].dropna()
         strange = there[~there.isin(known)]
         if len(strange):
             kind = "method" if column == "method" else "client"
-            what = f"{kind} {strange.iloc[0]}, which is not in manifest.json"
-            raise InputError(f"{path / 'records.parquet'} has {what}: {_FIX}")
+            what = f"{kind} {strange.iloc[0]}, which is not in {MANIFEST_FILE}"
+            raise InputError(f"{path / RECORDS_FILE} has {what}: {_FIX}")
     diverged = divergences(path, checked.methods)
     new = {c.id: c.joins for c in checked.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
@@ -266,18 +265,11 @@ def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Div
     Raises:
         InputError: the file cannot be read, or is from another run.
     """
-    path = folder / DIVERGED
+    path = folder / DIVERGED_FILE
     found = _load(path, _noted) if path.exists() else []
     if unknown := [d.method for d in found if labels is not None and d.method not in labels]:
         raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {_FIX}")
     return found
-
-
-def cell_folder(folder: Path, labels: Sequence[str], label: str, seed: int) -> Path:
-    """Where a run keeps the records and the checkpoint of one of its methods and a seed."""
-    number = labels.index(label) + 1
-    name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
-    return folder / "cells" / f"{name}-seed{seed}"
 
 
 def _noted(file: Path) -> list[Divergence]:

@@ -18,9 +18,24 @@ from idiolect.core.documents import parse_yaml, read_json, read_yaml, sealed_jso
 from idiolect.core.errors import InputError, RunError, listed, option
 from idiolect.core.option_spec import Spec
 from idiolect.runs import environment
-from idiolect.runs.checkpoint import CHECKPOINT, load, save
-from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
-from idiolect.runs.reader import DIVERGED, Divergence, cell_folder, divergences, edited, settings
+from idiolect.runs.checkpoint import load, save
+from idiolect.runs.folder import (
+    CHECKPOINT_FILE,
+    DIVERGED_FILE,
+    ENGINE_FILE,
+    MANIFEST_FILE,
+    RECORDS_FILE,
+    STUDY_FILE,
+    TIMINGS_FILE,
+    cell_folder,
+    elsewhere,
+    files_of_cells,
+    has_run,
+    hold,
+    holds_something,
+    new_folder,
+)  # fmt: skip
+from idiolect.runs.reader import Divergence, divergences, edited, settings
 from idiolect.runs.schema import RECORDS, TIMINGS, Written, read_table
 from idiolect.simulation import Record, State
 
@@ -28,7 +43,6 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Written)
 
-_SITTINGS = "engine.json"
 _SITTING = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
 
 
@@ -54,9 +68,9 @@ class Cell:
         rounds = range(state.round - len(self._seconds) + 1, state.round + 1)
         self._timings = self._joined(self._timings, {"round": rounds, "seconds": self._seconds})
         self._new, self._seconds = [], []
-        _write(self.folder / "records.parquet", self._records)
-        _write(self.folder / "timings.parquet", self._timings)
-        save(state, self.folder / CHECKPOINT)
+        _write(self.folder / RECORDS_FILE, self._records)
+        _write(self.folder / TIMINGS_FILE, self._timings)
+        save(state, self.folder / CHECKPOINT_FILE)
 
     def _joined(self, old: pa.Table, columns: dict[str, Any]) -> pa.Table:
         count = len(columns["round"])
@@ -80,13 +94,13 @@ class Cell:
 
     def load(self, start: State) -> State:
         """The state last saved, or ``start``; records and times of later rounds are dropped."""
-        path = self.folder / CHECKPOINT
+        path = self.folder / CHECKPOINT_FILE
         if not path.exists():
             return start
         state = load(path, start)
         done = pc.field("round") <= state.round
-        self._records = self.read("records.parquet", RECORDS).filter(done)
-        self._timings = self.read("timings.parquet", TIMINGS).filter(done)
+        self._records = self.read(RECORDS_FILE, RECORDS).filter(done)
+        self._timings = self.read(TIMINGS_FILE, TIMINGS).filter(done)
         return state
 
 
@@ -97,7 +111,7 @@ def renew(folder: Path, manifest: Mapping[str, Any]) -> None:
         InputError: the manifest cannot be read.
         RunError: the disk is full or the folder cannot be written.
     """
-    path = folder / "manifest.json"
+    path = folder / MANIFEST_FILE
     if not path.exists():
         return
     try:
@@ -122,7 +136,7 @@ class Store(Generic[S]):
         self.diverged: list[Divergence] = []
         self._held = hold(self.folder)  # before reading and writing, so that two processes do not start at once
         try:
-            if resume and (self.folder / "study.yaml").exists():
+            if resume and has_run(self.folder):
                 self._resume(manifest)
             elif holds_something(self.folder):
                 if resume:
@@ -145,11 +159,11 @@ class Store(Generic[S]):
             "machine": environment.machine(),
         }
         try:
-            files.write(self.folder / "manifest.json", sealed_json(manifest | noted))
-            files.write(self.folder / "study.yaml", text)
+            files.write(self.folder / MANIFEST_FILE, sealed_json(manifest | noted))
+            files.write(self.folder / STUDY_FILE, text)
         except RunError:
             with suppress(OSError):
-                (self.folder / "manifest.json").unlink(missing_ok=True)
+                (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
                 self.folder.rmdir()
             raise
 
@@ -169,7 +183,7 @@ class Store(Generic[S]):
 
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute the same as this one, now and when it began."""
-        text, path = self.folder / "study.yaml", self.folder / "manifest.json"
+        text, path = self.folder / STUDY_FILE, self.folder / MANIFEST_FILE
         there = type(self.study).look(text)
         try:
             began = read_json(path)
@@ -206,7 +220,7 @@ class Store(Generic[S]):
         if other := [f"{name} {' and '.join(found)}, now {now[name]}" for name, found in before.items() if found]:
             log.warning(
                 "%s was started with %s: its other rounds may differ in rounding from a run without a break; see %s",
-                self.folder, "; ".join(other), _SITTINGS,
+                self.folder, "; ".join(other), ENGINE_FILE,
             )  # fmt: skip
 
     def _other_code(self, before: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
@@ -228,14 +242,14 @@ class Store(Generic[S]):
         order = [u.label for u in self.study.methods]
         self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
         notes = [d._asdict() for d in self.diverged]
-        files.write(self.folder / DIVERGED, sealed_json(notes))
+        files.write(self.folder / DIVERGED_FILE, sealed_json(notes))
 
     def ran(self, run: dict[str, Any]) -> None:
         """Write which engine and machine ran the study, or the rest of it."""
         before: list[dict[str, Any]] = []
         with suppress(InputError):  # a broken file is no reason to lose this entry
             before = sittings(self.folder)
-        files.write(self.folder / _SITTINGS, sealed_json([*before, run]))
+        files.write(self.folder / ENGINE_FILE, sealed_json([*before, run]))
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study.
@@ -251,8 +265,8 @@ class Store(Generic[S]):
         """The cells' tables, joined, by the names of their files."""
         cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
         found: dict[str, pa.Table] = {}
-        for name, schema in (("records.parquet", RECORDS), ("timings.parquet", TIMINGS)):
-            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT).exists()]
+        for name, schema in ((RECORDS_FILE, RECORDS), (TIMINGS_FILE, TIMINGS)):
+            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT_FILE).exists()]
             found[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in begun)])
         return found
 
@@ -263,7 +277,7 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: the file cannot be read.
     """
-    path = folder / _SITTINGS
+    path = folder / ENGINE_FILE
     try:
         found = read_json(path) if path.exists() else []
         if not isinstance(found, list) or not all(isinstance(ran, dict) for ran in found):
@@ -281,7 +295,7 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
 
 def joined_rounds(folder: Path) -> int:
     """The last round of a run whose records have been joined, with the times last; 0 if none can be read."""
-    path = folder / "timings.parquet"
+    path = folder / TIMINGS_FILE
     try:
         return int(pc.max(_read(path, TIMINGS)["round"]).as_py() or 0) if path.exists() else 0
     except InputError:
@@ -295,7 +309,7 @@ def seconds_of_rounds(folder: Path) -> list[float]:
         InputError: they are missing or cannot be read.
     """
     found: list[float] = []
-    for path in sorted(folder.glob("cells/*/timings.parquet")):
+    for path in files_of_cells(folder, TIMINGS_FILE):
         found += _read(path, TIMINGS)["seconds"].to_pylist()
     if not found:
         raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")

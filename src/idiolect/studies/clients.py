@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from idiolect.core.defaults import USUAL_PARTITION
 from idiolect.core.errors import listed, option
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, Source
-from idiolect.studies.settings import USUAL_PARTITION
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
+from idiolect.core.defaults import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION
 from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, option
 from idiolect.core.evaluation_protocol import Protocol
@@ -39,7 +40,7 @@ from idiolect.studies.naming import (
     path_of_model,
     sentence,
 )
-from idiolect.studies.settings import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION, field
+from idiolect.studies.settings import field
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 

@@ -10,6 +10,7 @@ import pydantic
 from pydantic import BaseModel
 
 from idiolect import data, models
+from idiolect.core.defaults import USUAL_PARTITION
 from idiolect.core.errors import InputError, brief, nearest
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import may_import
@@ -90,7 +91,7 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
     named = inner[-1:] == ["label"] and first["type"] != "missing"
     if (setting in _EXAMPLES or setting in ("partition", "shifts", "new_shifts", "methods")) and not named:
-        example = _EXAMPLES.get(str(setting), "dirichlet:alpha=0.3")
+        example = _EXAMPLES.get(str(setting), USUAL_PARTITION)
         return f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example {example}"
     known = named or setting == "protocol"
     inside = inner if known else [step for step in inner if isinstance(step, int)]  # the text names the expected type

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,6 +19,7 @@ from rich.table import Table
 from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine, Record
+from idiolect.studies.cost import pace, seconds_of_all
 
 Key = tuple[str, int]
 _SILENT = 60.0  # after so many seconds without a line, the next round writes one
@@ -128,23 +130,18 @@ class _Job:
     label: str
     seed: int
     done: int
-    before: int = 0
-    """Rounds that were done when it started."""
     began: float | None = None
-    first: float = 0.0
-    """When its first round in this run ended."""
     last: float = 0.0
     """When its last round ended."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each round in this run."""
     accuracy: float | None = None
     diverged: bool = False
 
     @property
     def pace(self) -> float | None:
-        """Seconds of a round, if one is done; if there are several, without the first, in which workers start."""
-        new = self.done - self.before
-        if self.began is None or new == 0:
-            return None
-        return self.last - self.began if new == 1 else (self.last - self.first) / (new - 1)
+        """Seconds of a round, if one is done."""
+        return pace(self.seconds) if self.seconds else None
 
 
 class Bars(Silent):
@@ -175,15 +172,15 @@ class Bars(Silent):
         """Take the method's row out of the queue."""
         with self._lock:
             job = self._jobs[label, seed]
-            job.done = job.before = done
+            job.done = done
             job.began = job.last = self._clock()
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Move its bar."""
         with self._lock:
-            job = self._jobs[label, seed]
-            job.done, job.last = round, self._clock()
-            job.first = job.last if round == job.before + 1 else job.first
+            job, now = self._jobs[label, seed], self._clock()
+            job.seconds.append(now - job.last)
+            job.done, job.last = round, now
             job.accuracy = job.accuracy if accuracy is None else accuracy
 
     def diverged(self, label: str, seed: int, round: int) -> None:
@@ -266,10 +263,9 @@ class Bars(Silent):
                 paces.setdefault(j.label, []).append(j.pace)
         if not paces or not jobs:
             return None
-        means = {label: sum(values) / len(values) for label, values in paces.items()}
-        usual = sum(means.values()) / len(means)
-        rests = [self._rest(j, j.pace or means.get(j.label, usual)) for j in jobs]
-        return max(max(rests), sum(rests) / min(self._engine.lanes, len(rests)))
+        means = {label: fmean(values) for label, values in paces.items()}
+        usual = fmean(means.values())
+        return seconds_of_all([self._rest(j, j.pace or means.get(j.label, usual)) for j in jobs], self._engine.lanes)
 
 
 def _line(text: str) -> Text:

@@ -14,6 +14,7 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
+from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.store import sittings
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, title_of
@@ -171,6 +172,11 @@ class Result:
             )
         return found[0]
 
+    @property
+    def page(self) -> Path:
+        """Where its page is."""
+        return self.folder / PAGE_FILE
+
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page (by default ``report.html`` in the run's folder) and return its path."""
-        return report.write([self.folder], Path(out) if out else self.folder / "report.html")
+        return report.write([self.folder], Path(out) if out else self.page)

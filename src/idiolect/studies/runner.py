@@ -25,13 +25,14 @@ from idiolect.core.errors import (
     option,
 )
 from idiolect.core.option_spec import Spec
-from idiolect.report import DIVERGED, Divergence
+from idiolect.report import Divergence
 from idiolect.runs import checkpoint, environment, predictions
+from idiolect.runs.folder import CHECKPOINT_FILE, DIVERGED_FILE
 from idiolect.runs.store import Store
 from idiolect.simulation import Engine
 from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
-from idiolect.studies.evaluation_cost import trainings
+from idiolect.studies.cost import evaluation_warning
 from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.progress import Silent, Watcher
 from idiolect.studies.result import Result
@@ -97,7 +98,7 @@ def run(
     result = Result(store.folder, store.study)
     sitting = Sitting(store, runs, tracking, ends)
     before = list(store.diverged)
-    if said := trainings(study, federation.trained, sitting.left([job for _, job in jobs])):
+    if said := evaluation_warning(study, federation.trained, sitting.left([job for _, job in jobs])):
         log.warning("%s", said)
 
     with closing(store), signals.received(lambda number: KeyboardInterrupt()) as came:
@@ -170,14 +171,14 @@ def _join_predictions(store: Store[Study]) -> None:
     study = store.study
     if study.save_predictions:
         cells = [store.cell(use.label, seed).folder for use in study.methods for seed in study.seeds]
-        ended = [cell for cell in cells if checkpoint.rounds(cell / "checkpoint.safetensors") == study.rounds]
+        ended = [cell for cell in cells if checkpoint.rounds(cell / CHECKPOINT_FILE) == study.rounds]
         predictions.merge(store.folder, ended)
 
 
 def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
     """Warn which methods diverged, and for those that diverged before this start, how to try again."""
     for d in store.diverged:
-        retry = f"; it was not tried again: to do so, delete {store.folder / DIVERGED} and resume"
+        retry = f"; it was not tried again: to do so, delete {store.folder / DIVERGED_FILE} and resume"
         log.warning(
             "%s, seed %d: diverged in round %d (%s)%s", d.method, d.seed, d.round, d.said, retry if d in before else ""
         )

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from idiolect.core.defaults import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 DEFENCE = "Privacy and attacks"
-USUAL_DATASET, USUAL_CLIENTS, USUAL_PARTITION = "digits", 20, "dirichlet:alpha=0.3"  # if nothing else decides
 
 
 class Setting(NamedTuple):

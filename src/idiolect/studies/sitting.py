@@ -13,6 +13,7 @@ import torch
 from idiolect.core.errors import Diverged, Interrupted, RunError
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
+from idiolect.runs.folder import CHECKPOINT_FILE, client_states
 from idiolect.runs.store import Cell, Store
 from idiolect.simulation import Engine, Job, Part, Record, State, begin, fit_together
 from idiolect.simulation.attacks import attackers
@@ -92,7 +93,7 @@ class Sitting:
         return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
 
     def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
-        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / checkpoint.CHECKPOINT for j in jobs}
+        cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / CHECKPOINT_FILE for j in jobs}
         return {key: checkpoint.rounds(path) for key, path in cells.items()}
 
     def _one(self, unit: Sequence[Job], watcher: Watcher, stop: Callable[[], bool]) -> None:
@@ -116,7 +117,7 @@ class Sitting:
                 if (before.method, before.seed) == key:
                     watcher.diverged(*key, before.round)
                     return None
-            state = cell.load(begin(job.build(), job.data.trained, job.seed, cell.folder / "clients"))
+            state = cell.load(begin(job.build(), job.data.trained, job.seed, client_states(cell.folder)))
             watcher.start(*key, state.round)
             self._at = {k: n for k, n in self._at.items() if n < self._store.study.rounds} | {key: state.round}
         return _Writer(self, job, cell, state, watcher)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from idiolect.core import keys
+from idiolect.core.defaults import USUAL_CLIENTS
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.import_path import by_path
 from idiolect.core.option_spec import Spec, check
@@ -19,8 +20,6 @@ from idiolect.data.partitions.allocation import Rows, Split
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.registry import PARTITIONS
 from idiolect.data.partitions.sizes import draw_sizes
-
-_CLIENTS = 20  # if nothing says how many
 
 
 def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -78,10 +77,10 @@ def divide(
         name = partition.name
         function, options = partition_of(partition)
         if flower.is_kind(function):
-            partitioner, more = flower.made(function, options, clients or _CLIENTS)
+            partitioner, more = flower.made(function, options, clients or USUAL_CLIENTS)
             split = flower.from_flower(partitioner, source, clients, rng, **more)
         else:
-            count = clients or (None if follows_a_column(partition) else _CLIENTS)
+            count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
             sized = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
             more = {"sizes_K": draw_sizes(sizes, count, draw)} if sized and count else {}
             call = partial(function, source, count, rng, **more, **options)

@@ -13,7 +13,7 @@ from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions.allocation import Rows, Split, whole
 from idiolect.data.partitions.official_splits import deal_from_splits
 from idiolect.data.partitions.option_types import Size
-from idiolect.data.partitions.sizes import rows_each
+from idiolect.data.partitions.sizes import USUAL_SIZE, rows_each
 
 # R samples, K clients, C classes, G groups of clients
 
@@ -66,7 +66,7 @@ def dominant(
     Differs from source: ``official_quirks``; its order of samples within a class is that of the data set.
     """
     rows_each(source, clients)
-    train_K = np.full(clients, 600) if sizes_K is None else sizes_K
+    train_K = np.full(clients, USUAL_SIZE) if sizes_K is None else sizes_K
     test_K = np.full(clients, test_size)
     characters = groups == "characters" or (groups == "auto" and source.classes == _CHARACTERS[-1])
     if characters and source.classes != _CHARACTERS[-1]:

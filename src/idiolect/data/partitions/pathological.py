@@ -11,7 +11,7 @@ from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions.allocation import Rows, Split, draw_classes, whole
 from idiolect.data.partitions.official_splits import deal_from_splits
 from idiolect.data.partitions.option_types import Size
-from idiolect.data.partitions.sizes import rows_each
+from idiolect.data.partitions.sizes import USUAL_SIZE, rows_each
 
 # R samples, K clients, C classes, G groups of clients
 
@@ -66,7 +66,7 @@ def pathological(
         own = own_KC[: len(size_K)]
         return whole(own * (size_K / own.sum(1))[:, None], size_K)
 
-    train_K = np.full(clients, 600) if sizes_K is None else sizes_K
+    train_K = np.full(clients, USUAL_SIZE) if sizes_K is None else sizes_K
     return deal_from_splits("pathological", source, counts, train_K, np.full(clients, test_size), rng)
 
 

@@ -13,6 +13,9 @@ from idiolect.data.partitions.allocation import Rows, Split
 
 # K clients
 
+USUAL_SIZE = 600
+"""Training samples of a client of ``dominant`` and ``pathological``, unless sizes are given."""
+
 
 def draw_sizes(sizes: Sequence[int], clients: int, rng: np.random.Generator) -> Rows:
     """Training samples per client, int64 (K,): one given size, or for each client one of several, drawn uniformly.

@@ -21,7 +21,8 @@ from idiolect.federation.server.growth import grow
 from idiolect.federation.server.run import FILE as BEGUN
 from idiolect.federation.server.run import Begun, Joining, about, offer_of
 from idiolect.federation.server.study import SiteStudy
-from idiolect.runs.checkpoint import CHECKPOINT, rounds
+from idiolect.runs.checkpoint import rounds
+from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
 from idiolect.runs.store import renew
 from idiolect.studies import Result, run
 from idiolect.studies.progress import Watcher
@@ -102,7 +103,7 @@ def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, s
     """Let a run take on the sites that were added to the roster since it began."""
     before = joining.begun.agreed
     added = names[len(before.names) :]
-    cells = [p for p in out.glob(f"cells/*/{CHECKPOINT}") if rounds(p) == study.rounds]
+    cells = [p for p in files_of_cells(out, CHECKPOINT_FILE) if rounds(p) == study.rounds]
     if not added or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
         return
     larger = joining.begun._replace(agreed=before.among(names))

@@ -9,7 +9,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
 from idiolect.runs import checkpoint
-from idiolect.runs.reader import cell_folder
+from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder
 from idiolect.simulation import Job, State, begin
 
 
@@ -25,7 +25,7 @@ def grow(folder: Path, before: Sequence[Job], after: Sequence[Job]) -> None:
     """
     labels = list(dict.fromkeys(job.name for job in before))
     for old, new in zip(before, after, strict=True):
-        path = cell_folder(folder, labels, old.name, old.seed) / checkpoint.CHECKPOINT
+        path = cell_folder(folder, labels, old.name, old.seed) / CHECKPOINT_FILE
         if not path.exists():
             continue
         start = begin(new.build(), new.data.trained, new.seed)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import idiolect as idl
 from idiolect.core.errors import as_options
 from idiolect.simulation.rounds import participants
-from idiolect.studies import Study, evaluation_cost
-from idiolect.studies.evaluation_cost import trainings
+from idiolect.studies import Study, cost
+from idiolect.studies.cost import evaluation_warning, turns
 from idiolect.studies.progress import Silent
 
 K = 1_000
@@ -20,7 +21,32 @@ K = 1_000
 def said(methods: str, done: int = 0, **settings: object) -> str | None:
     study = Study(**{"clients": K, "participation": 0.02, "rounds": 2, "methods": methods} | settings)
     with as_options():
-        return trainings(study, study.clients, {(u.label, s): done for u in study.methods for s in study.seeds})
+        cells = {(u.label, s): done for u in study.methods for s in study.seeds}
+        return evaluation_warning(study, study.clients, cells)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"evaluate_every": 3},
+        {"participation": 0.5, "protocol": "full_last_round=true"},
+        {"participation": 0.3, "evaluate_every": 2, "protocol": "clients=participants"},
+        {"participation": 0.1, "evaluate_every": 7, "rounds": 4},
+        {"participation": 0.7, "new_clients": 2, "protocol": "full_last_round=true,also=received"},
+    ],
+)
+def test_turns_are_those_that_a_run_records(settings: dict[str, Any], tmp_path: Path) -> None:
+    usual = {"clients": 6, "rounds": 5, "local_epochs": 1, "model": "mlp", "methods": "fedavg"}
+    study = Study(**usual | settings)
+    records = idl.run(study, tmp_path / "r", engine="sequential").records
+    for done in (0, 2, study.rounds):
+        left = records[records["round"] > done]
+        trained = left[(left["stage"] == "local") & (left["metric"] == "train_loss")]
+        measured = left[(left["stage"] == "personalised") & (left["metric"] == "accuracy")]
+        work = turns(study, 6 - (study.new_clients or 0), done)
+        assert (work.training, work.evaluations) == (len(trained), measured["round"].nunique())
+        assert work.measured * work.evaluations == len(measured)
 
 
 def counted(text: str | None) -> list[int]:
@@ -64,7 +90,7 @@ def test_nothing_is_said_where_it_is_not_much(methods: str, settings: dict[str, 
 def test_a_run_says_it_before_its_first_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_cost, "_MANY", 5)
+    monkeypatch.setattr(cost, "_MANY", 5)
     seen: list[int] = []
 
     class Watcher(Silent):
