@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from idiolect.core.errors import InputError, nearest
+from idiolect.studies.settings import OWN_DATA
 
 if TYPE_CHECKING:
-    from idiolect.studies import Study
+    from idiolect.studies import Study, Use
 
 
 def study_of(
@@ -22,7 +23,7 @@ def study_of(
     """
     from idiolect.runs.folder import STUDY_FILE, has_run
     from idiolect.studies import Study
-    from idiolect.studies.config import names_code
+    from idiolect.studies.study_file import code_of, names_code, written
 
     if path is None and resumed is not None:
         if has_run(resumed):
@@ -31,42 +32,50 @@ def study_of(
             raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
     if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):
         settings = {"name": own_name} | settings
-    there = Study.look(path) if path else None
-    written = there.model_dump(exclude_unset=True) if there else {}  # the rest depends on what is overridden
-    by_name, own_data = ("dataset", "data_dir"), ("data", "target", "task", "client_column", "drop", "resize")
-    for own, other in (("data", by_name), ("dataset", own_data)):
-        if own in settings:  # one replaces the other
-            written = {k: v for k, v in written.items() if k not in other}
+    of_file = {k: v for k, v in (written(path) if path else {}).items() if k not in _replaced(settings)}
+    if path and not allow_import and (named := code_of(of_file)):
+        raise names_code(path, named)
+    try:
+        study = Study(**of_file | settings)
+    except InputError:
+        if path:
+            Study.look(path)  # says so if the fault is the file's
+        raise
+    return study.model_copy(update={"methods": _with(study.methods, sets)}) if sets else study
+
+
+def _replaced(settings: Mapping[str, Any]) -> set[str]:
+    """The settings of a file that do not count beside these."""
+    replaced = set(settings)
+    for own, other in (("data", ("dataset", "data_dir")), ("dataset", ("data", *OWN_DATA))):
+        if own in settings:
+            replaced.update(other)
     if "data" in settings or "client_column" in settings:  # these say how samples are divided
-        written = {k: v for k, v in written.items() if k not in ("partition", "clients")}
-    if path and there and not allow_import:
-        named = {k: v for k, v in there.imports().items() if k in written and k not in settings}
-        if named:
-            raise names_code(path, named)
-    study = Study(**written | settings)
-    return Study(**study.model_dump() | {"methods": _with(study, sets)})
+        replaced.update(("partition", "clients"))
+    return replaced
 
 
-def _with(study: Study, sets: Sequence[str]) -> list[dict[str, Any]]:
-    """The study's methods with the options that ``--set`` gives."""
+def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
+    """Methods with the options that ``--set`` gives."""
     from idiolect.core.option_spec import scalar
-    from idiolect.studies.method_use import labelled
+    from idiolect.studies.method_use import labelled, use
+    from idiolect.studies.naming import all_different
 
-    uses = [u.model_dump() for u in study.methods]
-    given: list[dict[str, Any]] = [{} for _ in uses]
+    options: list[dict[str, Any]] = [{} for _ in methods]
     for text in sets:
         target, equals, value = text.partition("=")
         label, dot, option = target.strip().rpartition(".")
         if not (equals and dot):
             raise InputError(f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0")
-        meant = [mine for u, mine in zip(uses, given, strict=True) if label in (u["name"], u["label"])]
-        if not meant:
-            hint = nearest(label, [u["label"] for u in uses])
+        chosen = [mine for m, mine in zip(methods, options, strict=True) if label in (m.name, m.label)]
+        if not chosen:
+            hint = nearest(label, [m.label for m in methods])
             raise InputError(f"--set {text}: method {label!r} is not in this study; {hint}")
-        for mine in meant:
+        for mine in chosen:
             mine[option] = scalar(value)
-    for u, mine in zip(uses, given, strict=True):
-        u["options"] = ({} if "preset" in mine else u["options"]) | mine  # a preset replaces all options
-        if mine and (u["label"] == u["name"] or u["label"].startswith(f"{u['name']}:")):
-            u["label"] = labelled(u["name"], u["options"])
-    return uses
+    uses = []
+    for m, mine in zip(methods, options, strict=True):
+        whole = ({} if "preset" in mine else m.options) | mine  # a preset replaces all options
+        own = bool(mine) and (m.label == m.name or m.label.startswith(f"{m.name}:"))
+        uses.append(use(m.name, label=labelled(m.name, whole) if own else m.label, **whole))
+    return all_different("method", tuple(uses), [u.label for u in uses])

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.core.defaults import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION
-from idiolect.core.documents import read_yaml
-from idiolect.core.errors import InputError, option
+from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
@@ -40,7 +39,8 @@ from idiolect.studies.naming import (
     path_of_model,
     sentence,
 )
-from idiolect.studies.settings import field
+from idiolect.studies.settings import OWN_DATA, field
+from idiolect.studies.study_file import code_of, names_code, written
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
@@ -111,7 +111,7 @@ class Study(BaseModel):
     save_predictions: bool = field("save_predictions")
     checkpoint_every: PositiveInt = field("checkpoint_every")
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, /, **settings: Any) -> None:
         for name, value in settings.items():
             field = Study.model_fields.get(name)
             if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic reads true as 1
@@ -137,7 +137,7 @@ class Study(BaseModel):
             resolve(momentum=0.0)
         if self.data is None:
             resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
-            own = [k for k in ("target", "task", "client_column", "drop", "resize") if getattr(self, k)]
+            own = [k for k in OWN_DATA if getattr(self, k)]
             if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
                 pass
             elif own:
@@ -261,15 +261,10 @@ class Study(BaseModel):
         Raises:
             InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
         """
-        study = cls.look(path)
-        if not (named := study.imports()):
-            return study
-        if not allow_import:
+        settings = written(path)
+        if not allow_import and (named := code_of(settings)):
             raise names_code(path, named)
-        try:
-            return cls(**study.model_dump(exclude_unset=True))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+        return cls._of_file(path, settings)
 
     @classmethod
     def look(cls, path: str | Path) -> Self:
@@ -278,30 +273,19 @@ class Study(BaseModel):
         Raises:
             InputError: there is no such file, it is not YAML, or a setting is wrong.
         """
+        with no_imports():
+            return cls._of_file(path, written(path))
+
+    @classmethod
+    def _of_file(cls, path: str | Path, settings: dict[str, Any]) -> Self:
         try:
-            settings = read_yaml(Path(path))
-        except OSError as error:
-            raise InputError(f"cannot read study {path}: {about_backslashes(path) or error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"{path} is not YAML ({error}): fix it") from None
-        if not isinstance(settings, dict) or not all(isinstance(k, str) for k in settings):
-            raise InputError(f"{path} is not a study: it should have settings such as 'dataset: digits'")
-        try:
-            with no_imports():
-                return cls(**settings)
+            return cls(**settings)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
     def imports(self) -> dict[str, str]:
-        """The settings that name code by its import path, with the path; of several methods the first."""
-        found = {"model": path_of_model(self.model)}
-        if isinstance(self.partition, Spec) and is_path(self.partition):
-            found["partition"] = self.partition.name
-        if isinstance(self.data, str) and data.is_program(self.data):
-            found["data"] = self.data
-        if own := next((use.name for use in self.methods if methods.registry.is_path(use.name)), None):
-            found["methods"] = own
-        return {setting: path for setting, path in found.items() if path}
+        """The settings that are import paths of code, with the paths."""
+        return code_of(dict(self))
 
     def to_yaml(self) -> str:
         """The whole study with its defaults, as text that ``read`` can read."""
@@ -388,12 +372,3 @@ class Study(BaseModel):
     def elsewhere(self, job: Job) -> Elsewhere | None:
         """What is known of samples and clients' states that are not where the run is; None if they are."""
         return None
-
-
-def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
-    """The error for a file that names code without permission to import it."""
-    setting, path = next(iter(named.items()))
-    return InputError(
-        f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: check "
-        f"that module first, then give {option('allow_import', True)}"
-    )

@@ -17,6 +17,8 @@ from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 DEFENCE = "Privacy and attacks"
+OWN_DATA = ("target", "task", "client_column", "drop", "resize")
+"""The settings that say how the user's own ``data`` are read."""
 
 
 class Setting(NamedTuple):
