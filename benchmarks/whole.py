@@ -26,7 +26,7 @@ PROGRAM = """
 import sys, time
 from idiolect.studies import runner
 
-def sitting(self, *given, run=runner.Sitting.run):
+def measured(self, *given, run=runner.Schedule.run):
     start = time.process_time()
     try:
         run(self, *given)
@@ -34,7 +34,7 @@ def sitting(self, *given, run=runner.Sitting.run):
         spent.append(time.process_time() - start)
 
 spent = []
-runner.Sitting.run = sitting
+runner.Schedule.run = measured
 from idiolect.cli import main
 try:
     main(sys.argv[2:])

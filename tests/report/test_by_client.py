@@ -42,7 +42,7 @@ def with_predictions(make: Any, folder: Path, right_MSN: np.ndarray) -> tuple[re
             made.add(label, seed, 1, 0, "personalised", "macro_f1", 0.5)
             p_NC = np.where((label_N == 1) == (right_N == 1), 0.9, 0.2)[:, None] * [-1, 1] + [1, 0]
             into = folder / f"{label}{seed}"
-            predictions.save(into, label, seed, [predictions.Predicted("personalised", 0, label_N, p_NC)])
+            predictions.save(into, label, seed, [predictions.ClientPredictions("personalised", 0, label_N, p_NC)])
             tables.append(into)
     made.save(folder)
     predictions.merge(folder, tables)

@@ -19,7 +19,7 @@ from idiolect import data, report
 from idiolect.core import tree
 from idiolect.core.errors import IdiolectError, InputError
 from idiolect.runs import environment
-from idiolect.runs.store import Store, sittings
+from idiolect.runs.store import Store, starts
 from idiolect.simulation import State, begin
 from idiolect.simulation.client_store import OnDisk
 from idiolect.studies import Study
@@ -223,7 +223,7 @@ def test_the_merged_records_outlive_those_of_a_cell(folder: Path) -> None:
 def test_a_note_of_another_shape(folder: Path, note: str) -> None:
     (folder / "engine.json").write_text(note)
     with pytest.raises(InputError, match=r"engine.json cannot be read \(.*\): restore it, or delete it"):
-        sittings(folder)
+        starts(folder)
     before = content(folder)
     with pytest.raises(InputError, match=r"engine.json cannot be read"):
         run(STUDY, folder, engine="sequential", resume=True)

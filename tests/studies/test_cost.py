@@ -46,7 +46,7 @@ def test_turns_are_those_that_a_run_records(settings: dict[str, Any], tmp_path: 
         measured = left[(left["stage"] == "personalised") & (left["metric"] == "accuracy")]
         work = turns(study, 6 - (study.new_clients or 0), done)
         assert (work.training, work.evaluations) == (len(trained), measured["round"].nunique())
-        assert work.measured * work.evaluations == len(measured)
+        assert work.per_evaluation * work.evaluations == len(measured)
 
 
 def counted(text: str | None) -> list[int]:

@@ -23,7 +23,7 @@ def study_of(
     """
     from idiolect.runs.folder import STUDY_FILE, has_run
     from idiolect.studies import Study
-    from idiolect.studies.study_file import code_of, names_code, written
+    from idiolect.studies.study_file import code_of, names_code, settings_of_file
 
     if path is None and resumed is not None:
         if has_run(resumed):
@@ -32,9 +32,9 @@ def study_of(
             raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
     if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):
         settings = {"name": own_name} | settings
-    of_file = {k: v for k, v in (written(path) if path else {}).items() if k not in _replaced(settings)}
-    if path and not allow_import and (named := code_of(of_file)):
-        raise names_code(path, named)
+    of_file = {k: v for k, v in (settings_of_file(path) if path else {}).items() if k not in _replaced(settings)}
+    if path and not allow_import and (paths := code_of(of_file)):
+        raise names_code(path, paths)
     try:
         study = Study(**of_file | settings)
     except InputError:
@@ -58,7 +58,7 @@ def _replaced(settings: Mapping[str, Any]) -> set[str]:
 def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
     """Methods with the options that ``--set`` gives."""
     from idiolect.core.option_spec import scalar
-    from idiolect.studies.method_use import labelled, use
+    from idiolect.studies.method_use import label_of, use
     from idiolect.studies.naming import all_different
 
     options: list[dict[str, Any]] = [{} for _ in methods]
@@ -77,5 +77,5 @@ def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
     for m, mine in zip(methods, options, strict=True):
         whole = ({} if "preset" in mine else m.options) | mine  # a preset replaces all options
         own = bool(mine) and (m.label == m.name or m.label.startswith(f"{m.name}:"))
-        uses.append(use(m.name, label=labelled(m.name, whole) if own else m.label, **whole))
+        uses.append(use(m.name, label=label_of(m.name, whole) if own else m.label, **whole))
     return all_different("method", tuple(uses), [u.label for u in uses])

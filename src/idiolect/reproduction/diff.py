@@ -17,7 +17,7 @@ from idiolect.core.option_spec import Spec, plain
 from idiolect.core.terminal import Text
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.runs.folder import STUDY_FILE
-from idiolect.runs.store import computed, said, sittings
+from idiolect.runs.store import settings_of_numbers, starts, text_of
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use
 
@@ -170,7 +170,7 @@ def of_run(folder: Path) -> Side:
         InputError: there is no run, or it cannot be read.
     """
     run = report.read(folder)  # has the best message if there is no run
-    return Side(str(folder), Study.look(folder / STUDY_FILE), run, sittings(folder))
+    return Side(str(folder), Study.look(folder / STUDY_FILE), run, starts(folder))
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:
@@ -227,7 +227,7 @@ def _different(what: str, a: Any, b: Any, effect: str | None = None) -> Iterator
 
 
 def _text(value: Any) -> str:
-    return "not set" if value is None else plain(value) if isinstance(value, bool) else said(value)
+    return "not set" if value is None else plain(value) if isinstance(value, bool) else text_of(value)
 
 
 def _settings(a: Side, b: Side) -> Iterator[Difference]:
@@ -251,7 +251,7 @@ def _options(flat: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _flat(study: Study) -> dict[str, Any]:
     """A study's settings without its methods; those that the library chooses are filled in."""
-    settings = {k: v for k, v in computed(study).items() if k in Study.model_fields and k != "methods"}
+    settings = {k: v for k, v in settings_of_numbers(study).items() if k in Study.model_fields and k != "methods"}
     if study.dataset is not None:
         settings["model"] = models.choose(study.model, tuple(data.describe(study.dataset)["shape"]))
     return settings | {"evaluate_every": study.evaluation}

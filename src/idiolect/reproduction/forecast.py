@@ -120,7 +120,7 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
         "received": rows * speed.received,
         "trained": used * speed.training + rows * speed.received,
     }
-    evaluation = work.measured * sum(each[stage] for stage in protocol.stages)
+    evaluation = work.per_evaluation * sum(each[stage] for stage in protocol.stages)
     return work.training * used * speed.training + work.evaluations * evaluation + joining * rows * speed.personalised
 
 

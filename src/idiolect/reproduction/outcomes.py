@@ -14,7 +14,7 @@ from idiolect.core.errors import InputError
 from idiolect.report.rows import per_seed
 from idiolect.reproduction.parts import Part, diverged
 from idiolect.reproduction.recipes import Cell
-from idiolect.runs.store import sittings
+from idiolect.runs.store import starts
 
 MARGIN = 1.5  # a number within so many points matches the paper's
 SEEDS = (
@@ -164,7 +164,7 @@ def together(
 
 def _circumstances(folder: Path) -> dict[str, Any]:
     """On what a run's sittings ran."""
-    ran = sittings(folder)
+    ran = starts(folder)
     return _all([{"machine": one["machine"], "versions": one["versions"]} for one in ran])
 
 

@@ -13,9 +13,9 @@ from idiolect.core.errors import InputError, option
 from idiolect.reproduction.recipes import Cell
 from idiolect.runs import checkpoint
 from idiolect.runs.folder import CHECKPOINT_FILE, STUDY_FILE, files_of_cells, has_run
-from idiolect.runs.store import computed, difference, joined_rounds
+from idiolect.runs.store import difference, joined_rounds, settings_of_numbers
 from idiolect.studies.config import Study
-from idiolect.studies.method_use import labelled
+from idiolect.studies.method_use import label_of
 
 
 def digest(study: Study) -> str:
@@ -25,9 +25,9 @@ def digest(study: Study) -> str:
     shows whether a folder of this name really has this study.
     """
     usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
-    told = computed(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
+    told = settings_of_numbers(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
     settings = {k: v for k, v in told.items() if k in usual and v != usual[k]}
-    uses = [labelled(u.name, u.options) for u in study.methods]
+    uses = [label_of(u.name, u.options) for u in study.methods]
     text = json.dumps(_plain([settings, uses]), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -55,7 +55,9 @@ class Part(NamedTuple):
             InputError: the folder has another study, for example from a version with other defaults.
         """
         if has_run(self.folder) and (
-            differs := difference(computed(Study.look(self.folder / STUDY_FILE)), computed(self.study))
+            differs := difference(
+                settings_of_numbers(Study.look(self.folder / STUDY_FILE)), settings_of_numbers(self.study)
+            )
         ):
             raise InputError(
                 f"{self.folder} has another study ({differs}): move it away, or choose another with {option('out')}"

@@ -48,16 +48,16 @@ def load(path: Path, start: State) -> State:
         files.read(path)
         with safetensors.safe_open(path, framework="pt") as file:
             number = int(file.metadata()["round"])
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a readable checkpoint ({error}): {_FIX}") from error
-    wanted = tree.named({"server": start.server})
-    server = {name: a for name, a in found.items() if name.partition("/")[0] == "server"}
+    first = tree.named({"server": start.server})
+    server = {name: a for name, a in arrays.items() if name.partition("/")[0] == "server"}
     try:
-        if {k: (v.shape, v.dtype) for k, v in wanted.items()} != {k: (v.shape, v.dtype) for k, v in server.items()}:
+        if {k: (v.shape, v.dtype) for k, v in first.items()} != {k: (v.shape, v.dtype) for k, v in server.items()}:
             raise ValueError("another server")
-        start.clients.restore({name.removeprefix("clients/"): a for name, a in found.items() if name not in server})
+        start.clients.restore({name.removeprefix("clients/"): a for name, a in arrays.items() if name not in server})
     except (KeyError, ValueError):
         raise InputError(f"{path} was written by another method, model or version: {_FIX}") from None
     _, rebuild = tree.flatten(start.server)
-    return State(tree.copy(rebuild([server[name] for name in wanted])), start.clients, number)
+    return State(tree.copy(rebuild([server[name] for name in first])), start.clients, number)

@@ -87,21 +87,21 @@ def hold(folder: Path) -> Callable[[], object]:
         import fcntl
 
         try:
-            held = os.open(folder, os.O_RDONLY)
+            descriptor = os.open(folder, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"cannot use {folder} as a folder ({error.strerror}): {elsewhere()}") from None
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(held)
+            os.close(descriptor)
             raise _used_by_another(folder) from None
         except OSError:  # a file system without locks
-            os.close(held)
+            os.close(descriptor)
             return lambda: None
         with suppress(OSError):
-            if os.path.samestat(os.fstat(held), os.stat(folder)):
-                return partial(os.close, held)
-        os.close(held)  # the process that had it has removed it
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                return partial(os.close, descriptor)
+        os.close(descriptor)  # the process that had it has removed it
 
 
 def _hold_file(folder: Path) -> Callable[[], object]:

@@ -23,7 +23,7 @@ _KEYS = {
 }  # fmt: skip
 
 
-class Predicted(NamedTuple):
+class ClientPredictions(NamedTuple):
     """The predictions of a client's test samples: N of them, C classes."""
 
     stage: str
@@ -37,7 +37,7 @@ def probability(number: int) -> str:
     return f"probability[{number}]"
 
 
-def save(folder: Path, method: str, seed: int, found: Sequence[Predicted], mode: int = 0o666) -> None:
+def save(folder: Path, method: str, seed: int, clients: Sequence[ClientPredictions], mode: int = 0o666) -> None:
     """Write the predictions of a method with a seed into its folder; a sample is numbered within its client.
 
     A new file gets ``mode``.
@@ -45,16 +45,16 @@ def save(folder: Path, method: str, seed: int, found: Sequence[Predicted], mode:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    found = sorted(found, key=lambda f: f.client)
-    count = [len(f.label_N) for f in found]
-    p_RC = np.concatenate([f.p_NC for f in found])
+    clients = sorted(clients, key=lambda f: f.client)
+    count = [len(f.label_N) for f in clients]
+    p_RC = np.concatenate([f.p_NC for f in clients])
     columns: dict[str, Any] = {
         "method": [method] * sum(count),
         "seed": np.full(sum(count), seed),
-        "client": np.repeat([f.client for f in found], count),
-        "stage": [f.stage for f in found for _ in f.label_N],
+        "client": np.repeat([f.client for f in clients], count),
+        "stage": [f.stage for f in clients for _ in f.label_N],
         "sample": np.concatenate([np.arange(n) for n in count]),
-        "label": np.concatenate([f.label_N for f in found]),
+        "label": np.concatenate([f.label_N for f in clients]),
     }
     columns |= {probability(c): p_C for c, p_C in enumerate(p_RC.T)}
     _write(folder / PREDICTIONS_FILE, pa.table(columns, schema=_schema(p_RC.shape[1])), mode)
@@ -67,8 +67,8 @@ def merge(run: Path, folders: Iterable[Path]) -> None:
         InputError: one is missing or cannot be read.
         RunError: the disk is full or the folder cannot be written.
     """
-    if found := [_read(folder / PREDICTIONS_FILE, "delete its folder to run this part again") for folder in folders]:
-        _write(run / PREDICTIONS_FILE, pa.concat_tables(found))
+    if tables := [_read(folder / PREDICTIONS_FILE, "delete its folder to run this part again") for folder in folders]:
+        _write(run / PREDICTIONS_FILE, pa.concat_tables(tables))
 
 
 def read(run: Path) -> pa.Table:

@@ -26,7 +26,7 @@ _KEYS = {
     TIMINGS_FILE: ("method", "seed", "round", "seconds"),
 }
 _TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
-_Made = TypeVar("_Made")
+_Value = TypeVar("_Value")
 _More = ParamSpec("_More")
 _SHARES = ("accuracy", "validation_accuracy")
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds", "precision", "protocol")
@@ -44,18 +44,18 @@ class Divergence(NamedTuple):
     """Which number of which client, and what to do about it."""
 
 
-def once(make: Callable[Concatenate[Run, _More], _Made]) -> Callable[Concatenate[Run, _More], _Made]:
+def once(make: Callable[Concatenate[Run, _More], _Value]) -> Callable[Concatenate[Run, _More], _Value]:
     """A function that is computed once for each run. Nothing may write into what it returns."""
 
     @wraps(make)
-    def made(run: Run, /, *more: _More.args, **named: _More.kwargs) -> _Made:
-        kept: dict[Any, _Made] = vars(run).setdefault("_kept", {})
-        asked = make, more, tuple(named.items())
-        if asked not in kept:
-            kept[asked] = make(run, *more, **named)
-        return kept[asked]
+    def cached(run: Run, /, *more: _More.args, **named: _More.kwargs) -> _Value:
+        cache: dict[Any, _Value] = vars(run).setdefault("_kept", {})
+        key = make, more, tuple(named.items())
+        if key not in cache:
+            cache[key] = make(run, *more, **named)
+        return cache[key]
 
-    return made
+    return cached
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ class Run:
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
         """A metric of test samples of honest clients at the protocol's stage, in every evaluated round."""
-        tested = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
+        clients = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
         stage: str = self.protocol.stage
         if self.protocol.clients == "new":
-            stage, tested = "new", [c for c in tested if c in self.new_clients]
-        found = self.select(stage, metric)
-        return found[found["client"].isin([c for c in tested if c not in self.attackers])]
+            stage, clients = "new", [c for c in clients if c in self.new_clients]
+        records = self.select(stage, metric)
+        return records[records["client"].isin([c for c in clients if c not in self.attackers])]
 
     @once
     def last_of(self, metric: str) -> pd.DataFrame:
@@ -148,20 +148,20 @@ class Run:
         The last round is that of the accuracy: no older value takes the place of one that is not defined in it. Methods
         that diverged are left out.
         """
-        found = self.settled(self.of_protocol(metric))
+        records = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
             ends = self.of_protocol("accuracy").groupby(["method", "seed"])["round"].max()
-            return self._in_rounds(found, set(zip(ends.index, ends, strict=True)))
-        held = self.select(self.protocol.stage, "validation_accuracy")
-        held = held[~held["client"].isin(list(self.attackers))]
-        means = held.groupby(["method", "seed", "round"])["value"].mean()
+            return self._in_rounds(records, set(zip(ends.index, ends, strict=True)))
+        validation = self.select(self.protocol.stage, "validation_accuracy")
+        validation = validation[~validation["client"].isin(list(self.attackers))]
+        means = validation.groupby(["method", "seed", "round"])["value"].mean()
         best = means.groupby(["method", "seed"]).idxmax()  # the earliest of equal ones
-        return self._in_rounds(found, {((method, seed), round) for method, seed, round in best})
+        return self._in_rounds(records, {((method, seed), round) for method, seed, round in best})
 
     @staticmethod
-    def _in_rounds(found: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
-        rows = zip(zip(found["method"], found["seed"], strict=True), found["round"], strict=True)
-        return found[np.fromiter((row in ends for row in rows), bool, len(found))]
+    def _in_rounds(records: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
+        rows = zip(zip(records["method"], records["seed"], strict=True), records["round"], strict=True)
+        return records[np.fromiter((row in ends for row in rows), bool, len(records))]
 
     def select(self, stage: str, metric: str) -> pd.DataFrame:
         """The records of one metric that have a value."""
@@ -225,35 +225,35 @@ def read(path: Path | str) -> Run:
     try:
         Protocol.model_validate(study["protocol"])
     except pydantic.ValidationError as error:
-        said = error.errors()[0]["msg"].lower()
-        raise InputError(f"{path / STUDY_FILE} has a protocol that cannot be read ({said}): {_FIX}") from None
+        reason = error.errors()[0]["msg"].lower()
+        raise InputError(f"{path / STUDY_FILE} has a protocol that cannot be read ({reason}): {_FIX}") from None
     manifest = _load(path / MANIFEST_FILE, read_json)
     try:
-        checked = _Manifest.model_validate(manifest)
+        content = _Manifest.model_validate(manifest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "content"
         raise InputError(f"{path / MANIFEST_FILE}: {where}: {first['msg'].lower()}: {_FIX}") from None
     if edit := edited(study, manifest):
         raise InputError(f"{path / STUDY_FILE} has changed since the run began ({edit}): undo this change")
-    for client in checked.clients:
-        if not len(client.train) == len(client.test) == len(checked.class_names):
+    for client in content.clients:
+        if not len(client.train) == len(client.test) == len(content.class_names):
             raise InputError(
                 f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {_FIX}"
             )
     records, timings = _table(path / RECORDS_FILE), _table(path / TIMINGS_FILE)
-    ids = [c.id for c in checked.clients]
-    for column, known in (("method", list(checked.methods)), ("client", ids), ("other", ids)):
+    ids = [c.id for c in content.clients]
+    for column, known in (("method", list(content.methods)), ("client", ids), ("other", ids)):
         there = records[column].dropna()
         strange = there[~there.isin(known)]
         if len(strange):
             kind = "method" if column == "method" else "client"
             what = f"{kind} {strange.iloc[0]}, which is not in {MANIFEST_FILE}"
             raise InputError(f"{path / RECORDS_FILE} has {what}: {_FIX}")
-    diverged = divergences(path, checked.methods)
-    new = {c.id: c.joins for c in checked.clients if c.joins is not None}
+    diverged = divergences(path, content.methods)
+    new = {c.id: c.joins for c in content.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
-    test_rows = {c.id: sum(c.test) for c in checked.clients}
+    test_rows = {c.id: sum(c.test) for c in content.clients}
     return Run(str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged), path)
 
 
@@ -266,13 +266,13 @@ def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Div
         InputError: the file cannot be read, or is from another run.
     """
     path = folder / DIVERGED_FILE
-    found = _load(path, _noted) if path.exists() else []
-    if unknown := [d.method for d in found if labels is not None and d.method not in labels]:
+    notes = _load(path, _notes) if path.exists() else []
+    if unknown := [d.method for d in notes if labels is not None and d.method not in labels]:
         raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {_FIX}")
-    return found
+    return notes
 
 
-def _noted(file: Path) -> list[Divergence]:
+def _notes(file: Path) -> list[Divergence]:
     notes = read_json(file)
     if isinstance(notes, list) and notes and isinstance(notes[-1], dict):
         notes[-1].pop("seal", None)
@@ -290,9 +290,9 @@ def settings(study: Mapping[str, Any]) -> dict[str, Any]:
 
 def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     """What has changed in a written study since its run began; None if nothing has."""
-    began, now = manifest["study"], settings(study)
-    key = next((k for k in began | now if began.get(k) != now.get(k)), None)
-    return key and f"{key}: {brief(began.get(key))} then, {brief(now.get(key))} now"
+    before, now = manifest["study"], settings(study)
+    key = next((k for k in before | now if before.get(k) != now.get(k)), None)
+    return key and f"{key}: {brief(before.get(key))} then, {brief(now.get(key))} now"
 
 
 def _load(file: Path, parse: Callable[[Path], Any]) -> Any:

@@ -42,7 +42,7 @@ def read_table(path: Path) -> pa.Table:
     return pq.ParquetFile(pa.BufferReader(files.read(path))).read(use_threads=False).replace_schema_metadata(None)
 
 
-class Named(Protocol):
+class NamedMethod(Protocol):
     """One method of a study."""
 
     @property
@@ -50,7 +50,7 @@ class Named(Protocol):
         """Its label, which differs from those of the study's other methods."""
 
 
-class Written(Protocol):
+class StudyFile(Protocol):
     """The parts of a study that its folder needs."""
 
     @property
@@ -58,7 +58,7 @@ class Written(Protocol):
         """Its name."""
 
     @property
-    def methods(self) -> Sequence[Named]:
+    def methods(self) -> Sequence[NamedMethod]:
         """Its methods, in order."""
 
     @property

@@ -36,14 +36,14 @@ from idiolect.runs.folder import (
     new_folder,
 )  # fmt: skip
 from idiolect.runs.reader import Divergence, divergences, edited, settings
-from idiolect.runs.schema import RECORDS, TIMINGS, Written, read_table
+from idiolect.runs.schema import RECORDS, TIMINGS, StudyFile, read_table
 from idiolect.simulation import Record, State
 
 log = logging.getLogger(__name__)
 
-S = TypeVar("S", bound=Written)
+S = TypeVar("S", bound=StudyFile)
 
-_SITTING = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
+_START = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
 
 
 class Cell:
@@ -98,9 +98,9 @@ class Cell:
         if not path.exists():
             return start
         state = load(path, start)
-        done = pc.field("round") <= state.round
-        self._records = self.read(RECORDS_FILE, RECORDS).filter(done)
-        self._timings = self.read(TIMINGS_FILE, TIMINGS).filter(done)
+        until = pc.field("round") <= state.round
+        self._records = self.read(RECORDS_FILE, RECORDS).filter(until)
+        self._timings = self.read(TIMINGS_FILE, TIMINGS).filter(until)
         return state
 
 
@@ -134,7 +134,7 @@ class Store(Generic[S]):
     def __init__(self, folder: Path | None, study: S, manifest: dict[str, Any], *, resume: bool) -> None:
         self.folder, self.study = folder or new_folder(study.name), study
         self.diverged: list[Divergence] = []
-        self._held = hold(self.folder)  # before reading and writing, so that two processes do not start at once
+        self._release = hold(self.folder)  # before reading and writing, so that two processes do not start at once
         try:
             if resume and has_run(self.folder):
                 self._resume(manifest)
@@ -153,13 +153,13 @@ class Store(Generic[S]):
     def _begin(self, manifest: dict[str, Any]) -> None:
         """Write the study and the versions of libraries."""
         text = self.study.to_yaml()
-        noted = {
+        beginning = {
             "study": settings(parse_yaml(text)),
             "versions": environment.versions(),
             "machine": environment.machine(),
         }
         try:
-            files.write(self.folder / MANIFEST_FILE, sealed_json(manifest | noted))
+            files.write(self.folder / MANIFEST_FILE, sealed_json(manifest | beginning))
             files.write(self.folder / STUDY_FILE, text)
         except RunError:
             with suppress(OSError):
@@ -172,33 +172,33 @@ class Store(Generic[S]):
         self.study = self.study.model_copy(update={"name": self._same(manifest)})
         self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell must be readable before one of them continues
-        sittings(self.folder)  # and so must the note of engines and machines
+        starts(self.folder)  # and so must the note of engines and machines
         for draft in self.folder.rglob(files.DRAFT):
             with suppress(OSError):
                 draft.unlink()
 
     def close(self) -> None:
         """Let another process use the folder."""
-        self._held()
+        self._release()
 
     def _same(self, manifest: dict[str, Any]) -> str:
         """The name of the study in the folder, which must compute the same as this one, now and when it began."""
         text, path = self.folder / STUDY_FILE, self.folder / MANIFEST_FILE
         there = type(self.study).look(text)
         try:
-            began = read_json(path)
-            same = began["hash"] == manifest["hash"]
-            edit = edited(read_yaml(text), began)
-            circumstances = {**began["versions"], "machine": began["machine"]}
-            code = {label: about["code"] for label, about in began["methods"].items()}
+            beginning = read_json(path)
+            same = beginning["hash"] == manifest["hash"]
+            edit = edited(read_yaml(text), beginning)
+            circumstances = {**beginning["versions"], "machine": beginning["machine"]}
+            code = {label: about["code"] for label, about in beginning["methods"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = f" ({error})" if type(error) is ValueError else ""
+            reason = f" ({error})" if type(error) is ValueError else ""
             raise InputError(
-                f"{path} is missing or broken{said}: restore it, or run the study into another folder"
+                f"{path} is missing or broken{reason}: restore it, or run the study into another folder"
             ) from None
         if edit:
             raise InputError(f"{text} has changed since the run began ({edit}): undo this change, or {elsewhere()}")
-        if differs := difference(computed(there), computed(self.study)):
+        if differs := difference(settings_of_numbers(there), settings_of_numbers(self.study)):
             raise InputError(
                 f"{self.folder} has another study ({differs}): {elsewhere()}, or resume with the same settings"
             )
@@ -208,16 +208,19 @@ class Store(Generic[S]):
         self._other_code(code, manifest)
         return there.name
 
-    def _other_versions(self, began: Mapping[str, Any]) -> None:
+    def _other_versions(self, beginning: Mapping[str, Any]) -> None:
         """Warn if earlier rounds were computed with other versions or on another machine; ``engine.json`` lists all."""
         now = {**environment.versions(), "machine": environment.machine()}
         before: dict[str, list[str]] = {name: [] for name in now}
         with suppress(InputError):  # a broken note
-            for known in (began, *({**ran["versions"], "machine": ran["machine"]} for ran in sittings(self.folder))):
-                for name, found in before.items():
-                    if known.get(name) not in (None, now[name], *found):
-                        found.append(str(known[name]))
-        if other := [f"{name} {' and '.join(found)}, now {now[name]}" for name, found in before.items() if found]:
+            for circumstances in (
+                beginning,
+                *({**start["versions"], "machine": start["machine"]} for start in starts(self.folder)),
+            ):
+                for name, others in before.items():
+                    if circumstances.get(name) not in (None, now[name], *others):
+                        others.append(str(circumstances[name]))
+        if other := [f"{name} {' and '.join(others)}, now {now[name]}" for name, others in before.items() if others]:
             log.warning(
                 "%s was started with %s: its other rounds may differ in rounding from a run without a break; see %s",
                 self.folder, "; ".join(other), ENGINE_FILE,
@@ -226,10 +229,10 @@ class Store(Generic[S]):
     def _other_code(self, before: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
         """Warn if a method's file has changed since the run began."""
         now = {label: about["code"] for label, about in manifest["methods"].items()}
-        if changed := [label for label, code in now.items() if before.get(label) != code]:
+        if labels := [label for label, code in now.items() if before.get(label) != code]:
             log.warning(
                 "the code of %s has changed since %s began, whose rounds would be of two versions: if it now computes "
-                "something else, start a new run", listed(changed, 5), self.folder,
+                "something else, start a new run", listed(labels, 5), self.folder,
             )  # fmt: skip
 
     def cell(self, label: str, seed: int) -> Cell:
@@ -237,19 +240,19 @@ class Store(Generic[S]):
         labels = [u.label for u in self.study.methods]
         return Cell(cell_folder(self.folder, labels, label, seed), self.study.name, label, seed)
 
-    def diverge(self, found: Divergence) -> None:
+    def diverge(self, divergence: Divergence) -> None:
         """Write that a method's training with a seed diverged; it is not run again as long as this file says so."""
         order = [u.label for u in self.study.methods]
-        self.diverged = sorted([*self.diverged, found], key=lambda d: (order.index(d.method), d.seed))
+        self.diverged = sorted([*self.diverged, divergence], key=lambda d: (order.index(d.method), d.seed))
         notes = [d._asdict() for d in self.diverged]
         files.write(self.folder / DIVERGED_FILE, sealed_json(notes))
 
-    def ran(self, run: dict[str, Any]) -> None:
+    def add_start(self, start: dict[str, Any]) -> None:
         """Write which engine and machine ran the study, or the rest of it."""
         before: list[dict[str, Any]] = []
         with suppress(InputError):  # a broken file is no reason to lose this entry
-            before = sittings(self.folder)
-        files.write(self.folder / ENGINE_FILE, sealed_json([*before, run]))
+            before = starts(self.folder)
+        files.write(self.folder / ENGINE_FILE, sealed_json([*before, start]))
 
     def merge(self) -> None:
         """Join the cells' records into the run's, in the order of the study.
@@ -264,14 +267,14 @@ class Store(Generic[S]):
     def _whole(self) -> dict[str, pa.Table]:
         """The cells' tables, joined, by the names of their files."""
         cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
-        found: dict[str, pa.Table] = {}
+        tables: dict[str, pa.Table] = {}
         for name, schema in ((RECORDS_FILE, RECORDS), (TIMINGS_FILE, TIMINGS)):
-            begun = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT_FILE).exists()]
-            found[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in begun)])
-        return found
+            with_files = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT_FILE).exists()]
+            tables[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in with_files)])
+        return tables
 
 
-def sittings(folder: Path) -> list[dict[str, Any]]:
+def starts(folder: Path) -> list[dict[str, Any]]:
     """The engine, the machine and the versions of each start of a study; empty if none are recorded.
 
     Raises:
@@ -279,18 +282,18 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / ENGINE_FILE
     try:
-        found = read_json(path) if path.exists() else []
-        if not isinstance(found, list) or not all(isinstance(ran, dict) for ran in found):
+        entries = read_json(path) if path.exists() else []
+        if not isinstance(entries, list) or not all(isinstance(start, dict) for start in entries):
             raise ValueError("it is not a list of mappings")
-        for ran in found:
-            ran.pop("seal", None)
-            if missing := [k for k in _SITTING if k not in ran]:
+        for start in entries:
+            start.pop("seal", None)
+            if missing := [k for k in _START if k not in start]:
                 raise ValueError(f"it has an entry without {missing[0]!r}")
-            if not isinstance(ran["versions"], dict) or not isinstance(ran["options"], dict):
+            if not isinstance(start["versions"], dict) or not isinstance(start["options"], dict):
                 raise ValueError("its versions or options are not a mapping")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
-    return found
+    return entries
 
 
 def joined_rounds(folder: Path) -> int:
@@ -308,20 +311,20 @@ def seconds_of_rounds(folder: Path) -> list[float]:
     Raises:
         InputError: they are missing or cannot be read.
     """
-    found: list[float] = []
+    seconds: list[float] = []
     for path in files_of_cells(folder, TIMINGS_FILE):
-        found += _read(path, TIMINGS)["seconds"].to_pylist()
-    if not found:
+        seconds += _read(path, TIMINGS)["seconds"].to_pylist()
+    if not seconds:
         raise InputError(f"{folder} has lost the times of its rounds: delete it to run this part again")
-    return found
+    return seconds
 
 
-def computed(study: Written) -> dict[str, Any]:
+def settings_of_numbers(study: StudyFile) -> dict[str, Any]:
     """The settings that determine the numbers, flat: setting -> value."""
-    found = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
-    uses = found.pop("methods")
-    found["methods"] = [u["label"] for u in uses]
-    return found | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
+    settings = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
+    uses = settings.pop("methods")
+    settings["methods"] = [u["label"] for u in uses]
+    return settings | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
@@ -330,15 +333,15 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return key and f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} here"
 
 
-def said(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A setting's value, in the form of an option."""
     if isinstance(value, Mapping) and "name" in value:
         value = Spec.model_validate(value)
-    return ", ".join(map(said, value)) or "none" if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(text_of, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
 def _brief(value: Any) -> str:
-    text = said(value)
+    text = text_of(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

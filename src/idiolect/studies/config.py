@@ -28,7 +28,7 @@ from idiolect.simulation import Job
 from idiolect.simulation.attacks import on_uploads, poisoned
 from idiolect.simulation.measures import check, named
 from idiolect.simulation.uploads import step_of
-from idiolect.studies.clients import say_invented
+from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences, mechanism_or_none, rule_or_none
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
@@ -40,7 +40,7 @@ from idiolect.studies.naming import (
     sentence,
 )
 from idiolect.studies.settings import OWN_DATA, field
-from idiolect.studies.study_file import code_of, names_code, written
+from idiolect.studies.study_file import code_of, names_code, settings_of_file
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
@@ -52,7 +52,7 @@ Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
-_GIVEN = "given: "  # in a file, starts the text for an object that was given in Python
+_OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
 class Study(BaseModel):
@@ -122,7 +122,7 @@ class Study(BaseModel):
             raise InputError(sentence(error, Study)) from None
 
     @pydantic.model_validator(mode="after")
-    def _resolved(self) -> Self:
+    def _resolve(self) -> Self:
         """Fill in what depends on other settings: the data set, the partition, the number of clients."""
 
         def resolve(**values: Any) -> None:
@@ -154,8 +154,8 @@ class Study(BaseModel):
             resolve(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
             raise ValueError("protocol clients=new needs new clients: add new_clients, as 20%, or leave it out")
-        known = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
-        if self.clients is None and known and not data.follows_a_column(self.partition):
+        readable = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
+        if self.clients is None and readable and not data.follows_a_column(self.partition):
             resolve(clients=USUAL_CLIENTS)
         return self
 
@@ -171,12 +171,12 @@ class Study(BaseModel):
 
     @pydantic.field_serializer("data")
     def _data_text(self, value: str | Source | None) -> str | None:
-        return f"{_GIVEN}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
+        return f"{_OBJECT}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
 
     @pydantic.field_validator("partition", mode="before")
     @classmethod
     def _partitioner(cls, value: object) -> object:
-        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_GIVEN)):
+        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_OBJECT)):
             return value
         return complete_partition(Spec.model_validate(value))
 
@@ -184,11 +184,11 @@ class Study(BaseModel):
     def _partition_text(self, value: Any) -> Any:
         if value is None or isinstance(value, str):
             return value
-        return value.model_dump() if isinstance(value, Spec) else f"{_GIVEN}{type(value).__name__}"
+        return value.model_dump() if isinstance(value, Spec) else f"{_OBJECT}{type(value).__name__}"
 
     @pydantic.field_validator("sizes", "drop", mode="before")
     @classmethod
-    def _joined(cls, value: object, info: pydantic.ValidationInfo) -> object:
+    def _names(cls, value: object, info: pydantic.ValidationInfo) -> object:
         if isinstance(value, str) and info.field_name == "drop":  # a + may be part of a name, which the data say
             return [value]
         if isinstance(value, str):
@@ -216,7 +216,7 @@ class Study(BaseModel):
 
     @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "attacks", "seeds", mode="before")
     @classmethod
-    def _listed(cls, value: object) -> object:
+    def _texts(cls, value: object) -> object:
         if isinstance(value, str):
             return split_list(value)
         return [value] if isinstance(value, int | Spec | Use | Mapping) else value
@@ -230,13 +230,13 @@ class Study(BaseModel):
 
     @pydantic.field_validator("shifts", "new_shifts", "uploads", "attacks")
     @classmethod
-    def _all_completed(cls, specs: tuple[Spec, ...], info: pydantic.ValidationInfo) -> tuple[Spec, ...]:
+    def _all_options(cls, specs: tuple[Spec, ...], info: pydantic.ValidationInfo) -> tuple[Spec, ...]:
         every = data.conditions_of(specs) if info.field_name == "new_shifts" else specs
         return tuple(COMPLETE[str(info.field_name)](spec) for spec in every)
 
     @pydantic.field_validator("server_optimiser", "privacy", "robust")
     @classmethod
-    def _completed(cls, spec: Spec | None, info: pydantic.ValidationInfo) -> Spec | None:
+    def _options(cls, spec: Spec | None, info: pydantic.ValidationInfo) -> Spec | None:
         return spec and COMPLETE[str(info.field_name)](spec)
 
     @pydantic.field_validator("methods")
@@ -261,9 +261,9 @@ class Study(BaseModel):
         Raises:
             InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
         """
-        settings = written(path)
-        if not allow_import and (named := code_of(settings)):
-            raise names_code(path, named)
+        settings = settings_of_file(path)
+        if not allow_import and (paths := code_of(settings)):
+            raise names_code(path, paths)
         return cls._of_file(path, settings)
 
     @classmethod
@@ -274,7 +274,7 @@ class Study(BaseModel):
             InputError: there is no such file, it is not YAML, or a setting is wrong.
         """
         with no_imports():
-            return cls._of_file(path, written(path))
+            return cls._of_file(path, settings_of_file(path))
 
     @classmethod
     def _of_file(cls, path: str | Path, settings: dict[str, Any]) -> Self:
@@ -306,24 +306,24 @@ class Study(BaseModel):
         partition = self.partition
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it was given in a Python program: run the study from there")
-        invented = partition is None and source.client_column is None
+        no_clients = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # there may be few samples
             partition = complete_partition(Spec(name="natural") if source.client_column else few)
-        found = data.build(
+        federation = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
             validation=self.protocol.validation,
         )  # fmt: skip
-        if invented:
-            say_invented(found, source, partition)
-        return poisoned(found, self.attacks)
+        if no_clients:
+            warn_of_no_clients(federation, source, partition)
+        return poisoned(federation, self.attacks)
 
     def _source(self) -> Source:
         if isinstance(self.data, Source):
             return self.data
         if self.data is not None:
-            if self.data.startswith(_GIVEN):
+            if self.data.startswith(_OBJECT):
                 raise InputError(f"data {self.data}: they were given in a Python program: run the study from there")
             return data.open_data(
                 self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize,
@@ -362,9 +362,9 @@ class Study(BaseModel):
         """The job of a method and a seed."""
         server = server_optimiser_of(self.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
-        made = partial(methods.build, use.name, use.options, self.task_of(federation), server=server)
+        build = partial(methods.build, use.name, use.options, self.task_of(federation), server=server)
         return Job(
-            use.label, made, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
+            use.label, build, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),
             privacy=mechanism_or_none(self.privacy), secure=self.secure_aggregation,
         )  # fmt: skip

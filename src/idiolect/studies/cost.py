@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     """Times that clients train in these rounds."""
     evaluations: int
     """How many of these rounds are evaluated."""
-    measured: int
+    per_evaluation: int
     """Clients that are measured in each of them, at each stage."""
 
 
@@ -30,11 +30,11 @@ def turns(study: Study, clients: int, done: int = 0) -> Turns:
     left = study.rounds - done
     few = share_of(clients, study.participation)
     last = (clients - few) * study.protocol.full_last_round * (left > 0)
-    measured = few if study.protocol.clients == "participants" else clients
-    return Turns(few * left + last, len(_evaluated(study, done)), measured)
+    per_evaluation = few if study.protocol.clients == "participants" else clients
+    return Turns(few * left + last, len(_evaluation_rounds(study, done)), per_evaluation)
 
 
-def _evaluated(study: Study, done: int) -> set[int]:
+def _evaluation_rounds(study: Study, done: int) -> set[int]:
     """The rounds after ``done`` in which clients are measured."""
     return {n for n in range(done + 1, study.rounds + 1) if n % study.evaluation == 0 or n == study.rounds}
 
@@ -69,24 +69,25 @@ def evaluation_warning(study: Study, clients: int, done: Mapping[tuple[str, int]
     if study.protocol.clients != "all" or "personalised" not in study.protocol.stages:
         return None
     work = {n: turns(study, clients, n) for n in done.values()}
-    if not any(w.measured * w.evaluations > max(_MANY - 1, w.training) for w in work.values()):
+    if not any(w.per_evaluation * w.evaluations > max(_MANY - 1, w.training) for w in work.values()):
         return None  # this does not depend on the methods
     fresh = {(seed, n): _fresh(study, clients, seed, n) for seed, n in {(s, n) for (_, s), n in done.items()}}
-    named, in_all, in_rounds, always = [], 0, 0, False
+    methods_of, in_all, in_rounds, always = [], 0, 0, False
     for use in study.methods:
         mine = [(seed, n) for (label, seed), n in done.items() if label == use.label]
         at_first, every = profile.adapts_by_training(use.name, use.options)
         counts = [
-            work[n].measured * work[n].evaluations if every else fresh[seed, n] if at_first else 0 for seed, n in mine
+            work[n].per_evaluation * work[n].evaluations if every else fresh[seed, n] if at_first else 0
+            for seed, n in mine
         ]
         evaluating, training = sum(counts), sum(work[n].training for _, n in mine)
         if evaluating > training:
-            named.append(methods.get(use.name).title)
+            methods_of.append(methods.get(use.name).title)
             in_all, in_rounds, always = in_all + evaluating, in_rounds + training, always or every
     if in_all < _MANY:
         return None
     whom = "every client that is measured" if always else "a client that has not taken part yet, to measure it"
-    titles = list(dict.fromkeys(named))
+    titles = list(dict.fromkeys(methods_of))
     who = ", ".join(titles[:-1]) + " and " * (len(titles) > 1) + titles[-1]
     return (
         f"{who} train{'s' * (len(titles) == 1)} {whom}: {in_all:,} times in the evaluations, {in_rounds:,} times in "
@@ -97,12 +98,12 @@ def evaluation_warning(study: Study, clients: int, done: Mapping[tuple[str, int]
 
 def _fresh(study: Study, clients: int, seed: int, done: int) -> int:
     """How often clients are measured that have not taken part yet, summed over the rounds after ``done``."""
-    evaluated, known, count = _evaluated(study, done), set[int](), 0
+    evaluations, veterans, count = _evaluation_rounds(study, done), set[int](), 0
     for number in range(1, study.rounds + 1):
         everybody = study.protocol.full_last_round and number == study.rounds
         share = 1.0 if everybody else study.participation
-        known.update(participants(seed, number, clients, share, study.privacy is not None))
-        if len(known) == clients:  # no need to count the later rounds, which may be many
+        veterans.update(participants(seed, number, clients, share, study.privacy is not None))
+        if len(veterans) == clients:  # no need to count the later rounds, which may be many
             break
-        count += (clients - len(known)) * (number in evaluated)
+        count += (clients - len(veterans)) * (number in evaluations)
     return count

@@ -52,14 +52,14 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
     >>> use("fedpac", alignment=0.5).options["alignment"]
     0.5
     """
-    named = str(Spec(name=name, options=options)) if label is None else label
+    text = str(Spec(name=name, options=options)) if label is None else label
     try:
-        return Use.model_validate({"label": named, "name": name, "options": options})
+        return Use.model_validate({"label": text, "name": name, "options": options})
     except pydantic.ValidationError as error:
         raise InputError(sentence(error, Use)) from None
 
 
-def labelled(name: str, options: Mapping[str, Any]) -> str:
+def label_of(name: str, options: Mapping[str, Any]) -> str:
     """A label: the method with the options that differ from its defaults, or with its preset.
 
     >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})

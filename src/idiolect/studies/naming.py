@@ -38,8 +38,8 @@ def known_name(what: str, name: str, known: Sequence[str]) -> str:
 
 def path_of_model(name: str) -> str | None:
     """The import path of a network; None for a network by name."""
-    wanted = Spec.parse(models.choose(name, (1, 8, 8))).name
-    return wanted if "." in wanted else None
+    network = Spec.parse(models.choose(name, (1, 8, 8))).name
+    return network if "." in network else None
 
 
 def is_path(partition: Spec) -> bool:
@@ -63,8 +63,8 @@ def complete_shift(spec: Spec) -> Spec:
 
 
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    known = options_of(function) if inspect.isfunction(function) else {}
-    return {k: p.default for k, p in known.items() if p.default is not None and p.default is not p.empty}
+    options = options_of(function) if inspect.isfunction(function) else {}
+    return {k: p.default for k, p in options.items() if p.default is not None and p.default is not p.empty}
 
 
 def all_different(what: str, values: T, names: Sequence[Any]) -> T:
@@ -89,11 +89,11 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
         return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
     if first["type"] == "extra_forbidden" and not inner:
         return f"unknown setting {setting!r}; {nearest(str(setting), model.model_fields)}"
-    named = inner[-1:] == ["label"] and first["type"] != "missing"
-    if (setting in _EXAMPLES or setting in ("partition", "shifts", "new_shifts", "methods")) and not named:
+    of_label = inner[-1:] == ["label"] and first["type"] != "missing"
+    if (setting in _EXAMPLES or setting in ("partition", "shifts", "new_shifts", "methods")) and not of_label:
         example = _EXAMPLES.get(str(setting), USUAL_PARTITION)
         return f"{setting}: cannot read {brief(first['input'])}; write name:option=value, for example {example}"
-    known = named or setting == "protocol"
-    inside = inner if known else [step for step in inner if isinstance(step, int)]  # the text names the expected type
+    clear = of_label or setting == "protocol"
+    inside = inner if clear else [step for step in inner if isinstance(step, int)]  # the text names the expected type
     where = ".".join(map(str, [setting, *inside]))
     return f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}"

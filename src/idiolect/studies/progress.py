@@ -130,7 +130,7 @@ class _Job:
     label: str
     seed: int
     done: int
-    began: float | None = None
+    start_time: float | None = None
     last: float = 0.0
     """When its last round ended."""
     seconds: list[float] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Bars(Silent):
         """Lay out the rows."""
         with self._lock:
             self._rounds, self._engine = rounds, engine
-            self._begun, self._worked = self._clock(), engine.seconds
+            self._start_time, self._work_before = self._clock(), engine.seconds
             self._jobs = {key: _Job(*key, done=min(n, rounds)) for key, n in done.items()}
 
     def start(self, label: str, seed: int, done: int) -> None:
@@ -173,7 +173,7 @@ class Bars(Silent):
         with self._lock:
             job = self._jobs[label, seed]
             job.done = done
-            job.began = job.last = self._clock()
+            job.start_time = job.last = self._clock()
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Move its bar."""
@@ -194,66 +194,66 @@ class Bars(Silent):
             if not self._jobs:
                 return Text("")
             jobs = list(self._jobs.values())
-            finished = [j for j in jobs if j.done >= self._rounds]
-            diverged = [j for j in jobs if j.diverged]
-            left = [j for j in jobs if j.done < self._rounds and not j.diverged]
-            running = [j for j in left if j.began is not None]
-            queued = [j for j in left if j.began is None]
+            complete = [j for j in jobs if j.done >= self._rounds]
+            divergent = [j for j in jobs if j.diverged]
+            rest = [j for j in jobs if j.done < self._rounds and not j.diverged]
+            running = [j for j in rest if j.start_time is not None]
+            queue = [j for j in rest if j.start_time is None]
             room = self._console.height - 3  # the header, the line for all, and the line of the cursor
             lines: list[RenderableType] = []
             if len(jobs) > room:
-                lines.append(_line(f"{len(finished)} finished: {_named(finished, accuracy=True)}"))
-                if diverged:
-                    lines.append(_line(f"{len(diverged)} diverged: {_named(diverged)}"))
+                lines.append(_line(f"{len(complete)} finished: {_names(complete, accuracy=True)}"))
+                if divergent:
+                    lines.append(_line(f"{len(divergent)} diverged: {_names(divergent)}"))
                     room -= 1
-                jobs = running + queued
+                jobs = running + queue
                 if len(jobs) + 1 > room:
-                    lines.append(_line(f"{len(queued)} queued: {_named(queued)}"))
+                    lines.append(_line(f"{len(queue)} queued: {_names(queue)}"))
                     jobs = running[: max(1, room - 2)]
-            return Group(self._table(jobs), *lines, _line(self._whole(running, queued)))
+            return Group(self._table(jobs), *lines, _line(self._whole(running, queue)))
 
     def _table(self, jobs: Sequence[_Job]) -> Table:
         width = self._console.width
         bar, seed = width // 6, min(10, max([4, *(len(str(j.seed)) for j in jobs)]))
-        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        shown.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
-        shown.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
-        shown.add_column("", width=bar)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
+        table.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
+        table.add_column("", width=bar)
         for header in ("round", "accuracy", "left"):
-            shown.add_column(header, justify="right", no_wrap=True)
+            table.add_column(header, justify="right", no_wrap=True)
         for j in jobs:
             at = ProgressBar(self._rounds, j.done, width=bar)
             accuracy = "" if j.accuracy is None else f"{j.accuracy:.1%}"
             row = (Text(j.label), str(j.seed), at, f"{j.done}/{self._rounds}", accuracy, self._left(j))
-            shown.add_row(*row, style="dim" if j.began is None else "")
-        return shown
+            table.add_row(*row, style="dim" if j.start_time is None else "")
+        return table
 
     def _left(self, job: _Job) -> str:
         if job.done >= self._rounds:
             return "done"
         if job.diverged:
             return "diverged"
-        if job.began is None:
+        if job.start_time is None:
             return "queued"
         return "" if job.pace is None else duration(self._rest(job, job.pace))
 
     def _rest(self, job: _Job, pace: float) -> float:
         """Seconds that a job still takes; a current round that takes longer than usual counts as ended."""
         rest = (self._rounds - job.done) * pace
-        return rest if job.began is None else rest - min(pace, self._clock() - job.last)
+        return rest if job.start_time is None else rest - min(pace, self._clock() - job.last)
 
-    def _whole(self, running: Sequence[_Job], queued: Sequence[_Job]) -> str:
+    def _whole(self, running: Sequence[_Job], queue: Sequence[_Job]) -> str:
         jobs, workers = list(self._jobs.values()), self._engine.workers
-        passed = self._clock() - self._begun
-        busy = min(float(workers), (self._engine.seconds - self._worked) / passed) if passed > 0 else 0.0
+        elapsed = self._clock() - self._start_time
+        busy = min(float(workers), (self._engine.seconds - self._work_before) / elapsed) if elapsed > 0 else 0.0
         rounds = sum(j.done if j.diverged else self._rounds for j in jobs)
         parts = [
             f"{sum(j.done for j in jobs)} of {rounds} rounds",
-            f"{len(running)} running, {len(queued)} queued",
+            f"{len(running)} running, {len(queue)} queued",
             f"{busy:.1f} of {workers} {'worker' if workers == 1 else 'workers'} busy",
         ]
-        left = self._time_left([*running, *queued])
-        return "; ".join([*parts, f"{duration(left)} left"] if left else parts)
+        rest = self._time_left([*running, *queue])
+        return "; ".join([*parts, f"{duration(rest)} left"] if rest else parts)
 
     def _time_left(self, jobs: Sequence[_Job]) -> float | None:
         """Seconds left for all; a queued job is as fast as its method so far, or as the mean; some run side by side."""
@@ -272,19 +272,19 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _named(jobs: Sequence[_Job], accuracy: bool = False) -> str:
+def _names(jobs: Sequence[_Job], accuracy: bool = False) -> str:
     """Methods, each once, with the number of seeds if several, or with their mean accuracy."""
-    found: dict[str, list[_Job]] = {}
+    groups: dict[str, list[_Job]] = {}
     for j in jobs:
-        found.setdefault(j.label, []).append(j)
+        groups.setdefault(j.label, []).append(j)
 
     def one(label: str, mine: Sequence[_Job]) -> str:
-        known = [j.accuracy for j in mine if j.accuracy is not None]
-        if accuracy and known:
-            return f"{label} {sum(known) / len(known):.1%}"
+        accuracies = [j.accuracy for j in mine if j.accuracy is not None]
+        if accuracy and accuracies:
+            return f"{label} {sum(accuracies) / len(accuracies):.1%}"
         return label if len(mine) == 1 else f"{label} x{len(mine)}"
 
-    return ", ".join(one(label, mine) for label, mine in found.items()) or "none"
+    return ", ".join(one(label, mine) for label, mine in groups.items()) or "none"
 
 
 class Lines(Silent):
@@ -294,8 +294,8 @@ class Lines(Silent):
         self._console = console
         self._since: dict[str, float] = {}
         self._total: dict[str, int] = {}
-        self._done: dict[str, int] = {}
-        self._said: dict[str, float] = {}
+        self._rounds: dict[str, int] = {}
+        self._last_line: dict[str, float] = {}
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
         """Remember how many rounds each method has, over all its seeds."""
@@ -306,19 +306,19 @@ class Lines(Silent):
         """Write how far the method is."""
         first, total = label not in self._since, self._total[label]
         self._since.setdefault(label, time.monotonic())
-        self._done[label] = self._done.get(label, 0) + done
+        self._rounds[label] = self._rounds.get(label, 0) + done
         if first or done:
             rounds = "1 round" if total == 1 else f"{total} rounds"
-            self._say(f"{label}: {self._done[label]} of {rounds} done" if done else f"{label}: {rounds}")
+            self._say(f"{label}: {self._rounds[label]} of {rounds} done" if done else f"{label}: {rounds}")
 
     def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
         """Write the accuracy if it was measured, and the round if nothing was written for a minute."""
-        self._done[label] += 1
+        self._rounds[label] += 1
         now = time.monotonic()
-        if accuracy is not None or now - self._said.get(label, self._since[label]) >= _SILENT:
-            self._said[label] = now
-            reached = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-            self._say(f"{label}: seed {seed}, round {round}{reached}, {now - self._since[label]:.0f} s")
+        if accuracy is not None or now - self._last_line.get(label, self._since[label]) >= _SILENT:
+            self._last_line[label] = now
+            suffix = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            self._say(f"{label}: seed {seed}, round {round}{suffix}, {now - self._since[label]:.0f} s")
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Say so."""

@@ -15,7 +15,7 @@ from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
 from idiolect.runs.folder import PAGE_FILE
-from idiolect.runs.store import sittings
+from idiolect.runs.store import starts
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, title_of
 
@@ -40,7 +40,7 @@ class Result:
         ``engine``, its ``options``, ``workers``, ``seconds`` of the rounds, ``busy`` (the share of time in which the
         workers worked), ``versions``, ``dtype`` and ``machine``.
         """
-        return sittings(self.folder)
+        return starts(self.folder)
 
     @property
     def diverged(self) -> list[report.Divergence]:
@@ -60,11 +60,11 @@ class Result:
         there are others, a warning names them, and so does ``attrs["notes"]``, a list of sentences.
         """
         run = report.read(self.folder)
-        found = report.accuracies(run)
+        series = report.accuracies(run)
         for note in report.left_out_notes(run):
             log.warning("%s", note)
-        found.attrs["notes"] = list(report.left_out_notes(run))
-        return found
+        series.attrs["notes"] = list(report.left_out_notes(run))
+        return series
 
     def client_accuracy(self) -> Any:
         """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
@@ -104,10 +104,10 @@ class Result:
     def table(self) -> Table:
         """The table as a terminal shows it."""
         run = report.read(self.folder)
-        computed = "" if run.precision == "float32" else f"Computed in {run.precision}."
-        more = " ".join(filter(None, (report.official_words(run.manifest), computed, defences.caption(run))))
-        said = self.study.protocol.said(report.whose(run))
-        return report.render(report.summary(run), said, report.columns_of(run), more, report.said(run))
+        precision = "" if run.precision == "float32" else f"Computed in {run.precision}."
+        more = " ".join(filter(None, (report.official_words(run.manifest), precision, defences.caption(run))))
+        protocol = self.study.protocol.said(report.whose(run))
+        return report.render(report.summary(run), protocol, report.columns_of(run), more, report.said(run))
 
     def notes(self) -> list[str]:
         """What stands below the table: which clients do not count and why, and whose training seems not finished."""
@@ -163,14 +163,14 @@ class Result:
         )
 
     def _use(self, method: str) -> Use:
-        found = [u for u in self.study.methods if method == u.label] or [
+        uses = [u for u in self.study.methods if method == u.label] or [
             u for u in self.study.methods if method == u.name
         ]
-        if not found:
+        if not uses:
             raise InputError(
                 f"this run has no method {method!r}; {nearest(method, [u.label for u in self.study.methods])}"
             )
-        return found[0]
+        return uses[0]
 
     @property
     def page(self) -> Path:

@@ -36,7 +36,7 @@ from idiolect.studies.cost import evaluation_warning
 from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.progress import Silent, Watcher
 from idiolect.studies.result import Result
-from idiolect.studies.sitting import Sitting
+from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Make, Tracking
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ def run(
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
     ends = None if budget is None else time.monotonic() + budget
-    runs = engines.engine(engine, workers) if isinstance(engine, str) else engine
-    named = engine if isinstance(engine, str) else engine.name
-    check_precision(study, runs)
+    executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
+    engine_name = engine if isinstance(engine, str) else engine.name
+    check_precision(study, executor)
     tracking = Tracking(track)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
@@ -96,33 +96,33 @@ def run(
         manifest["attackers"] = hostile
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
-    sitting = Sitting(store, runs, tracking, ends)
+    schedule = Schedule(store, executor, tracking, ends)
     before = list(store.diverged)
-    if said := evaluation_warning(study, federation.trained, sitting.left([job for _, job in jobs])):
-        log.warning("%s", said)
+    if warning := evaluation_warning(study, federation.trained, schedule.backlog([job for _, job in jobs])):
+        log.warning("%s", warning)
 
-    with closing(store), signals.received(lambda number: KeyboardInterrupt()) as came:
+    with closing(store), signals.received(lambda number: KeyboardInterrupt()) as numbers:
         _join_predictions(store)  # so that a broken file is noticed before anything is trained
         try:
-            with tracking, watcher or Silent() as show, runs:
+            with tracking, watcher or Silent() as show, executor:
                 start = time.monotonic()
                 try:
-                    sitting.run([job for _, job in jobs], show, came)
+                    schedule.run([job for _, job in jobs], show, numbers)
                 finally:
-                    if runs.seconds:
-                        store.ran(_ran(runs, named, time.monotonic() - start))
+                    if executor.seconds:
+                        store.add_start(_start(executor, engine_name, time.monotonic() - start))
             store.merge()
             _join_predictions(store)
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
-            if runs.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
+            if executor.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
                 with suppress(IdiolectError):
                     store.merge()
-            again = f"continue with: {again or _command(store.folder, named, workers, bool(study.imports()))}"
+            again = f"continue with: {again or _command(store.folder, engine_name, workers, bool(study.imports()))}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
-                where = "at once" if isinstance(error, KeyboardInterrupt) else sitting.where
-                raise Interrupted(f"stopped {where}; {again}", came[0] if came else signal.SIGINT) from None
+                where = "at once" if isinstance(error, KeyboardInterrupt) else schedule.where
+                raise Interrupted(f"stopped {where}; {again}", numbers[0] if numbers else signal.SIGINT) from None
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
@@ -148,14 +148,14 @@ def check_precision(study: Study, engine: Engine) -> None:
         )
 
 
-def _ran(runs: Engine, asked: str, seconds: float) -> dict[str, Any]:
+def _start(executor: Engine, text: str, seconds: float) -> dict[str, Any]:
     """The engine, versions and machine of this start of a run: all that can change a number besides the study."""
     return {
-        "engine": runs.name,
-        "options": Spec.parse(asked).options,
-        "workers": runs.workers,
+        "engine": executor.name,
+        "options": Spec.parse(text).options,
+        "workers": executor.workers,
         "seconds": seconds,
-        "busy": runs.seconds / (runs.workers * seconds),
+        "busy": executor.seconds / (executor.workers * seconds),
         "versions": environment.versions(),
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "machine": environment.machine(),
@@ -171,8 +171,8 @@ def _join_predictions(store: Store[Study]) -> None:
     study = store.study
     if study.save_predictions:
         cells = [store.cell(use.label, seed).folder for use in study.methods for seed in study.seeds]
-        ended = [cell for cell in cells if checkpoint.rounds(cell / CHECKPOINT_FILE) == study.rounds]
-        predictions.merge(store.folder, ended)
+        complete = [cell for cell in cells if checkpoint.rounds(cell / CHECKPOINT_FILE) == study.rounds]
+        predictions.merge(store.folder, complete)
 
 
 def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:

@@ -17,7 +17,7 @@ from idiolect.core.option_spec import Spec, split_list
 from idiolect.studies.naming import is_path, path_of_model
 
 
-def written(path: str | Path) -> dict[str, Any]:
+def settings_of_file(path: str | Path) -> dict[str, Any]:
     """The settings in a file, as they are written there.
 
     Raises:
@@ -40,15 +40,15 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     ``settings`` are as they are written, or checked.
     """
     model, partition, source = (settings.get(name) for name in ("model", "partition", "data"))
-    found: dict[str, str | None] = {}
+    paths: dict[str, str | None] = {}
     with suppress(InputError, pydantic.ValidationError):  # what cannot be read names nothing, and is refused elsewhere
-        found["model"] = path_of_model(model) if isinstance(model, str) else None
+        paths["model"] = path_of_model(model) if isinstance(model, str) else None
     with suppress(InputError, pydantic.ValidationError):
         spec = Spec.model_validate(partition)
-        found["partition"] = spec.name if is_path(spec) else None
-    found["methods"] = next(filter(methods.registry.is_path, _names(settings.get("methods"))), None)
-    found["data"] = source if isinstance(source, str) and data.is_program(source) else None
-    return {setting: path for setting, path in found.items() if path}
+        paths["partition"] = spec.name if is_path(spec) else None
+    paths["methods"] = next(filter(methods.registry.is_path, _names(settings.get("methods"))), None)
+    paths["data"] = source if isinstance(source, str) and data.is_program(source) else None
+    return {setting: path for setting, path in paths.items() if path}
 
 
 def _names(uses: Any) -> Iterator[str]:
@@ -63,9 +63,9 @@ def _names(uses: Any) -> Iterator[str]:
                 yield name
 
 
-def names_code(file: str | Path, named: Mapping[str, str]) -> InputError:
+def names_code(file: str | Path, paths: Mapping[str, str]) -> InputError:
     """The error for a file that names code without permission to import it."""
-    setting, path = next(iter(named.items()))
+    setting, path = next(iter(paths.items()))
     return InputError(
         f"{file}: {setting} {path} is code, and reading it would run the module {path.rpartition('.')[0]}: check "
         f"that module first, then give {option('allow_import', True)}"

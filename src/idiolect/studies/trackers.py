@@ -18,12 +18,12 @@ import numpy as np
 
 from idiolect.core import evaluation_protocol, files
 from idiolect.core.errors import InputError, Interrupted, nearest, option, printable
-from idiolect.runs.store import computed
+from idiolect.runs.store import settings_of_numbers
 from idiolect.simulation import Record
 from idiolect.studies.config import Study
 
 Status = Literal["finished", "stopped", "failed"]
-_AVERAGED = ("accuracy", "loss", "calibration_error", "brier")
+_METRICS = ("accuracy", "loss", "calibration_error", "brier")
 
 
 class Tracker(Protocol):
@@ -65,29 +65,29 @@ def measures(
         ``seconds``. If the protocol is about new clients, the numbers are theirs, and ``trained_accuracy`` is that of
         the others.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
-    sent: dict[int, float] = {}
-    trained = len(rows) - len(conditions)
+    values_of: dict[str, list[tuple[int, float]]] = {}
+    bytes_of: dict[int, float] = {}
+    count = len(rows) - len(conditions)
     for _, client, stage, metric, value, _ in records:
-        if stage in (what.stage, "new") and metric in _AVERAGED and rows[client]:
+        if stage in (what.stage, "new") and metric in _METRICS and rows[client]:
             new = stage == "new"
-            if new == (what.clients == "new") and not (new and conditions[client - trained]):
-                found.setdefault(metric, []).append((client, value))
+            if new == (what.clients == "new") and not (new and conditions[client - count]):
+                values_of.setdefault(metric, []).append((client, value))
             if metric == "accuracy" and (new or what.clients == "new"):
-                found.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
+                values_of.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
         elif stage == "wire" and metric != "answered":
-            sent[client] = sent.get(client, 0.0) + value
-    if not found:
+            bytes_of[client] = bytes_of.get(client, 0.0) + value
+    if not values_of:
         return {}
 
     def mean(metric: str) -> float:
-        clients, values = zip(*found[metric], strict=True)
+        clients, values = zip(*values_of[metric], strict=True)
         return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "sample" else None))
 
-    means = {m: mean(m) for m in found}
-    if worst := sorted(value for _, value in found.get("accuracy", ())):
+    means = {m: mean(m) for m in values_of}
+    if worst := sorted(value for _, value in values_of.get("accuracy", ())):
         means["worst_decile"] = float(np.mean(worst[: max(1, len(worst) // 10)]))
-    return means | {"bytes": float(np.mean(list(sent.values()) or [0.0])), "seconds": seconds}
+    return means | {"bytes": float(np.mean(list(bytes_of.values()) or [0.0])), "seconds": seconds}
 
 
 class TensorBoard:
@@ -132,17 +132,17 @@ class MLflow:
         from mlflow.entities import Metric, Param
 
         self._metric, self._client = Metric, MlflowClient(tracking_uri=self._where)
-        self._run = _kept(folder / "mlflow.json", self._client.tracking_uri, lambda: self._new(study, label, seed))
+        self._run = _run_name(folder / "mlflow.json", self._client.tracking_uri, lambda: self._new(study, label, seed))
         self._client.update_run(self._run, status="RUNNING")
-        known = _settings(study, label)
-        params = [Param(k, str(v)[:500]) for k, v in known.items()] if done == 0 else []
+        settings = _settings(study, label)
+        params = [Param(k, str(v)[:500]) for k, v in settings.items()] if done == 0 else []
         for k in range(0, len(params), 100):  # as many as it accepts at a time
             self._client.log_batch(self._run, params=params[k : k + 100])
 
     def _new(self, study: Study, label: str, seed: int) -> str:
         name, tags = f"{label}, seed {seed}", {"method": label, "seed": str(seed)}
-        found = self._client.get_experiment_by_name(study.name)
-        experiment = found.experiment_id if found else self._client.create_experiment(study.name)
+        experiment_there = self._client.get_experiment_by_name(study.name)
+        experiment = experiment_there.experiment_id if experiment_there else self._client.create_experiment(study.name)
         return str(self._client.create_run(experiment, run_name=name, tags=tags).info.run_id)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
@@ -170,7 +170,7 @@ class WandB:
             project=self._where or "idiolect",
             group=study.name,
             name=f"{label}, seed {seed}",
-            id=_kept(folder / "wandb.json", self._where or "", lambda: secrets.token_hex(4)),
+            id=_run_name(folder / "wandb.json", self._where or "", lambda: secrets.token_hex(4)),
             resume="allow",
             reinit="create_new",  # one run does not end another that is active
             dir=str(folder),
@@ -187,7 +187,7 @@ class WandB:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-_KNOWN: Mapping[str, tuple[Callable[[str | None], Tracker], str]] = {
+_ADAPTERS: Mapping[str, tuple[Callable[[str | None], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"),
     "mlflow": (MLflow, "mlflow"),
     "wandb": (WandB, "wandb"),
@@ -211,9 +211,9 @@ def tracker(text: str) -> Make:
         InputError: there is no such tracker, or its package is missing.
     """
     name, _, where = text.partition(":")
-    if name not in _KNOWN:
-        raise InputError(f"unknown tracker {name!r}; {nearest(name, _KNOWN)}")
-    adapter, package = _KNOWN[name]
+    if name not in _ADAPTERS:
+        raise InputError(f"unknown tracker {name!r}; {nearest(name, _ADAPTERS)}")
+    adapter, package = _ADAPTERS[name]
     for variable, value in _ENVIRONMENT.items():  # the packages read these when they are imported
         os.environ.setdefault(variable, value)
     try:
@@ -229,14 +229,14 @@ class Tracking:
     def __init__(self, wanted: Sequence[str | Make] = ()) -> None:
         self._makes = {str(w): tracker(w) if isinstance(w, str) else w for w in wanted}
         self._lock = threading.Lock()
-        self._failed: list[str] = []
+        self._failures: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *how: object) -> None:
         """Warn of the trackers that failed, after everything else was shown."""
-        for sentence in self._failed:
+        for sentence in self._failures:
             warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
     @contextmanager
@@ -249,11 +249,11 @@ class Tracking:
         def log(round: int, values: Mapping[str, float]) -> None:
             for name, one in mine.items():
                 if name in self._makes:
-                    with self._spared(name):
+                    with self._guard(name):
                         one.log(round, values)
 
         for name, make in list(self._makes.items()):
-            with self._spared(name):
+            with self._guard(name):
                 one = make()
                 one.start(study, label, seed, folder, done)
                 mine[name] = one
@@ -266,34 +266,34 @@ class Tracking:
             raise
         finally:
             for name, one in mine.items():
-                with self._spared(name):
+                with self._guard(name):
                     one.end(status)
 
     @contextmanager
-    def _spared(self, name: str) -> Iterator[None]:
+    def _guard(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001  whatever a tracker does, the run goes on
             with self._lock:
                 if self._makes.pop(name, None) is not None:
-                    said = printable(" ".join(str(error).split())[:300])
+                    reason = printable(" ".join(str(error).split())[:300])
                     what = f"{option('track', name)} failed, and the run goes on without it"
-                    self._failed.append(f"{what}: {type(error).__name__}: {said}")
+                    self._failures.append(f"{what}: {type(error).__name__}: {reason}")
 
 
 def _settings(study: Study, label: str) -> dict[str, Any]:
     """The settings of one method, by name; those of other methods are left out."""
     uses = [u for u in study.methods if u.label == label]
-    settings = computed(study.model_copy(update={"methods": tuple(uses)}))
+    settings = settings_of_numbers(study.model_copy(update={"methods": tuple(uses)}))
     settings = settings | {f"protocol.{k}": v for k, v in settings.pop("protocol").items()}
     own = {f"{label}.{k}": f"method.{k}" for k in ("name", *uses[0].options)}
     return {own.get(k, k): v for k, v in settings.items() if k not in ("methods", "seeds")}
 
 
-def _kept(path: Path, where: str, make: Callable[[], str]) -> str:
+def _run_name(path: Path, where: str, make: Callable[[], str]) -> str:
     """The name of the tracked run at ``where`` from a file; if the file has none, a new one is written."""
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if where not in known:
-        known[where] = make()
-        files.write(path, json.dumps(known))
-    return known[where]
+    names: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if where not in names:
+        names[where] = make()
+        files.write(path, json.dumps(names))
+    return names[where]

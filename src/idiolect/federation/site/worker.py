@@ -305,7 +305,7 @@ class Worker:
         if known.study.save_predictions and not self._vault.encrypts:
             assert found.predicted is not None
             y_N = known.prepared.y_N[known.prepared.test_N].numpy()
-            one = predictions.Predicted(stage, self._number, y_N, found.predicted.numpy())
+            one = predictions.ClientPredictions(stage, self._number, y_N, found.predicted.numpy())
             predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _trained(

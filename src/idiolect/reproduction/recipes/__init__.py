@@ -20,7 +20,7 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.core.evaluation_protocol import Stage
 from idiolect.core.option_spec import Spec
 from idiolect.studies.config import Study
-from idiolect.studies.method_use import Use, labelled, use
+from idiolect.studies.method_use import Use, label_of, use
 
 Kind = Literal["results", "settings", "figure", "schematic"]
 
@@ -204,7 +204,7 @@ def _study(settings: str) -> Study:
 @lru_cache(maxsize=1024)
 def _use(method: str) -> Use:
     asked = Spec.parse(method)
-    return use(asked.name, label=labelled(asked.name, asked.options), **asked.options)
+    return use(asked.name, label=label_of(asked.name, asked.options), **asked.options)
 
 
 def stated(

@@ -1,4 +1,4 @@
-"""Running the jobs of a study, as many side by side as an engine needs, and writing what they measure."""
+"""The schedule of a study's jobs, as many side by side as an engine needs, and what writes what they measure."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from idiolect.studies.trackers import Tracking, measures
 from idiolect.training.sharing import same_training
 
 
-class Sitting:
+class Schedule:
     """The jobs of a study on one engine, as many side by side as keep its workers busy."""
 
     def __init__(self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
         self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
         self._halt, self._lock = threading.Event(), threading.Lock()
-        self._at: dict[tuple[str, int], int] = {}
+        self._progress: dict[tuple[str, int], int] = {}
 
     @property
     def where(self) -> str:
         """How far the running jobs are."""
         rounds = self._store.study.rounds
-        parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._at.items()]
+        parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._progress.items()]
         return f"after {' and '.join(parts)}" if parts else "before the first round"
 
-    def run(self, jobs: Sequence[Job], watcher: Watcher, came: Sequence[int]) -> None:
+    def run(self, jobs: Sequence[Job], watcher: Watcher, signals: Sequence[int]) -> None:
         """Run the remaining rounds of every job; the first failure ends all, each at its last whole round.
 
         If a job diverges, only this job ends.
         """
         units = self._units(jobs)
         lanes = min(self._engine.lanes, len(units))
-        watcher.plan(self._store.study.rounds, self._done(jobs), self._engine)
+        watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine)
 
         def stop() -> bool:
-            return bool(came) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
+            return bool(signals) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
 
         if lanes == 1:
             for unit in units:
@@ -57,10 +57,10 @@ class Sitting:
         with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as pool:
             futures = [pool.submit(self._one, unit, watcher, stop) for unit in units]
             try:
-                left, failed = set(futures), False
-                while left and not failed:  # a signal in another thread is handled only when this one wakes up
-                    done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
-                    failed = any(f.exception() for f in done)
+                pending, failure = set(futures), False
+                while pending and not failure:  # a signal in another thread is handled only when this one wakes up
+                    complete, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    failure = any(f.exception() for f in complete)
             finally:
                 self._halt.set()
                 pool.shutdown(cancel_futures=True)
@@ -72,13 +72,13 @@ class Sitting:
 
     def _units(self, jobs: Sequence[Job]) -> list[list[Job]]:
         """The jobs in order, those together that have one training: of the same seed, and as far."""
-        built = {job.name: job.build() for job in jobs}
-        done, units = self._done(jobs), list[list[Job]]()
+        methods = {job.name: job.build() for job in jobs}
+        rounds, units = self._rounds_on_disk(jobs), list[list[Job]]()
         for job in jobs:
 
             def shares(first: Job, job: Job = job) -> bool:
-                far = done[first.name, first.seed] == done[job.name, job.seed]
-                return first.seed == job.seed and far and same_training(built[first.name], built[job.name])
+                far = rounds[first.name, first.seed] == rounds[job.name, job.seed]
+                return first.seed == job.seed and far and same_training(methods[first.name], methods[job.name])
 
             unit = next((unit for unit in units if shares(unit[0])), None)
             if unit is None:
@@ -87,12 +87,26 @@ class Sitting:
                 unit.append(job)
         return units
 
-    def left(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+    def backlog(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
         """Rounds on disk, for the jobs that are not finished."""
-        ended = {(d.method, d.seed) for d in self._store.diverged}
-        return {k: n for k, n in self._done(jobs).items() if n < self._store.study.rounds and k not in ended}
+        divergent = {(d.method, d.seed) for d in self._store.diverged}
+        return {
+            k: n for k, n in self._rounds_on_disk(jobs).items() if n < self._store.study.rounds and k not in divergent
+        }
 
-    def _done(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
+    def advance(self, job: Job, round: int) -> None:
+        """Take that a job has done this round."""
+        with self._lock:
+            self._progress[job.name, job.seed] = round
+
+    def diverge(self, job: Job, message: str) -> Divergence:
+        """Write that a job has diverged in the round after its last."""
+        with self._lock:
+            divergence = Divergence(job.name, job.seed, self._progress.pop((job.name, job.seed)) + 1, message)
+            self._store.diverge(divergence)
+        return divergence
+
+    def _rounds_on_disk(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
         cells = {(j.name, j.seed): self._store.cell(j.name, j.seed).folder / CHECKPOINT_FILE for j in jobs}
         return {key: checkpoint.rounds(path) for key, path in cells.items()}
 
@@ -100,16 +114,16 @@ class Sitting:
         """The rest of some jobs that train alike; where their states differ, one training after the other."""
         if stop():
             raise Interrupted
-        left = [writer for job in unit if (writer := self._started(job, watcher))]
-        while left:
-            together = [writer for writer in left if writer.latest.equals(left[0].latest)]
-            left = [writer for writer in left if writer not in together]
-            if together[0].latest.round < self._store.study.rounds:
-                self._fit(together, stop)
+        writers = [writer for job in unit if (writer := self._writer_of(job, watcher))]
+        while writers:
+            group = [writer for writer in writers if writer.latest.equals(writers[0].latest)]
+            writers = [writer for writer in writers if writer not in group]
+            if group[0].latest.round < self._store.study.rounds:
+                self._fit(group, stop)
                 with self._lock:
                     self._store.merge()
 
-    def _started(self, job: Job, watcher: Watcher) -> _Writer | None:
+    def _writer_of(self, job: Job, watcher: Watcher) -> _CellWriter | None:
         """A job from its state on disk; None if it has diverged."""
         key, cell = (job.name, job.seed), self._store.cell(job.name, job.seed)
         with self._lock:
@@ -119,18 +133,20 @@ class Sitting:
                     return None
             state = cell.load(begin(job.build(), job.data.trained, job.seed, client_states(cell.folder)))
             watcher.start(*key, state.round)
-            self._at = {k: n for k, n in self._at.items() if n < self._store.study.rounds} | {key: state.round}
-        return _Writer(self, job, cell, state, watcher)
+            self._progress = {k: n for k, n in self._progress.items() if n < self._store.study.rounds} | {
+                key: state.round
+            }
+        return _CellWriter(self, job, cell, state, watcher)
 
-    def _fit(self, writers: Sequence[_Writer], stop: Callable[[], bool]) -> None:
+    def _fit(self, writers: Sequence[_CellWriter], stop: Callable[[], bool]) -> None:
         study = self._store.study
         try:
             with ExitStack() as open_:
                 for writer in writers:
                     job, state = writer.job, writer.latest
                     track = self._tracking.of(study, job.name, job.seed, writer.cell.folder, state.round)
-                    writer.tracked = open_.enter_context(ExitStack())
-                    writer.track = writer.tracked.enter_context(track)
+                    writer.trackers = open_.enter_context(ExitStack())
+                    writer.track = writer.trackers.enter_context(track)
                 fit_together(
                     [writer.part for writer in writers], self._engine, rounds=study.rounds,
                     participation=study.participation, evaluate_every=study.evaluation, protocol=study.protocol,
@@ -143,17 +159,17 @@ class Sitting:
             raise
 
 
-class _Writer:
+class _CellWriter:
     """Writes what a job measures into its cell, and says how far it is."""
 
-    def __init__(self, sitting: Sitting, job: Job, cell: Cell, state: State, watcher: Watcher) -> None:
+    def __init__(self, schedule: Schedule, job: Job, cell: Cell, state: State, watcher: Watcher) -> None:
         self.job, self.cell, self.latest, self._watcher = job, cell, state, watcher
-        self.tracked: ExitStack
+        self.trackers: ExitStack
         self.track: Callable[[int, dict[str, float]], object]
-        self._sitting, self._study, self._saved = sitting, sitting._store.study, state.round
+        self._schedule, self._study, self._round_on_disk = schedule, schedule._store.study, state.round
         hostile = attackers(self._study.attacks, job.data.trained)  # they do not count
         self._rows = [0 if k in hostile else len(test) for k, test in enumerate(job.data.test)]
-        self._predicted: list[predictions.Predicted] = []
+        self._predictions: list[predictions.ClientPredictions] = []
 
     @property
     def part(self) -> Part:
@@ -165,18 +181,17 @@ class _Writer:
     def keep(self, stage: str, client: int, p_NC: torch.Tensor) -> None:
         """Take the predictions of a client's test samples."""
         label_N = self.job.data.y_R[self.job.data.test[client]].numpy()
-        self._predicted.append(predictions.Predicted(stage, client, label_N, p_NC.numpy()))
+        self._predictions.append(predictions.ClientPredictions(stage, client, label_N, p_NC.numpy()))
 
     def on_round(self, state: State, records: list[Record], seconds: float) -> None:
         """Take a round that is whole."""
         study, job = self._study, self.job
         self.cell.add(records, seconds)
         self.latest = state
-        with self._sitting._lock:
-            self._sitting._at[job.name, job.seed] = state.round
+        self._schedule.advance(job, state.round)
         if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
-            if self._predicted:  # before the checkpoint, which says that they are there
-                predictions.save(self.cell.folder, job.name, job.seed, self._predicted)
+            if self._predictions:  # before the checkpoint, which says that they are there
+                predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
         values = measures(records, seconds, study.protocol, self._rows, job.data.conditions)
         if values:
@@ -188,15 +203,12 @@ class _Writer:
         """End the job; its last whole round stays."""
         with suppress(RunError):
             self.save()
-        key, sitting = (self.job.name, self.job.seed), self._sitting
-        with sitting._lock:
-            found = Divergence(*key, sitting._at.pop(key) + 1, str(error))
-            sitting._store.diverge(found)
-            self._watcher.diverged(*key, found.round)
-        self.tracked.__exit__(type(error), error, error.__traceback__)
+        divergence = self._schedule.diverge(self.job, str(error))
+        self._watcher.diverged(divergence.method, divergence.seed, divergence.round)
+        self.trackers.__exit__(type(error), error, error.__traceback__)
 
     def save(self) -> None:
         """Write the last whole round, unless it is on disk."""
-        if self.latest.round > self._saved:
+        if self.latest.round > self._round_on_disk:
             self.cell.save(self.latest)
-            self._saved = self.latest.round
+            self._round_on_disk = self.latest.round
