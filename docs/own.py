@@ -32,6 +32,7 @@ TITLES = {
     "pfedfda_0.1": "pFedFDA, 0.1", "fedcr": "FedCR", "fedavg_ft": "FedAvg-FT", "ditto": "Ditto", "fedrep": "FedRep",
     "local": "Local", "fedavg": "FedAvg",
 }  # fmt: skip
+GONE = ("fedpool",)  # no longer a method; its numbers stay
 SEEDS = {"own/table5": (0,)}  # of the other tables 0, 1 and 2
 Where = tuple[str, ...]
 Found = dict[Where, dict[str, dict[int, Measured]]]
@@ -44,10 +45,8 @@ class Report(NamedTuple):
     ours: str
     parts: str
     """What each part is worth."""
-    other: str | None
+    other: str
     """On other clients."""
-    hidden: tuple[str, ...] = ()
-    """Methods that came later."""
 
     @property
     def title(self) -> str:
@@ -62,7 +61,7 @@ class Report(NamedTuple):
     @property
     def tables(self) -> tuple[str, ...]:
         """Recipes."""
-        return tuple(sorted(filter(None, ("own/table1", self.parts, "own/table3", self.other))))
+        return tuple(sorted(("own/table1", self.parts, "own/table3", self.other)))
 
 
 class Table(NamedTuple):
@@ -75,10 +74,7 @@ class Table(NamedTuple):
     """Conditions that cannot be run, and what people write of the others."""
 
 
-REPORTS = (
-    Report("fedshrink", "own/table4", "own/table5"),
-    Report("fedpool", "own/table2", None, hidden=("fedshrink",)),
-)
+REPORTS = (Report("fedshrink", "own/table4", "own/table5"),)
 
 
 def table(report: Report, recipe: Recipe) -> Table:
@@ -89,14 +85,12 @@ def table(report: Report, recipe: Recipe) -> Table:
     absent: dict[str, str] = {}
     for cell in recipe.cells:
         method = str(cell.where["method"])
-        if method in report.hidden:
-            continue
-        if cell.study is None:
+        if cell.study is None and method not in GONE:
             absent[", ".join(conditions(cell))] = cell.absent
             continue
         known = outcome_files.known(recipe, cell, RESULTS)
         made.setdefault(conditions(cell), {})[method] = {seed: one for seed, one in known.items() if seed in seeds}
-        for seed in seeds:
+        for seed in seeds if cell.study else ():
             run = digest(cell.study), seed
             has[run] = has.get(run, True) and seed in known
     path = RESULTS / recipe.name / f"found-{report.ours}.txt"
@@ -133,13 +127,10 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "## Did it reach its goal?\n",
         *shown(main, title, lambda found: [goals(found, ours)]),
     ]
-    if report.other:
-        lines += [
-            "\n## On other clients\n",
-            "The same cells with clients on which no method had been run (data seed 2), by the same conditions:\n",
-            *shown(tables[report.other], title, lambda found: [goals(found, ours), "", accuracies(found)]),
-        ]
     lines += [
+        "\n## On other clients\n",
+        "The same cells with clients on which no method had been run (data seed 2), by the same conditions:\n",
+        *shown(tables[report.other], title, lambda found: [goals(found, ours), "", accuracies(found)]),
         "\n## Accuracy\n",
         "The mean over clients and seeds, in per cent. Bold is the best.\n",
         *shown(main._replace(said=()), title, lambda found: [

@@ -9,7 +9,7 @@ from typing import Any
 LINK = re.compile(r"\[([^\[\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 IN_A_CLONE = re.compile(r"^\*In a clone.*?\*\n", re.MULTILINE | re.DOTALL)  # the site has what it points to
 # Their tables need the room of the table of contents.
-WIDE = {"methods/index.md", "results/every_method.md", "results/fedshrink.md", "results/fedpool.md"}
+WIDE = {"methods/index.md", "results/every_method.md", "results/fedshrink.md"}
 CELL = re.compile(r"^<(tr|td)((?: [^>]*)?)>", re.MULTILINE)
 
 

@@ -60,23 +60,21 @@ def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:
     made = own.made()
     stale = [p.name for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     assert not stale, "run python docs/own.py"
-    assert "FedShrink" not in made[own.REPORTS[1].page], "it came after FedPool's report"
 
 
 def test_seeds_beyond_the_protocol_are_left_out(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = own.Measured(0.5, 60, {}, {0: 0.5})
     monkeypatch.setattr(own.outcome_files, "known", lambda recipe, cell, folder: {0: one, 3: one})
-    for name, runs in (("own/table1", 3 * 24 * 11), ("own/table5", 22 * 7)):
+    for name, runs in (("own/table1", 3 * 24 * 10), ("own/table5", 22 * 7)):
         table = own.table(own.REPORTS[0], own.recipes.get(name))
         assert {tuple(each) for methods in table.found.values() for each in methods.values()} == {(0,)}
-        assert (table.runs, table.done) == (runs, 24 * 11 if name == "own/table1" else 22 * 7)
+        assert (table.runs, table.done) == (runs, 24 * 10 if name == "own/table1" else 22 * 7)
         assert sum(line.startswith("Not run: ") for line in table.said) == (2 if name == "own/table5" else 0)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_page_of_our_own_method_counts_and_compares(own: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_our_own_method_counts_and_compares(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is 2 points above the best of the four; in one cell it is 1 below, and FedPAC diverges there."""
-    report = own.REPORTS[number]
+    (report,) = own.REPORTS
     ours, title = report.ours, report.title
     monkeypatch.setattr(sys.modules["idiolect.report.compare"], "_RESAMPLES", 1000)
     rng = np.random.default_rng(0)
@@ -84,8 +82,6 @@ def test_the_page_of_our_own_method_counts_and_compares(own: Any, number: int, m
     for name in report.tables:
         table: Any = {}
         for cell in own.recipes.get(name).cells:
-            if cell.where["method"] in report.hidden:
-                continue
             where = tuple(str(v) for k, v in cell.where.items() if k != "method")
             table.setdefault(where, {})[cell.where["method"]] = {}
         for at, by_method in enumerate(table.values()):
@@ -102,18 +98,17 @@ def test_the_page_of_our_own_method_counts_and_compares(own: Any, number: int, m
     lines = own.page(report, tables).splitlines()
     assert "| best mean of all methods in at least 20 of 24 cells | 23 of 24 | yes |" in lines
     gaps = [line for line in lines if "on average at least 1 point" in line]
-    reports = 1 + (report.other is not None)
-    assert sum("| +1.8" in gap for gap in gaps) == len(gaps) == reports
+    assert sum("| +1.8" in gap for gap in gaps) == len(gaps) == 2
     assert "| in no cell more than 0.5 points below it | lowest -1.00 | no |" in lines
     assert "| the worst tenth of the clients at least Local's in every cell | 24 of 24, lowest +19.0 | yes |" in lines
     rows = [line for line in lines if line.startswith(("| fashion_mnist", "| cifar10"))]
-    assert len(rows) == (1 + reports) * 24
-    assert all("| diverged |" in row for row in rows[: 24 * reports : 24])
+    assert len(rows) == 3 * 24
+    assert all("| diverged |" in row for row in rows[:48:24])
     rows = rows[-48:]
     assert rows[24].endswith("| pFedFDA | -1.00 (-1.00 to -1.00) | < 0.001 |")
     assert rows[25].endswith("| pFedFDA | +2.00 (+2.00 to +2.00) | < 0.001 |")
     assert sum(line.startswith(f"| {title} |") for line in lines) == 2
-    [one] = [line for line in lines if line.startswith(("| ridge 3 |", "| ridge 0.1 |"))]
+    [one] = [line for line in lines if line.startswith("| ridge 0.1 |")]
     assert one.count("-7.00 (-7.00 to -7.00)") == 5
     assert "| -6.50 (-7.00 to " in one
     assert "\n- A finding." in "\n".join(lines)
@@ -182,7 +177,7 @@ def test_every_method_and_variant_has_a_row_with_its_cost(build: Any) -> None:
 
 def test_the_front_pages_count_and_name_every_method() -> None:
     readme, index = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
-    count = f"{len(methods.ours()) - 2} published methods and two of its own"
+    count = f"{len(methods.ours()) - 1} published methods and one of its own"
     assert count in readme, "say in README.md how many methods there are"
     assert count in index.replace("](methods/index.md)", ""), "say in docs/index.md how many methods there are"
     assert [n for n in sorted(methods.ours()) if f"`{n}`" not in readme] == [], "name these in README.md"

@@ -23,7 +23,7 @@ from idiolect.federation.trust import kits
 from idiolect.federation.trust.authority import provision
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
-_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedpool, fedshrink, scaffold"
+_METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedshrink, scaffold"
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
 
 

@@ -1,4 +1,4 @@
-"""The recipes of the reports of FedPool and FedShrink: the design that their protocols describe."""
+"""The recipes of the report of FedShrink, and what is left of FedPool's: the design that their protocols describe."""
 
 import re
 from collections import Counter
@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from idiolect.reproduction import recipes
+from idiolect import methods
+from idiolect.reproduction import outcome_files, recipes
 from idiolect.reproduction.parts import digest
 from idiolect.studies.method_use import use
 
-PROTOCOL = Path(__file__).parents[2] / "docs" / "methods" / "fedpool-protocol.md"
+ROOT = Path(__file__).parents[2]
+PROTOCOL, RESULTS = ROOT / "docs" / "methods" / "fedpool-protocol.md", ROOT / "results"
 METHODS = {
-    "fedshrink", "fedpool", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "fedavg_ft", "ditto", "fedrep",
+    "fedshrink", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "fedavg_ft", "ditto", "fedrep",
     "local", "fedavg",
 }  # fmt: skip
 
 
 def test_every_number_of_samples_meets_every_partition_and_every_shift() -> None:
-    cells = [c.where for c in recipes.get("own/table1").cells if c.where["method"] == "fedpool"]
+    cells = [c.where for c in recipes.get("own/table1").cells if c.where["method"] == "fedshrink"]
     assert len(cells) == 24
     assert len({tuple(w[k] for k in ("dataset", "partition", "shift")) for w in cells}) == 24
     for other in ("partition", "shift"):
@@ -31,20 +33,19 @@ def test_all_methods_train_alike() -> None:
     cells = recipes.get("own/table1").cells
     for condition in {(c.where["dataset"], c.where["partition"], c.where["shift"]) for c in cells}:
         here = [c for c in cells if (c.where["dataset"], c.where["partition"], c.where["shift"]) == condition]
-        assert {c.where["method"] for c in here} == METHODS
+        assert {c.where["method"] for c in here if c.study} == METHODS
         without = {"methods", "name", "protocol"}
         assert len({str(c.study.model_dump(exclude=without)) for c in here if c.study}) == 1
         runs = {c.where["method"]: digest(c.study) for c in here if c.study}
         assert runs["fedavg"] == runs["fedavg_ft"]
-        assert len(set(runs.values())) == 11
+        assert len(set(runs.values())) == 10
         assert next(c.stage for c in here if c.where["method"] == "fedavg") == "received"
     study = cells[0].study
     assert study is not None
     assert (study.rounds, study.local_epochs, study.batch_size) == (60, 2, 20)
     assert (study.lr, study.momentum, study.weight_decay) == (0.01, 0.5, 5e-4)
     assert (study.clients, study.new_clients) == (15, 3)
-    for name in ("fedpool", "fedshrink"):
-        assert all(c.study.methods[0] == use(name) for c in cells if c.study and c.where["method"] == name)
+    assert all(c.study.methods[0] == use("fedshrink") for c in cells if c.study and c.where["method"] == "fedshrink")
 
 
 def test_the_protocol_says_what_is_run() -> None:
@@ -62,10 +63,22 @@ def test_the_protocol_says_what_is_run() -> None:
         assert said == [f"{at['fashion_mnist', partition, s]} / {at['cifar10', partition, s]}" for s in shifts]
 
 
-@pytest.mark.parametrize(("recipe", "name", "variants"), [("own/table2", "fedpool", 9), ("own/table4", "fedshrink", 7)])
-def test_parts_are_left_out_one_at_a_time(recipe: str, name: str, variants: int) -> None:
-    cells = recipes.get(recipe).cells
-    assert len(cells) == 6 * variants
+@pytest.mark.parametrize(("recipe", "cells"), [("own/table1", 24), ("own/table3", 48)])
+def test_the_numbers_of_a_method_that_went_are_kept(recipe: str, cells: int) -> None:
+    assert "fedpool" not in methods.names()
+    gone = [c for c in recipes.get(recipe).cells if c.where["method"] == "fedpool"]
+    assert len(gone) == cells
+    for c in gone:
+        assert c.study is None
+        assert c.absent.startswith("FedPool is no longer a method")
+        seeds = outcome_files.known(recipes.get(recipe), c, RESULTS)
+        assert sorted(seeds) == [0, 1, 2]
+        assert all(0 < one.value < 100 for one in seeds.values() if one.value is not None)
+
+
+def test_parts_are_left_out_one_at_a_time() -> None:
+    cells, name = recipes.get("own/table4").cells, "fedshrink"
+    assert len(cells) == 6 * 7
     for c in cells:
         assert c.study is not None
         assert c.study.methods[0].name == name

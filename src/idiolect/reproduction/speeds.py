@@ -32,7 +32,7 @@ _LONG = 0.1  # seconds of the step by which a network is timed, unless a single 
 # of an AMD EPYC with AVX-512: fmnist_cnn, 5 epochs in batches of 50, default options, clients that have trained.
 _RELATIVE: dict[str, tuple[float, float]] = {
     "apfl": (2.0, 0.0), "ditto": (1.9, 0.0), "fedavg_ft": (1.0, 1.0), "fedbabu": (1.0, 0.1), "fedcr": (1.6, 0.9),
-    "fedem": (3.3, 0.2), "fedfomo": (1.2, 0.1), "fedlda": (1.1, 0.0), "fedpac": (1.2, 0.0), "fedpool": (1.1, 0.3),
+    "fedem": (3.3, 0.2), "fedfomo": (1.2, 0.1), "fedlda": (1.1, 0.0), "fedpac": (1.2, 0.0),
     "fedprox": (1.1, 0.0), "fedrep": (1.2, 0.2), "fedshrink": (1.0, 0.4), "fedsr": (1.2, 0.0), "hypcluster": (1.3, 0.1),
     "knnper": (1.0, 0.1), "pfedfda": (1.0, 0.1), "pfedhn": (4.3, 0.0), "pfedme": (4.8, 0.0), "scaffold": (1.1, 0.0),
 }  # fmt: skip

@@ -1,6 +1,7 @@
-"""idiolect's own methods beside the papers': docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.
+"""idiolect's own method beside the papers': docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.
 
-There are no numbers of a paper to compare with. Tables 1 and 3 share their runs.
+There are no numbers of a paper to compare with. Tables 1 and 3 share their runs. They keep the numbers of FedPool,
+which is no longer a method; table 2 was about its parts.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _SHIFTS: dict[str, list[str]] = {
     "rotated_groups": ["rotate:groups=4"],
 }
 _SAMPLES = (300, 75, 50)
-_METHODS = {
+_METHODS: dict[str, str | None] = {
     "fedshrink": "fedshrink",
-    "fedpool": "fedpool",
+    "fedpool": None,
     "fedlda": "fedlda",
     "fedpac": "fedpac",
     "pfedfda": "pfedfda",
@@ -39,17 +40,6 @@ _METHODS = {
     "fedavg": "fedavg_ft",  # before it tunes: one run measures both
 }
 _RIVALS = ("fedshrink", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "local")
-_FEDPOOL_WITHOUT = {
-    "fedpool": "fedpool",
-    "features as they are": "fedpool:normalise=false",
-    "trained with everyone's head": "fedpool:train_with=everyone",
-    "trained with the client's own means": "fedpool:train_with=own",
-    "one head, pooled": "fedpool:personal=part",
-    "one head, everyone's": "fedpool:personal=everyone",
-    "one head, the client's own": "fedpool:personal=own",
-    "ridge 0.3": "fedpool:ridge=0.3",
-    "ridge 3": "fedpool:ridge=3",
-}
 _FEDSHRINK_WITHOUT = {
     "fedshrink": "fedshrink",
     "no pull": "fedshrink:alignment=0",
@@ -60,6 +50,7 @@ _FEDSHRINK_WITHOUT = {
     "ridge 1": "fedshrink:ridge=1",
 }
 _NEW = "noise:std=0.3"
+_GONE = "FedPool is no longer a method: docs/methods/fedpool-protocol.md has its record"
 _TOO_SMALL = "with data seed 2 a client has 221 training samples, fewer than 300"
 _ASSUMED = (
     "Three seeds are --seeds 0,1,2.",
@@ -97,11 +88,13 @@ def _made(
 ) -> Cell:
     stage = "received" if method == "fedavg" else None
     use = use or _METHODS[method]
+    if use is None:
+        return Cell({**where, "method": method}, condition=condition, absent=_GONE)
     return cell({**where, "method": method}, _settings(where) | more, use, stage=stage, condition=condition)
 
 
 def table1() -> Recipe:
-    """FedShrink and FedPool beside the four papers' methods and five others: data sets, partitions, shifts."""
+    """FedShrink beside the four papers' methods and five others: data sets, partitions, shifts."""
     cells = tuple(_made(where, method) for where in _conditions() for method in _METHODS)
     return Recipe("own/table1", "", "results", cells, assumed=_ASSUMED)
 
@@ -111,11 +104,6 @@ def _parts(recipe: str, variants: Mapping[str, str]) -> Recipe:
     some = [where for where in _conditions() if (where["partition"], where["shift"]) in diagonal]
     cells = tuple(_made(where, name, use) for where in some for name, use in variants.items())
     return Recipe(recipe, "", "results", cells, assumed=_ASSUMED)
-
-
-def table2() -> Recipe:
-    """What each part of FedPool is worth: each left out or changed alone, on six of the cells of own/table1."""
-    return _parts("own/table2", _FEDPOOL_WITHOUT)
 
 
 def table3() -> Recipe:

@@ -1,4 +1,4 @@
-"""FedPool and FedShrink: a round and a personal model by hand, the shares by scipy, and what the pooling is for."""
+"""FedShrink: a round and a personal model by hand, the shares by scipy, and what the shrinking is for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 
 from idiolect import methods
 from idiolect.core import tree
-from idiolect.methods import fedpool, fedshrink
+from idiolect.methods import fedshrink
 from idiolect.statistics import covariance, mixture
 
 ROWS = o.federation()
@@ -25,53 +25,21 @@ ROOT = RNG.normal(size=(o.WIDTH, o.WIDTH))
 COV = ROOT @ ROOT.T / o.WIDTH + 0.2 * np.eye(o.WIDTH)
 SPREAD = 0.3
 TEST = RNG.normal(size=(7, o.INPUTS))
-HEADS = [("part", 0.1), ("part", 0.3), ("part", 1.0), ("part", 3.0), ("everyone", 1.0), ("own", 1.0)]
+HEADS = [("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0)]
 """Which means, and how many times the ridge."""
 
 
-class Form(NamedTuple):
-    """One of the two methods: its defaults where they differ, and its name for the means that are pooled in part."""
-
-    name: str
-    state: type[Any]
-    part: str
-    ridge: float
-    alignment: float
-    normalise: bool
-
-    def build(self, options: dict[str, Any], task: Any = None) -> Any:
-        return methods.build(self.name, self.named(options), task or o.task())
-
-    def named(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {k: self.part if v == "part" else v for k, v in options.items()}
-
-    def of(self, options: dict[str, Any], name: str) -> Any:
-        return options.get(name, getattr(self, name))
+def build(options: dict[str, Any], task: Any = None) -> Any:
+    return methods.build("fedshrink", options, task or o.task())
 
 
-FEDPOOL = Form("fedpool", fedpool.Shared, "part", 1.0, 0.0, True)
-FEDSHRINK = Form("fedshrink", fedshrink.Shared, "shrunk", 0.3, 3.0, False)
-BOTH = pytest.mark.parametrize("form", [FEDPOOL, FEDSHRINK], ids=lambda form: form.name)
+def option(options: dict[str, Any], name: str) -> Any:
+    return options.get(name, {"ridge": 0.3, "alignment": 3.0}[name])
 
 
-def cases(of_both: list[dict[str, Any]], of_pool: list[dict[str, Any]], of_shrink: list[dict[str, Any]]) -> Any:
-    """Each method with its options."""
-    made = [(FEDPOOL, options) for options in of_both + of_pool] + [
-        (FEDSHRINK, options) for options in of_both + of_shrink
-    ]
-    return pytest.mark.parametrize(("form", "options"), made, ids=[f"{form.name}-{options}" for form, options in made])
-
-
-def state(form: Form) -> Any:
+def state() -> Any:
     packed = covariance.pack(torch.tensor(COV))
-    return form.state(o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD))
-
-
-def embed(form: Form, x: np.ndarray, options: dict[str, Any], body: o.Params = BODY) -> np.ndarray:
-    f = o.embed(body, x)
-    if not form.of(options, "normalise"):
-        return f
-    return np.sqrt(o.WIDTH) * f / np.linalg.norm(f, axis=1, keepdims=True)
+    return fedshrink.Shared(o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD))
 
 
 def fold_of(y: np.ndarray, folds: int) -> np.ndarray:
@@ -99,11 +67,11 @@ class Pooled(NamedTuple):
     trust: np.ndarray
 
 
-def pool(form: Form, z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> Pooled:
-    """FedPool's equations [2] to [6] and FedShrink's [1] to [5], class by class."""
+def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> Pooled:
+    """Equations [1] to [5], class by class."""
     n, a, b = len(y), options.get("spread_samples", 100), options.get("covariance_samples", 100)
-    inverse = np.linalg.inv(COV + form.of(options, "ridge") * np.eye(o.WIDTH))
-    q, noise = 0.0, o.WIDTH if form is FEDPOOL else np.trace(inverse @ COV)
+    inverse = np.linalg.inv(COV + option(options, "ridge") * np.eye(o.WIDTH))
+    q, noise = 0.0, np.trace(inverse @ COV)
     scatter = np.zeros_like(COV)
     for c in np.unique(y):
         of_class = z[y == c]
@@ -114,7 +82,7 @@ def pool(form: Form, z: np.ndarray, y: np.ndarray, how: str, options: dict[str, 
     mean, trust = MEAN.copy(), np.zeros(o.CLASSES)
     for c in np.unique(y):
         count = (y == c).sum()
-        trust[c] = {"part": count * spread / (count * spread + 1), "everyone": 0.0, "own": 1.0}[how]
+        trust[c] = {"shrunk": count * spread / (count * spread + 1), "everyone": 0.0, "own": 1.0}[how]
         mean[c] = trust[c] * z[y == c].mean(0) + (1 - trust[c]) * MEAN[c]
     own = o.class_means(z, y, MEAN)
     return Pooled(own, o.tied_covariance(z, y, own), mean, (scatter + b * COV) / (n + b), q / n, trust)
@@ -124,39 +92,39 @@ def head(p: Pooled, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np.
     return o.lda(p.mean, p.cov + ridge * np.eye(o.WIDTH), logprior)
 
 
-@cases(
+@pytest.mark.parametrize(
+    "options",
     [
         {},
         {"spread_samples": 3.0, "covariance_samples": 5.0},
         {"spread_samples": 0.0, "covariance_samples": 0.0},
         {"train_with": "everyone"},
         {"train_with": "own"},
+        {"ridge": 1.5},
+        {"alignment": 0.0},
+        {"alignment": 20.0},
     ],
-    [{"ridge": 0.2}, {"normalise": False}],
-    [{"ridge": 1.5}, {"alignment": 0.0}, {"alignment": 20.0}],
+    ids=str,
 )
-def test_round(form: Form, options: dict[str, Any]) -> None:
-    method = form.build(options)
-    infos = [method.local(o.one(method, state(form), k), (), o.data(*ROWS[k]), o.key(k))[2] for k in o.IDS]
-    server, _, up, _ = o.round_of(method, state(form), dict.fromkeys(o.IDS, ()), ROWS)
+def test_round(options: dict[str, Any]) -> None:
+    method = build(options)
+    infos = [method.local(o.one(method, state(), k), (), o.data(*ROWS[k]), o.key(k))[2] for k in o.IDS]
+    server, _, up, _ = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)
     bodies, pooled = [], []
     for at, k in enumerate(o.IDS):
         x, y = ROWS[k]
-        p = pool(form, embed(form, x, options), y, options.get("train_with", "part"), options)
-        w, b = head(p, o.prior(y, o.CLASSES), form.of(options, "ridge"))
+        p = pool(o.embed(BODY, x), y, options.get("train_with", "shrunk"), options)
+        w, b = head(p, o.prior(y, o.CLASSES), option(options, "ridge"))
         losses: list[float] = []
 
         def gradient(
             body: o.Params, rows: np.ndarray, x: Any = x, y: Any = y, w: Any = w, b: Any = b, seen: Any = losses,
             target: Any = p.mean,
         ) -> o.Params:  # fmt: skip
-            z = embed(form, x[rows], options, body)
+            z = o.embed(body, x[rows])
             seen.extend(o.errors(z @ w.T + b, y[rows]))
             pull = 2 * (z - target[y[rows]]) / o.WIDTH / len(rows)
-            dz = o.error_back(z @ w.T + b, y[rows]) @ w + form.of(options, "alignment") * pull
-            if form.of(options, "normalise"):  # z = sqrt(d) f / |f|
-                along = z * (z * dz).sum(1, keepdims=True) / o.WIDTH
-                dz = np.sqrt(o.WIDTH) / np.linalg.norm(o.embed(body, x[rows]), axis=1, keepdims=True) * (dz - along)
+            dz = o.error_back(z @ w.T + b, y[rows]) @ w + option(options, "alignment") * pull
             return o.embed_back(body, x[rows], dz)
 
         body = o.descend(BODY, "Wb", o.batches(len(y)), gradient)
@@ -177,7 +145,7 @@ def test_round(form: Form, options: dict[str, Any]) -> None:
     close(covariance.unpack(server.cov, o.WIDTH), o.average([p.own_cov for p in pooled], n))
     close(server.spread, o.average([np.asarray(p.q) for p in pooled], n))
     x, y = (np.concatenate([ROWS[k][part] for k in o.IDS]) for part in (0, 1))
-    close(server.mean_Cd, o.class_means(embed(form, x, options), y, MEAN))  # of all samples in one place
+    close(server.mean_Cd, o.class_means(o.embed(BODY, x), y, MEAN))  # of all samples in one place
 
 
 @pytest.mark.parametrize(("scale", "spread"), [(50, SPREAD), (1, -0.05), (50, -0.05)])
@@ -187,20 +155,19 @@ def test_a_spread_below_0_counts_as_0_in_fedshrink(
     """Where the covariance is larger than the samples', their means seem nearer to everyone's than noise lets them."""
     monkeypatch.setitem(globals(), "COV", scale * COV)
     monkeypatch.setitem(globals(), "SPREAD", spread)
-    q = [pool(FEDSHRINK, embed(FEDSHRINK, x, {}), y, "part", {}).q for x, y in ROWS]
+    q = [pool(o.embed(BODY, x), y, "shrunk", {}).q for x, y in ROWS]
     assert (min(q) < 0) == (scale > 1)
-    test_round(FEDSHRINK, {})
+    test_round({})
 
 
-@BOTH
-def test_a_covariance_that_is_none_gives_no_number(form: Form) -> None:
-    method = form.build({})
+def test_a_covariance_that_is_none_gives_no_number() -> None:
+    method = build({})
     packed = covariance.pack(-2 * torch.eye(o.WIDTH, dtype=torch.float64))
-    down = o.Down(shared=state(form)._replace(cov=packed))
+    down = o.Down(shared=state()._replace(cov=packed))
     assert method.local(down, (), o.data(*ROWS[0]), o.key())[1].value.spread.isnan()
 
 
-def held_out(form: Form, z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]) -> np.ndarray:
+def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]) -> np.ndarray:
     """Log-probabilities (N, K) of the labels, each by heads that have not seen its fold."""
     folds = options.get("folds", 5)
     fold, logprior = fold_of(y, folds), o.prior(y, o.CLASSES)
@@ -208,21 +175,21 @@ def held_out(form: Form, z: np.ndarray, y: np.ndarray, ridge: float, options: di
     for f in range(folds):
         there, here = fold != f, fold == f
         for k, (how, times) in enumerate(HEADS):
-            w, b = head(pool(form, z[there], y[there], how, options), logprior, times * ridge)
+            w, b = head(pool(z[there], y[there], how, options), logprior, times * ridge)
             out[here, k] = -o.errors(z[here] @ w.T + b, y[here])
     return out
 
 
-@cases([{}, {"share_samples": 2.0}, {"folds": 3}], [{"ridge": 0.2}, {"normalise": False}], [{"ridge": 1.5}])
-def test_personal_predictions(form: Form, options: dict[str, Any]) -> None:
-    method = form.build(options)
-    ridge, even = form.of(options, "ridge"), options.get("share_samples", 20.0) / len(HEADS)
+@pytest.mark.parametrize("options", [{}, {"share_samples": 2.0}, {"folds": 3}, {"ridge": 1.5}], ids=str)
+def test_personal_predictions(options: dict[str, Any]) -> None:
+    method = build(options)
+    ridge, even = option(options, "ridge"), options.get("share_samples", 20.0) / len(HEADS)
     for k in range(len(o.SIZES) - 1):  # the last has too few samples of a class for each fold to see it
         x, y = ROWS[k]
-        z = embed(form, x, options)
-        down = o.one(method, state(form), k)
+        z = o.embed(BODY, x)
+        down = o.one(method, state(), k)
         client = method.personalise(down, (), o.data(x, y), o.key())
-        held = np.exp(held_out(form, z, y, ridge, options))
+        held = np.exp(held_out(z, y, ridge, options))
 
         def cost(free: np.ndarray, held: Any = held) -> float:
             a = np.exp(log_softmax(free))
@@ -233,44 +200,41 @@ def test_personal_predictions(form: Form, options: dict[str, Any]) -> None:
         close(share.sum(), 1.0)
         close(share, np.exp(log_softmax(best.x)), rtol=0, atol=5e-3)
         p = sum(
-            a * np.exp(log_softmax(embed(form, TEST, options) @ w.T + b, 1))
+            a * np.exp(log_softmax(o.embed(BODY, TEST) @ w.T + b, 1))
             for a, (how, times) in zip(share, HEADS, strict=True)
-            for w, b in [head(pool(form, z, y, how, options), o.prior(y, o.CLASSES), times * ridge)]
+            for w, b in [head(pool(z, y, how, options), o.prior(y, o.CLASSES), times * ridge)]
         )
         close(method.predict(down, client, torch.tensor(TEST)), np.log(p))
 
 
-@BOTH
-@pytest.mark.parametrize("how", ["part", "everyone", "own"])
-def test_one_head(form: Form, how: str) -> None:
-    method = form.build({"personal": how})
+@pytest.mark.parametrize("how", ["shrunk", "everyone", "own"])
+def test_one_head(how: str) -> None:
+    method = build({"personal": how})
     x, y = ROWS[0]
-    down = o.one(method, state(form), 0)
+    down = o.one(method, state(), 0)
     client = method.personalise(down, (), o.data(x, y), o.key())
-    w, b = head(pool(form, embed(form, x, {}), y, how, {}), o.prior(y, o.CLASSES), form.ridge)
-    logp = log_softmax(embed(form, TEST, {}) @ w.T + b, 1)
+    w, b = head(pool(o.embed(BODY, x), y, how, {}), o.prior(y, o.CLASSES), 0.3)
+    logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
     close(method.predict(down, client, torch.tensor(TEST)), logp)
 
 
-@BOTH
-def test_a_client_without_a_model_gets_everyones_head(form: Form) -> None:
-    method = form.build({})
-    w, b = o.lda(MEAN, COV + form.ridge * np.eye(o.WIDTH), np.log(np.full(o.CLASSES, 1 / o.CLASSES)))
-    logp = log_softmax(embed(form, TEST, {}) @ w.T + b, 1)
-    close(method.predict(o.one(method, state(form), 0), (), torch.tensor(TEST)), logp)
+def test_a_client_without_a_model_gets_everyones_head() -> None:
+    method = build({})
+    w, b = o.lda(MEAN, COV + 0.3 * np.eye(o.WIDTH), np.log(np.full(o.CLASSES, 1 / o.CLASSES)))
+    logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    close(method.predict(o.one(method, state(), 0), (), torch.tensor(TEST)), logp)
 
 
-@pytest.mark.parametrize(("form", "options"), [(FEDPOOL, {"normalise": False}), (FEDSHRINK, {})])
-def test_pooled_means_are_nearer_to_the_truth_than_both(form: Form, options: dict[str, Any]) -> None:
+def test_shrunk_means_are_nearer_to_the_truth_than_both() -> None:
     """Clients whose class means lie about everyone's as the methods assume: it is the mean of the posterior."""
     d, clients, spread = 40, 60, 0.25
     rng = np.random.default_rng(3)
     network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, 3)), (d,))
     task = o.Task(network, 3, clients, o.task().training)
-    method = form.build({"personal": "part", "ridge": 1e-6} | options, task)
+    method = build({"personal": "shrunk", "ridge": 1e-6}, task)
     mean = rng.normal(size=(3, d))
     packed = covariance.pack(torch.eye(d))
-    down = o.Down(shared=form.state({}, torch.tensor(mean), packed, torch.tensor(spread)))
+    down = o.Down(shared=fedshrink.Shared({}, torch.tensor(mean), packed, torch.tensor(spread)))
     errors = np.zeros(3)
     for client in range(clients):
         true = mean + np.sqrt(spread) * rng.normal(size=(3, d))
