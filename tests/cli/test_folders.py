@@ -42,7 +42,7 @@ def test_folder_that_does_not_fit(idiolect: Command, finished: Path, line: str, 
     [
         ("manifest.json", "{", ["manifest.json is missing or broken", "another folder"]),
         ("manifest.json", "{}", ["manifest.json is missing or broken"]),
-        ("manifest.json", '{"hash": "0"}', ["the data have changed", "another folder"]),
+        ("manifest.json", '{"hash": "0"}', ["manifest.json is missing or broken", "another folder"]),
         ("study.yaml", "nonsense", ["is not a study"]),
         ("cells/01-fedavg-seed0/checkpoint.safetensors", "x", ["not a readable checkpoint", "delete it"]),
         ("cells/01-fedavg-seed0/records.parquet", "x", ["records.parquet is not readable", "delete its folder"]),

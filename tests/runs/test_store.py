@@ -316,6 +316,17 @@ def test_a_manifest_that_lacks_an_entry(folder: Path, entry: str) -> None:
     assert content(folder) == before
 
 
+def test_other_data(folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["seal"]
+    path.write_text(json.dumps(manifest | {"hash": "0"}))
+    before = content(folder)
+    with pytest.raises(InputError, match=r"the data have changed since the run in .* began: choose another folder"):
+        run(STUDY, folder, engine="sequential", resume=True)
+    assert content(folder) == before
+
+
 @pytest.mark.parametrize("setting", ["protocol", "precision", "rounds"])
 def test_a_written_study_that_lacks_a_setting(folder: Path, setting: str) -> None:
     study = yaml.safe_load((folder / "study.yaml").read_text())

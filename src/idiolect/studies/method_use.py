@@ -62,7 +62,7 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
 def label_of(name: str, options: Mapping[str, Any]) -> str:
     """A label: the method with the options that differ from its defaults, or with its preset.
 
-    >>> labelled("fedpac", {"alignment": 1.0, "head_epochs": 2})
+    >>> label_of("fedpac", {"alignment": 1.0, "head_epochs": 2})
     'fedpac:head_epochs=2'
     """
     defaults = methods.get(name).options
