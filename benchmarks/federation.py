@@ -36,7 +36,7 @@ import torch
 
 from idiolect.core.errors import Interrupted
 from idiolect.federation import messages, programs
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.link import server_end, site_end
 from idiolect.federation.rounds.conversation import Replied
@@ -154,9 +154,9 @@ class Place:
         (folder / "study.yaml").write_text(f"{text}model: mlp:hidden={hidden},layers=2\n")
         self.study = study_for(folder / "study.yaml", "trial")
 
-    def samples(self, name: str) -> Samples:
+    def samples(self, name: str) -> SiteFiles:
         """A site's."""
-        return Samples(self.folder / f"{name}.csv", target="label")
+        return SiteFiles(self.folder / f"{name}.csv", target="label")
 
     def site_kit(self, name: str) -> Path:
         """A site's."""

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from idiolect.data import FederatedData
-from idiolect.federation.data.agreement import Agreed, agree, data_of, together
-from idiolect.federation.data.samples import Prepared, Samples, sums
+from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, sums
 from idiolect.federation.server.study import SiteStudy
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
@@ -22,7 +22,7 @@ from idiolect.studies.progress import Watcher
 
 
 def rehearsed(
-    study: SiteStudy, samples: Mapping[str, Samples], out: Path, engine: str = "sequential",
+    study: SiteStudy, samples: Mapping[str, SiteFiles], out: Path, engine: str = "sequential",
     watcher: Watcher | None = None,
 ) -> Result:  # fmt: skip
     """Run the same study on the same samples in one place, as a simulation: the federation gives these numbers.
@@ -30,12 +30,13 @@ def rehearsed(
     Raises:
         InputError: the samples do not fit each other.
     """
-    inputs, classes = together({site: own.offer(study.task) for site, own in samples.items()}, study.task)
+    inputs, classes = common_form({site: own.offer(study.task) for site, own in samples.items()}, study.task)
     every = enumerate(samples.values())
-    ready = [own.prepared(inputs, classes, study.data_seed, k, look=False) for k, own in every]
+    ready = [own.encode(inputs, classes, study.data_seed, k, look=False) for k, own in every]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     data = pooled(ready, agree(inputs, classes, summed, study.normalise), study.name)
-    return run(_Together(**study.model_dump(exclude_unset=True)).known(data), out, engine=engine, watcher=watcher)
+    whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)
+    return run(whole, out, engine=engine, watcher=watcher)
 
 
 class _Together(SiteStudy):
@@ -46,11 +47,11 @@ class _Together(SiteStudy):
         return Study.job(self, use, seed, federation)
 
 
-def pooled(sites: Sequence[Prepared], agreed: Agreed, name: str) -> FederatedData:
+def pooled(sites: Sequence[SiteSamples], agreement: Agreement, name: str) -> FederatedData:
     """The clients' data in one place, for a simulation of the federation."""
     starts = np.cumsum([0, *(len(site.y_N) for site in sites)]).tolist()
     return data_of(
-        agreed, name, torch.cat([site.x_N for site in sites]), torch.cat([site.y_N for site in sites]),
+        agreement, name, torch.cat([site.x_N for site in sites]), torch.cat([site.y_N for site in sites]),
         tuple(site.train_N + start for site, start in zip(sites, starts, strict=False)),
         tuple(site.test_N + start for site, start in zip(sites, starts, strict=False)),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from idiolect.data.custom import from_frame, open_data
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 
 USERS, ROWS = 12, 8
 RNG = np.random.default_rng(3)
@@ -65,7 +65,7 @@ def test_row_numbers_without_clients_and_at_a_site(caplog, tmp_path):
         "column 'n' counts from row to row, as a row number or a time does: drop it with drop='n' if it is one"
     ]
     table.to_csv(tmp_path / "t.csv", index=False)
-    assert warned(caplog, lambda: Samples(tmp_path / "t.csv").offer()) == said
+    assert warned(caplog, lambda: SiteFiles(tmp_path / "t.csv").offer()) == said
 
 
 AGE = RNG.integers(18, 90, USERS * ROWS)

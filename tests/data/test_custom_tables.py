@@ -15,8 +15,8 @@ from idiolect.data.custom.tables import as_they_are, encoded
 from idiolect.data.custom.text_files import Roles, read_csv
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import labels
-from idiolect.federation.data.agreement import Offer, together
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.agreement import Offer, common_form
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.studies import Study
 
 PATIENTS = """age,sex,smoker,hospital,diagnosis
@@ -224,8 +224,8 @@ def test_every_reader_keeps_the_words_of_target_and_client(tmp_path):
     [part] = streaming.some(path, 10, roles, lambda name: name == "x")
     assert part.frame["label"].tolist() == ["None", "Apnea", "None"]
     assert part.frame["site"].tolist() == ["NA", "b", "NA"]
-    assert Samples(path, drop=["site"]).offer().classes == ("Apnea", "None")
-    assert Samples(path, target="site").offer().classes == ("NA", "b")
+    assert SiteFiles(path, drop=["site"]).offer().classes == ("Apnea", "None")
+    assert SiteFiles(path, target="site").offer().classes == ("NA", "b")
     assert labels(pd.Series(["None", "Apnea"]), ("Apnea", "None"), "t").tolist() == [1, 0]
 
 
@@ -409,7 +409,7 @@ def test_names_with_a_plus_can_be_dropped(tmp_path, drop, left):
     study = Study(data=str(tmp_path / "t.csv"), drop=drop, partition="iid", clients=1)
     assert [e.name for e in study._source().encodings] == left
     assert Study(**yaml.safe_load(study.to_yaml())) == study
-    offer = Samples(tmp_path / "t.csv", drop=[drop] if isinstance(drop, str) else drop).offer()
+    offer = SiteFiles(tmp_path / "t.csv", drop=[drop] if isinstance(drop, str) else drop).offer()
     assert [column.name for column in offer.columns] == left
 
 
@@ -455,8 +455,8 @@ def test_many_whole_numbers_in_a_table_are_amounts_unless_said_otherwise(tmp_pat
             source = read(task="classification")
             assert source.class_names == tuple(map(str, sorted(set(values))))
     with pytest.raises(InputError, match=f"the target 'y' of .*t.csv has {count} different whole numbers"):
-        Samples(tmp_path / "t.csv").offer()
-    assert len(Samples(tmp_path / "t.csv").offer("classification").classes) == count
+        SiteFiles(tmp_path / "t.csv").offer()
+    assert len(SiteFiles(tmp_path / "t.csv").offer("classification").classes) == count
 
 
 def test_whole_numbers_that_are_classes(tmp_path):
@@ -478,8 +478,8 @@ def test_the_sites_of_a_federation_together():
     one = {"kind": "table", "columns": (Encoding("x"),)}
     offers = {f"s{k}": Offer(**one, classes=tuple(map(str, range(k, 70, 3)))) for k in range(3)}
     with pytest.raises(InputError, match="the target of all sites together has 70 different whole numbers"):
-        together(offers)
-    assert len(together(offers, "classification")[1]) == 70
+        common_form(offers)
+    assert len(common_form(offers, "classification")[1]) == 70
 
 
 def test_fifty_texts_are_not_too_many():

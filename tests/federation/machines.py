@@ -18,7 +18,7 @@ import pandas as pd
 from sites import NAMES, tables
 
 from idiolect import report
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.authority import provision
@@ -131,5 +131,5 @@ class Machines:
         return report.read(self.folder / out).records
 
     def simulated(self, out: str) -> pd.DataFrame:
-        samples = {name: Samples(self.files[name], target="label") for name in NAMES}
+        samples = {name: SiteFiles(self.files[name], target="label") for name in NAMES}
         return rehearsed(study_for(self.folder / "study.yaml", "trial"), samples, self.folder / out).records

@@ -44,7 +44,7 @@ class Heard(Events):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.events: list[dict[str, Any]] = []
-        self.heard = self.events.append
+        self.listener = self.events.append
 
     def lines(self, text: str = "") -> list[str]:
         return [str(event["event"]) for event in self.events if text in event["event"]]
@@ -148,7 +148,7 @@ class Place:
     def sign(self, members: Sequence[Member], version: int | None = None, federation: str = "trial") -> str:
         """Write a roster into the server's kit and the operator's; its text."""
         number = self.server.roster.version + 1 if version is None else version
-        text = Roster.signed(federation, number, members, self.authority()[1]).text
+        text = Roster.issue(federation, number, members, self.authority()[1]).text
         for folder in ("server", "operator"):
             (self.folder / folder / FILE).write_text(text)
         return text
@@ -183,7 +183,7 @@ def dated(
         if host is not None and isinstance(value, x509.SubjectAlternativeName):
             value = x509.SubjectAlternativeName([x509.DNSName(host)])
         builder = builder.add_extension(value, extension.critical)
-    return signed(builder, key).public_bytes(serialization.Encoding.PEM)
+    return issue(builder, key).public_bytes(serialization.Encoding.PEM)
 
 
 def authority(
@@ -199,11 +199,11 @@ def authority(
     builder = builder.not_valid_before(now - datetime.timedelta(days=3))
     builder = builder.not_valid_after(now + datetime.timedelta(days=days))
     builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-    certificate = signed(builder, above[1] if above else key)
+    certificate = issue(builder, above[1] if above else key)
     (folder / "own.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return folder / "own.pem", write_key(folder / "own.key", key)
 
 
-def signed(builder: x509.CertificateBuilder, key: Any) -> x509.Certificate:
+def issue(builder: x509.CertificateBuilder, key: Any) -> x509.Certificate:
     plain = not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)
     return builder.sign(key, None if plain else hashes.SHA384())

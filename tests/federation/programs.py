@@ -17,11 +17,11 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.link.exchange import Request, Response
 from idiolect.federation.link.server_end import CONNECTION, TICKET
-from idiolect.federation.link.site_end import Connection, _Response, _Unsent
+from idiolect.federation.link.site_end import Connection, _Reply, _Response
 from idiolect.federation.link.web import Limits, Server
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.programs import worker_of
@@ -34,7 +34,7 @@ class Program(Connection):
     def __init__(self, arguments: list[str]) -> None:
         kit, table, state, recorded = map(Path, arguments)
         found, say = kits.site_kit(kit), Events()
-        worker = worker_of(found, Samples(table, target="label"), state, policy=None, key=None, say=say)
+        worker = worker_of(found, SiteFiles(table, target="label"), state, policy=None, key=None, say=say)
         super().__init__(found, self.reply, say)
         self.recorded, self.honest = recorded, worker.answer
         recorded.mkdir(exist_ok=True)
@@ -58,14 +58,14 @@ class Recorder(Program):
             (self.recorded / "reply").write_bytes(answer)
         return answer
 
-    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
+    def _deliver(self, client: httpx.Client, reply: _Reply) -> None:
         """Write a request down, with all that says who sends it."""
         if self.round == 1:
-            headers = {CONNECTION: client.headers[CONNECTION], TICKET: unsent.ticket}
-            body = base64.b64encode(unsent.reply).decode()
+            headers = {CONNECTION: client.headers[CONNECTION], TICKET: reply.ticket}
+            body = base64.b64encode(reply.reply).decode()
             with (self.recorded / "requests").open("a") as file:
                 file.write(json.dumps({"path": "/reply", "headers": headers, "body": body}) + "\n")
-        super()._deliver(client, unsent)
+        super()._deliver(client, reply)
 
 
 class Trick(NamedTuple):
@@ -170,17 +170,17 @@ class Hostile(Program):
         self.first = self.first or answer
         return TRICKS[self._kit.site][self.round - 1].change(unpack(answer), self)
 
-    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
+    def _deliver(self, client: httpx.Client, reply: _Reply) -> None:
         if self.round == 2:
             self._others(client)
-        super()._deliver(client, unsent)
+        super()._deliver(client, reply)
         if self.round == ROUNDS:
-            super()._deliver(client, unsent)
+            super()._deliver(client, reply)
             self._say("sent twice")
 
-    def _answered(self, found: _Response) -> _Unsent:
+    def _reply_to(self, found: _Response) -> _Reply:
         """Also what the server has said that it will not take."""
-        return _Unsent(found.headers[TICKET], self._answer(found.content), {})
+        return _Reply(found.headers[TICKET], self._answer(found.content), {})
 
     def _others(self, client: httpx.Client) -> None:
         """Requests that have to be refused, whatever they carry."""
@@ -216,7 +216,7 @@ class Plain:
         """Hello."""
         return Response(200, b"hello")
 
-    def refused(self, address: str, why: str) -> None:
+    def on_refusal(self, address: str, why: str) -> None:
         """Say it."""
         print(f"refused: {why}", flush=True)
 

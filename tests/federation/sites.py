@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.site.personal_state import Vault
@@ -125,7 +125,7 @@ def workers(
 def worker(
     folder: Path, name: str, number: int, file: Path, policy: Policy | None = None, vault: Vault | None = None
 ) -> Worker:
-    samples = Samples(file, target="label")
+    samples = SiteFiles(file, target="label")
     return Worker(
         samples, number, folder / name, policy or Policy(), vault or Vault.of(folder / name), Events(quiet=True)
     )

@@ -14,14 +14,14 @@ from idiolect.core.errors import InputError
 from idiolect.deploy.bundle import Bundle
 from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read
-from idiolect.federation.data.agreement import hidden_gaps, together
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.agreement import common_form, hidden_gaps
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct, result
 from idiolect.federation.server.study import study_for
 from idiolect.federation.site.personal_state import Vault
-from idiolect.federation.site.state_folder import opened
+from idiolect.federation.site.state_folder import site_model
 from idiolect.federation.site.worker import Worker
 from idiolect.federation.trust.policy import Policy
 
@@ -55,7 +55,7 @@ def files(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Path]:
 
 def offers(folder: Path, frames: dict[str, pd.DataFrame], **as_is: list[str]):
     made = files(folder, frames)
-    return {name: Samples(path, target="label", as_is=as_is.get(name, ())).offer() for name, path in made.items()}
+    return {name: SiteFiles(path, target="label", as_is=as_is.get(name, ())).offer() for name, path in made.items()}
 
 
 SMALLER, LARGER = (rf"at brig it is about [\d.e+]+ times {way} than at .*" for way in ("smaller", "larger"))
@@ -72,9 +72,9 @@ def test_sites_do_not_agree_on_numbers_of_two_units(column: str, tmp_path: Path)
     to, said = WRONG[column]
     mixed = {"alba": frame(0), "brig": spoilt(column, to), "coast": frame(2)}
     with pytest.raises(InputError, match=f"column '{column}' looks like another unit: {said}") as error:
-        together(offers(tmp_path, mixed))
+        common_form(offers(tmp_path, mixed))
     assert str(error.value).endswith(f"convert it, or give as_is='{column}' at brig if the numbers are right")
-    inputs, _ = together(offers(tmp_path, mixed, brig=[column]))
+    inputs, _ = common_form(offers(tmp_path, mixed, brig=[column]))
     assert inputs.columns[[c.name for c in inputs.columns].index(column)].value
 
 
@@ -87,7 +87,7 @@ def test_sites_as_they_are_agree(tmp_path: Path) -> None:
         {"alba": spoilt("chol", lambda x: 0 * x)},
         {"alba": spoilt("chol", lambda x: x / 38.67)[:19]},  # too few to say anything of
     ):
-        together(offers(tmp_path, usual | change))
+        common_form(offers(tmp_path, usual | change))
 
 
 def test_zeros_are_said_by_the_server_and_at_the_site(
@@ -95,7 +95,7 @@ def test_zeros_are_said_by_the_server_and_at_the_site(
 ) -> None:
     mixed = {"alba": frame(0), "brig": spoilt("chol", lambda x: 0 * x), "coast": frame(2)}
     found = offers(tmp_path, mixed)
-    inputs, _ = together(found)
+    inputs, _ = common_form(found)
     [said] = hidden_gaps(inputs.columns, found)
     assert said.startswith("column 'chol' at brig is 0 in most rows")
     study(tmp_path, rounds=1)
@@ -158,7 +158,7 @@ def test_a_new_site_and_new_samples_are_compared(column: str, finished: Path, tm
     assert (
         len(read(tmp_path / "spoilt.csv", bundle.about.inputs, bundle.about.classes, "label", as_is=[column]).y_N) == 60
     )
-    model = opened(finished / "states" / "alba")
+    model = site_model(finished / "states" / "alba")
     with pytest.raises(InputError, match=said):
         predict(model, tmp_path / "spoilt.csv", tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
@@ -181,7 +181,7 @@ def test_as_is_reaches_the_agreement(tmp_path: Path) -> None:
     study(tmp_path, rounds=1)
     made = {}
     for k, (name, path) in enumerate(mixed.items()):
-        samples = Samples(path, target="label", as_is=["chol"] if name == "brig" else ())
+        samples = SiteFiles(path, target="label", as_is=["chol"] if name == "brig" else ())
         made[name] = Worker(
             samples, k, tmp_path / "states" / name, Policy(), Vault.of(tmp_path / "states" / name), Events(quiet=True)
         )

@@ -15,7 +15,7 @@ from idiolect.federation.messages import Message, unpack
 from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct, result
 from idiolect.federation.server.study import study_for
-from idiolect.federation.site.state_folder import opened
+from idiolect.federation.site.state_folder import site_model
 from idiolect.federation.site.worker import Worker
 
 Files = dict[str, Path]
@@ -71,7 +71,7 @@ def test_it_counts_the_sites_that_trained(
     study(tmp_path, "fedavg, fedper", rounds=3)
     link = Leaving(workers(tmp_path / "states", files))
     change(link)
-    terms = Terms(Patience(least=2, lost=1.0), start=2)
+    terms = Terms(Patience(least=2, silence=1.0), start=2)
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, NAMES, tmp_path / "run", Events(quiet=True), terms=terms)
     bundle = result(tmp_path / "run").bundle("fedavg", tmp_path / "bundle")
     card = _card(tmp_path / "bundle")
@@ -84,7 +84,7 @@ def test_a_site_does_not_know_who_trained(files: Files, tmp_path: Path) -> None:
     study(tmp_path, "fedavg", rounds=1)
     link = Loop(workers(tmp_path / "states", files))
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, NAMES, tmp_path / "run", Events(quiet=True))
-    opened(tmp_path / "states" / "north").written(tmp_path / "site")
+    site_model(tmp_path / "states" / "north").to_bundle(tmp_path / "site")
     assert "- Clients: 5 in the federation, over 1 round of" in _card(tmp_path / "site")
 
 

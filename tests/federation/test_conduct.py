@@ -14,7 +14,7 @@ import torch
 from sites import NAMES, Away, Loop, Tamper, study, worker, workers
 
 from idiolect.core.errors import InputError, Interrupted, RunError
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message
 from idiolect.federation.rounds.conversation import Patience
@@ -48,7 +48,7 @@ def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> 
     study(tmp_path, "fedavg, scaffold, fedper", rounds=2, participation=0.6, protocol=protocol)
     found = _run(tmp_path, Loop(workers(tmp_path / "states", files)))
     whole = study_for(tmp_path / "study.yaml", "trial")
-    samples = {name: Samples(file, target="label") for name, file in files.items()}
+    samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
     _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
 
 
@@ -297,7 +297,7 @@ def test_only_the_server_knows_the_noise_of_privacy(files: Files, tmp_path: Path
     study(tmp_path, rounds=1, privacy="gaussian:norm=1.0,noise_multiplier=5.0,delta=0.01")
     link = Loop(workers(tmp_path / "states", files))
     found = _run(tmp_path, link)
-    samples = {name: Samples(file, target="label") for name, file in files.items()}
+    samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
     alone = rehearsed(study_for(tmp_path / "study.yaml", "trial"), samples, tmp_path / "simulated")
     spent, loss = (
         [r[(r["stage"] == stage) & (r["metric"] == metric)]["value"].to_numpy() for r in (found.records, alone.records)]

@@ -90,15 +90,15 @@ def test_a_server_that_stops_while_it_grows_goes_on(
 
     study(tmp_path, "pfedhn, fedavg", rounds=3)
     whole, _ = _grown(tmp_path, files, 2, "whole")
-    honest, calls = run.Begun.write, []
+    honest, calls = run.SiteRun.write, []
 
-    def dies(self: run.Begun, folder: Path) -> None:
+    def dies(self: run.SiteRun, folder: Path) -> None:
         calls.append(folder)
         if len(calls) == 2:  # the first is the agreement, the second what has grown
             raise Interrupted("stopped")
         honest(self, folder)
 
-    monkeypatch.setattr(run.Begun, "write", dies)
+    monkeypatch.setattr(run.SiteRun, "write", dies)
     link = Growing(workers(tmp_path / "states", files), back=2)
     with pytest.raises(Interrupted):
         _run(tmp_path, link, "twice", FIRST, link.roster)

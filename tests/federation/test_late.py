@@ -13,8 +13,8 @@ import torch
 from sites import NAMES, Away, study, workers
 
 from idiolect.core.errors import InputError
-from idiolect.federation.data.agreement import Agreed, agree, strange_to, together
-from idiolect.federation.data.samples import Samples, sums
+from idiolect.federation.data.agreement import Agreement, agree, common_form, unknown_texts
+from idiolect.federation.data.samples import SiteFiles, sums
 from idiolect.federation.events import FILE, Events, read
 from idiolect.federation.messages import Message
 from idiolect.federation.rounds.conversation import Patience
@@ -36,10 +36,10 @@ def _said(tmp_path: Path, site: str = "coast") -> list[str]:
     return [event["event"] for event in read(tmp_path / "run" / FILE, 1000) if event.get("site") == site]
 
 
-def _train(files: Files, agreed: Agreed, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _train(files: Files, agreement: Agreement, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The training samples of a site and their classes, as its table has them."""
-    ready = Samples(files[name], target="label").prepared(
-        agreed.inputs, agreed.classes, 0, NAMES.index(name), look=False
+    ready = SiteFiles(files[name], target="label").encode(
+        agreement.inputs, agreement.classes, 0, NAMES.index(name), look=False
     )
     return ready.x_N[ready.train_N].double().numpy(), ready.y_N[ready.train_N].numpy()
 
@@ -78,12 +78,12 @@ def test_a_site_that_comes_late_is_let_in(files: Files, tmp_path: Path) -> None:
         np.testing.assert_allclose(second.arrays[path].numpy() - before.numpy(), mean, atol=1e-6)
 
     about = next(m.about for who, m in link.sent if who == "coast" and m.about["kind"] == "begin")
-    agreed = Agreed.model_validate(about["agreed"])
-    x_R = np.concatenate([_train(files, agreed, name)[0] for name in NAMES[:4]])
-    np.testing.assert_allclose(agreed.inputs.mean, x_R.mean(0), rtol=1e-9)  # what was agreed on stays
-    np.testing.assert_allclose(agreed.inputs.std, x_R.std(0), rtol=1e-9)
+    agreement = Agreement.model_validate(about["agreement"])
+    x_R = np.concatenate([_train(files, agreement, name)[0] for name in NAMES[:4]])
+    np.testing.assert_allclose(agreement.inputs.mean, x_R.mean(0), rtol=1e-9)  # what was agreed on stays
+    np.testing.assert_allclose(agreement.inputs.std, x_R.std(0), rtol=1e-9)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    counts = np.bincount(_train(files, agreed, "coast")[1], minlength=3).tolist()
+    counts = np.bincount(_train(files, agreement, "coast")[1], minlength=3).tolist()
     assert [manifest["clients"][4][part] for part in ("name", "train")] == ["coast", counts]
     assert manifest["dataset"] == "trial"
     assert (tmp_path / "run" / "report.html").exists()
@@ -156,12 +156,12 @@ def test_texts_that_nobody_had_at_the_start(tmp_path: Path) -> None:
     }
     for name, frame in frames.items():
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    north, coast = (Samples(tmp_path / f"{name}.csv", target="label") for name in frames)
-    inputs, classes = together({"north": north.offer()})
-    ready = north.prepared(inputs, classes, 0, 0, look=False)
-    agreed = agree(inputs, classes, {"north": sums(ready, 2)}, "training")
-    assert strange_to(agreed, "coast", coast.offer()) == ["'x' in sex"]
-    assert strange_to(agreed, "north", north.offer()) == []
+    north, coast = (SiteFiles(tmp_path / f"{name}.csv", target="label") for name in frames)
+    inputs, classes = common_form({"north": north.offer()})
+    ready = north.encode(inputs, classes, 0, 0, look=False)
+    agreement = agree(inputs, classes, {"north": sums(ready, 2)}, "training")
+    assert unknown_texts(agreement, "coast", coast.offer()) == ["'x' in sex"]
+    assert unknown_texts(agreement, "north", north.offer()) == []
     images = coast.offer().model_copy(update={"kind": "images", "shape": (1, 8, 8), "columns": ()})
     with pytest.raises(InputError, match="the run has table and coast has images 1x8x8"):
-        strange_to(agreed, "coast", images)
+        unknown_texts(agreement, "coast", images)

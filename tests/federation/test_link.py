@@ -242,7 +242,7 @@ def test_a_question_is_sent_again_where_a_connection_may_have_taken_it(later: li
 
     link = Slow({"north": cast(Worker, Echo())})
     asking = Conversation(link, ["north"], Events(quiet=True))
-    found = asking.ask({0: Question({"kind": "x"}, {})}, lambda i, message: message.about["kind"], Patience(lost=60))
+    found = asking.ask({0: Question({"kind": "x"}, {})}, lambda i, message: message.about["kind"], Patience(silence=60))
     assert found == {0: "x"}
     assert len(link.sent) == sent
 

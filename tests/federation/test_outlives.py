@@ -179,7 +179,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.parametrize("what", list(ANSWERS))
 def test_odd_answers_cost_time_only(what: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     said, (answer, why) = Heard(), ANSWERS[what]
-    monkeypatch.setattr(site_end._posted, "__defaults__", (b"", None, 2**22))
+    monkeypatch.setattr(site_end._request, "__defaults__", (b"", None, 2**22))
     monkeypatch.setattr(site_end.Connection._post, "__defaults__", (b"", 2**22))
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -23,7 +23,7 @@ from idiolect.deploy.join import join
 from idiolect.deploy.predict import predict, threshold_of
 from idiolect.deploy.samples import read, stream
 from idiolect.deploy.watch import watch
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.messages import unpack
 from idiolect.federation.rounds.conversation import Patience
@@ -33,7 +33,7 @@ from idiolect.federation.server.study import study_for
 from idiolect.federation.site import comparison
 from idiolect.federation.site.personal_model import SiteModel
 from idiolect.federation.site.personal_state import Vault
-from idiolect.federation.site.state_folder import opened
+from idiolect.federation.site.state_folder import site_model
 from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import key_of
 from rehearsal import rehearsed
@@ -52,7 +52,7 @@ class Finished(NamedTuple):
     simulated: idl.Result
 
     def state(self, site: str = "north", **how: Any) -> SiteModel:
-        return opened(self.folder / "states" / site, **how)
+        return site_model(self.folder / "states" / site, **how)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     whole = study_for(folder / "study.yaml", "trial")
     link = Loop(workers(folder / "states", files))
     conduct(whole, link, FEW, folder / "run", Events(quiet=True))
-    samples = {name: Samples(files[name], target="label") for name in FEW}
+    samples = {name: SiteFiles(files[name], target="label") for name in FEW}
     return Finished(folder, files, link, rehearsed(whole, samples, folder / "simulated"))
 
 
@@ -85,7 +85,7 @@ def test_a_sites_state_predicts_as_the_simulations_client(name: str, finished: F
     assert [getattr(model.about, k) for k in same] == [getattr(simulated.about, k) for k in same]
     inputs, other = (one.about.inputs for one in (model, simulated))
     assert inputs.model_copy(update={"scales": other.scales}) == other
-    written = model.written(tmp_path / "written")
+    written = model.to_bundle(tmp_path / "written")
     torch.testing.assert_close(predicted(written, new), predicted(model, new), atol=0, rtol=0)
 
 
@@ -125,16 +125,16 @@ def test_texts_that_few_samples_have_stay_out_of_the_servers_bundle(tmp_path: Pa
     link = Loop(workers(tmp_path / "states", files))
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, FEW, tmp_path / "run", Events(quiet=True))
     begun = Begun.load(tmp_path / "run", "")
-    train = [w._known for w in link.workers.values()]
+    train = [w._participations for w in link.workers.values()]
     count: dict[str, int] = {}
     for known, path in zip(train, files.values(), strict=True):
         [one] = known.values()
-        for text in pd.read_csv(path)["ward"].iloc[one.prepared.train_N.numpy()]:
+        for text in pd.read_csv(path)["ward"].iloc[one.samples.train_N.numpy()]:
             count[text] = count.get(text, 0) + 1
     assert sum(begun.texts) == 72
     ward = result(tmp_path / "run").bundle("fedper", tmp_path / "b").about.inputs.columns[-1]
-    agreed = begun.agreed.inputs.columns[-1]
-    assert ward.texts == tuple(text if count.get(text, 0) >= 5 else "" for text in agreed.texts)
+    agreement = begun.agreement.inputs.columns[-1]
+    assert ward.texts == tuple(text if count.get(text, 0) >= 5 else "" for text in agreement.texts)
     assert "" in ward.texts
     assert "red" in ward.texts
     assert b"rare" not in b"".join(path.read_bytes() for path in (tmp_path / "b").iterdir())
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_watched_is_kept(tmp_path: Path, monkeypatch: pyt
     link = Loop(workers(tmp_path / "states", files))
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, FEW, tmp_path / "run", Events(quiet=True))
     assert all("measured" in reply.about for _, reply in link.received if reply.about["kind"] == "evaluate")
-    model = opened(tmp_path / "states" / "north")
+    model = site_model(tmp_path / "states" / "north")
     with pytest.raises(InputError, match="cannot be watched, because what its network makes"):
         watch(model, predicted(model, tmp_path / "south.csv"))
 
@@ -183,7 +183,7 @@ def test_watching_and_levels_use_samples_that_nobody_trained_on(tmp_path: Path) 
     frame.drop(columns="label").to_csv(more / "same.csv", index=False)
     (frame.drop(columns="label") + 5).to_csv(more / "moved.csv", index=False)
     for method in ("fedper", "pfedfda"):
-        model = opened(tmp_path / "states" / "north", method=method)
+        model = site_model(tmp_path / "states" / "north", method=method)
         assert model.about.site is not None
         assert len(model.about.site.scores) == model.about.site.samples == 30
         moved = {
@@ -197,7 +197,7 @@ def test_watching_and_levels_use_samples_that_nobody_trained_on(tmp_path: Path) 
 
 
 def test_the_models_are_compared_on_the_test_samples(finished: Finished, tmp_path: Path) -> None:
-    samples = Samples(finished.files["north"], target="label")
+    samples = SiteFiles(finished.files["north"], target="label")
     for method in ("fedavg", "fedper", "knnper"):
         model = finished.state(method=method)
         site = comparison.join(model, samples, tmp_path / method)
@@ -226,7 +226,7 @@ def test_other_samples_are_not_compared_on(finished: Finished, tmp_path: Path) -
         other.to_csv(tmp_path / "other.csv", index=False)
         with pytest.raises(InputError, match="is not the data with which north took part"):
             comparison.join(
-                finished.state(method="fedper"), Samples(tmp_path / "other.csv", target="label"), tmp_path / name
+                finished.state(method="fedper"), SiteFiles(tmp_path / "other.csv", target="label"), tmp_path / name
             )
         assert not (tmp_path / name).exists()
 
@@ -248,7 +248,7 @@ def ran(folder: Path, name: str, vault: Vault | None = None, sites: tuple[str, .
 
 def test_which_model_is_said_where_there_are_several(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ran(tmp_path, "first", methods="fedper")
-    assert opened(tmp_path / "states" / "north").about.method.name == "fedper"
+    assert site_model(tmp_path / "states" / "north").about.method.name == "fedper"
     assert not caplog.records
     ran(tmp_path, "second", methods='fedavg, "fedprox:mu=0.1"', seeds="[3, 4]")
     north = tmp_path / "states" / "north"
@@ -260,12 +260,12 @@ def test_which_model_is_said_where_there_are_several(tmp_path: Path, caplog: pyt
         ({"study": "third"}, "has no study 'third': it has second"),
     ):
         with pytest.raises(InputError, match=said.replace("(", r"\(")):
-            opened(north, **how)
-    found = opened(north, method="fedprox", seed=4)
+            site_model(north, **how)
+    found = site_model(north, method="fedprox", seed=4)
     assert (found.about.method.options["mu"], found.about.key.seed) == (0.1, 4)
     assert "the newest study is taken, second" in caplog.text
     caplog.clear()
-    assert opened(north, study="first").about.method.name == "fedper"
+    assert site_model(north, study="first").about.method.name == "fedper"
     assert not caplog.records
 
 
@@ -279,14 +279,14 @@ def test_an_encrypted_state_needs_its_key(tmp_path: Path) -> None:
         assert label not in path.read_bytes()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(InputError, match="is encrypted: give state_key"):
-        opened(north)
+        site_model(north)
     with pytest.raises(InputError, match="there is no key"):
-        opened(north, key=tmp_path / "none")
+        site_model(north, key=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     key_of(tmp_path / "other")
     with pytest.raises(InputError, match="encrypted with another key"):
-        opened(north, key=tmp_path / "other")
-    [table] = opened(north, key=key).predictions()
+        site_model(north, key=tmp_path / "other")
+    [table] = site_model(north, key=key).predictions()
     assert table.column_names == ["label of the data", "label", "p_grade 0", "p_grade 1", "p_grade 2"]
     assert len(table) == 6
 
@@ -298,12 +298,12 @@ def test_a_changed_model_is_not_read(tmp_path: Path) -> None:
     for at in (0, 30, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(InputError, match="cannot be read"):
-            opened(tmp_path / "states" / "north")
-    [agreed] = (tmp_path / "states" / "north").rglob("agreed.json")
+            site_model(tmp_path / "states" / "north")
+    [agreement] = (tmp_path / "states" / "north").rglob("agreement.json")
     path.write_bytes(content)
-    agreed.write_text("{}")
+    agreement.write_text("{}")
     with pytest.raises(InputError, match=r"agreed\.json cannot be read"):
-        opened(tmp_path / "states" / "north")
+        site_model(tmp_path / "states" / "north")
 
 
 def test_a_site_that_keeps_its_accuracies_has_its_model(tmp_path: Path) -> None:
@@ -316,14 +316,14 @@ def test_a_site_that_keeps_its_accuracies_has_its_model(tmp_path: Path) -> None:
     told = [reply.about for site, reply in link.received if site == "south" and reply.about["kind"] == "evaluate"]
     assert told
     assert not [about for about in told if "measured" in about]
-    assert opened(tmp_path / "states" / "south").round == 2
+    assert site_model(tmp_path / "states" / "south").round == 2
 
 
 @pytest.mark.parametrize("protocol", ["stage=received", "stage=trained", "stage=received,also=trained+personalised"])
 def test_other_stages_leave_the_same_personal_model(protocol: str, tmp_path: Path) -> None:
     ran(tmp_path, "usual")
     ran(tmp_path, "other", protocol=f'"{protocol}"', save_predictions="true")
-    models = [opened(tmp_path / "states" / "north", study=name) for name in ("usual", "other")]
+    models = [site_model(tmp_path / "states" / "north", study=name) for name in ("usual", "other")]
     assert [model.round for model in models] == [2, 2]
     torch.testing.assert_close(*(predicted(model, tmp_path / "south.csv") for model in models), atol=1e-6, rtol=0)
     [path] = (tmp_path / "states" / "north").rglob("predictions.parquet")
@@ -347,9 +347,9 @@ def test_the_round_of_a_model_is_said(tmp_path: Path, caplog: pytest.LogCaptureF
     link = Leaves(workers(tmp_path / "states", files), 0, agrees=True)
     terms = Terms(Patience(2, 60.0, 0.2))
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, sites, tmp_path / "run", Events(quiet=True), terms=terms)
-    assert opened(tmp_path / "states" / "north").round == 4
+    assert site_model(tmp_path / "states" / "north").round == 4
     assert not caplog.records
-    assert opened(tmp_path / "states" / "coast").round == 2
+    assert site_model(tmp_path / "states" / "coast").round == 2
     assert "is from round 2 of 4: the study has not ended, or this site was away" in caplog.text
 
 
@@ -358,12 +358,12 @@ def test_a_state_without_a_model(tmp_path: Path) -> None:
     [path] = (tmp_path / "states" / "north").rglob("model.state")
     path.unlink()
     with pytest.raises(InputError, match=r"has no model of fedper, seed 0, yet.*every 1 rounds"):
-        opened(tmp_path / "states" / "north")
+        site_model(tmp_path / "states" / "north")
     with pytest.raises(InputError, match="is a site's state folder: write its model with idiolect bundle first"):
         idl.load(tmp_path / "states" / "north")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="has no study yet"):
-        opened(tmp_path / "empty")
+        site_model(tmp_path / "empty")
 
 
 def call(*arguments: object) -> int:

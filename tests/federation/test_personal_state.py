@@ -11,7 +11,7 @@ import torch
 from idiolect.core import files
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.tree import Tree
-from idiolect.federation.site.personal_state import Lost, PersonalState, Vault
+from idiolect.federation.site.personal_state import MissingState, PersonalState, Vault
 from idiolect.federation.trust.private_files import key_of
 
 FIRST = {"head": torch.zeros(3), "steps": torch.tensor(0)}
@@ -40,7 +40,7 @@ def test_the_round_that_is_repeated_finds_what_it_began_from(key: bytes | None, 
     for round in (1, 3):
         assert torch.equal(again.load(round)["head"], _after(round)["head"])
         assert again.load(round)["steps"] == round
-    with pytest.raises(Lost):
+    with pytest.raises(MissingState):
         again.load(2)
 
 

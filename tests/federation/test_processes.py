@@ -152,7 +152,7 @@ def test_a_site_whose_disk_is_full_says_so_and_takes_part_again(machines: Machin
         assert 12 not in set(absent["round"])
         assert "No space left on device" in machines.said("west")
         assert {path.name for path in disk.rglob("*.*") if path.is_file()} == {
-            "agreed.json", "model.state", "round-11.state", "round-12.state", "secret.json", ".lock"
+            "agreement.json", "model.state", "round-11.state", "round-12.state", "secret.json", ".lock"
         }  # fmt: skip
         machines.kill("west", signal.SIGKILL)
         machines.ended("west")
@@ -244,7 +244,7 @@ def test_a_wrong_authority_or_key_learns_nothing_and_goes_on_trying(machines: Ma
         assert machines.said(name).count(why) == 1  # one line for what is wrong, however often it tries
         machines.kill(name, signal.SIGTERM)
         assert machines.ended(name) == 128 + signal.SIGTERM
-        assert not list((machines.folder / "states" / name).rglob("agreed.json"))
+        assert not list((machines.folder / "states" / name).rglob("agreement.json"))
 
 
 def test_a_signal_ends_a_site_and_leaves_no_process(machines: Machines) -> None:

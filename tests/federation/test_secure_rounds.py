@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sites import NAMES, Away, Loop, Tamper, study, worker
 
 from idiolect.core.errors import InputError, RunError
-from idiolect.federation.data.samples import Samples
+from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.rounds.conversation import Patience
@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_a_simulation(kit: Path, made: Made, files: Fil
     study(tmp_path, "fedavg, scaffold, local", rounds=2, participation=0.8, secure_aggregation=True)
     found = _run(tmp_path, kit, Loop(made())).records
     whole = study_for(tmp_path / "study.yaml", "trial")
-    samples = {name: Samples(file, target="label") for name, file in files.items()}
+    samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
     alone = rehearsed(whole, samples, tmp_path / "simulated").records
     both = found.merge(alone, on=SIDES, how="outer", indicator=True)
     assert set(both["_merge"]) == {"both"}

@@ -125,7 +125,7 @@ def test_a_revoked_key_is_refused_at_once(what: str, place: Place, command: Comm
             gone.append(1)
             until(lambda: said.lines("the server refuses it: the key of south was revoked on"))
             assert server.replies() == []
-            assert not server._server._known.get("south")
+            assert not server._server._visits.get("south")
             assert set(server.keys) == {"north"}
             _works(place, server, "north")
             assert server.connections("north") == 1
@@ -193,11 +193,11 @@ def _tampered(place: Place, text: str) -> str:
 
 def _by_another_authority(place: Place, text: str) -> str:
     key = ec.generate_private_key(ec.SECP384R1())
-    return Roster.signed("trial", 9, place.server.roster.members, key).text
+    return Roster.issue("trial", 9, place.server.roster.members, key).text
 
 
 def _by_a_site(place: Place, text: str) -> str:
-    return Roster.signed("trial", 9, place.server.roster.members, key_of(place.kit("north") / "site.key")).text
+    return Roster.issue("trial", 9, place.server.roster.members, key_of(place.kit("north") / "site.key")).text
 
 
 ROSTERS: dict[str, tuple[Callable[[Place, str], str], str]] = {
@@ -205,9 +205,9 @@ ROSTERS: dict[str, tuple[Callable[[Place, str], str], str]] = {
     "another authority": (_by_another_authority, "not signed by the authority"),
     "signed by a site": (_by_a_site, "not signed by the authority"),
     "another federation": (
-        lambda p, t: Roster.signed("other", 9, p.server.roster.members, p.authority()[1]).text, "federation"
+        lambda p, t: Roster.issue("other", 9, p.server.roster.members, p.authority()[1]).text, "federation"
     ),
-    "older": (lambda p, t: Roster.signed("trial", 2, p.server.roster.members, p.authority()[1]).text, "version 2"),
+    "older": (lambda p, t: Roster.issue("trial", 2, p.server.roster.members, p.authority()[1]).text, "version 2"),
     "no signature": (lambda p, t: json.dumps({"roster": json.loads(t)["roster"]}), "is not a roster"),
     "empty signature": (lambda p, t: json.dumps(json.loads(t) | {"signature": ""}), "not signed by the authority"),
     "a list": (lambda p, t: "[1]", "is not a roster"),
@@ -231,7 +231,7 @@ def third(place: Place) -> Place:
 def test_a_site_takes_no_roster_that_does_not_count(what: str, third: Place, tmp_path: Path) -> None:
     forge, why = ROSTERS[what]
     kit = third.site("north", tmp_path / "state")
-    good = Roster.signed("trial", 9, kit.trust.roster.members, third.authority()[1]).text
+    good = Roster.issue("trial", 9, kit.trust.roster.members, third.authority()[1]).text
     before = dict(kit.trust.peers)
     with pytest.raises(ValueError, match=why):
         kit.trust.take(forge(third, good))
@@ -282,7 +282,7 @@ def test_a_server_that_is_set_back_is_refused_by_sites(third: Place) -> None:
     """A backup of the server's kit would let a key in that has been revoked since."""
     said, heard = Heard(), Heard()
     (third.folder / "server" / FILE).write_text(
-        Roster.signed("trial", 2, third.server.roster.members, third.authority()[1]).text
+        Roster.issue("trial", 2, third.server.roster.members, third.authority()[1]).text
     )
     with third.running(third.connection("north", said)), third.link(heard):
         until(lambda: said.lines("its roster is not taken over: it has version 2, and this site has seen 3"))
@@ -331,7 +331,7 @@ def test_an_authority_of_ones_own(kind: str, below: bool, tmp_path: Path, comman
     code, told = command("federation", "add", operator, "dale", "--ca-key", wrong)
     assert (code, "is not the key of" in told) == (2, True)
     with pytest.raises(ValueError, match="not signed by the authority"):
-        place.site("north").trust.take(Roster.signed("trial", 9, place.server.roster.members, key_of(wrong)).text)
+        place.site("north").trust.take(Roster.issue("trial", 9, place.server.roster.members, key_of(wrong)).text)
 
 
 @pytest.mark.parametrize(

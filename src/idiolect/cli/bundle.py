@@ -52,7 +52,7 @@ def bundle_command(
         if client is not None:
             raise InputError("a site's state folder has the personal model of this site alone: leave out --client")
         model = opened.state(run, method=method, seed=seed, study=study, state_key=state_key)
-        made = model.written(out)
+        made = model.to_bundle(out)
     else:
         opened.refuse(run, study=study, state_key=state_key)
         if method is None:

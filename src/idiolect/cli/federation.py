@@ -205,7 +205,7 @@ def site_command(
     """
     _needed()
     from idiolect.core.errors import InputError
-    from idiolect.federation.data.samples import Samples
+    from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.events import Events
     from idiolect.federation.preview import preview
     from idiolect.federation.programs import take_part
@@ -214,7 +214,7 @@ def site_command(
 
     if study is not None and not dry_run:
         raise InputError("--study is for --dry-run: a real study comes from the server")
-    samples = Samples(data, target=target, test=test, drop=drop or (), as_is=as_is or ())
+    samples = SiteFiles(data, target=target, test=test, drop=drop or (), as_is=as_is or ())
     if dry_run:
         for line in preview(site_kit(kit), samples, Policy() if policy is None else Policy.read(policy), study):
             say(out_console, line)

@@ -82,10 +82,10 @@ def _of_state(
     model: SiteModel, data: Path, target: str | None, test: Path | None, as_is: Sequence[str], out: Path,
     ships: str | None,
 ) -> Bundle:  # fmt: skip
-    from idiolect.federation.data.samples import Samples
+    from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.site.comparison import join
 
-    samples = Samples(data, target=target, test=test, as_is=as_is)
+    samples = SiteFiles(data, target=target, test=test, as_is=as_is)
     return join(model, samples, out, ships=ships)  # type: ignore[arg-type]
 
 

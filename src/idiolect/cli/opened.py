@@ -27,7 +27,7 @@ def is_state(folder: Path) -> bool:
     """Whether a folder is the state of a site, as ``idiolect site`` keeps it."""
     if (folder / "bundle.json").exists():
         return False
-    return (folder / ".lock").is_file() or next(folder.glob("*/*/agreed.json"), None) is not None
+    return (folder / ".lock").is_file() or next(folder.glob("*/*/agreement.json"), None) is not None
 
 
 def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
@@ -39,9 +39,9 @@ def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
     from idiolect.core.import_path import optional
 
     optional("cryptography", "federation", "a site's state")
-    from idiolect.federation.site.state_folder import opened
+    from idiolect.federation.site.state_folder import site_model
 
-    return opened(folder, key=state_key, **chosen)
+    return site_model(folder, key=state_key, **chosen)
 
 
 def model(folder: Path, *, allow_import: bool, **chosen: Any) -> Bundle:

@@ -346,7 +346,7 @@ def _about(folder: Path) -> tuple[About, str]:
     path = folder / ABOUT
     if not folder.is_dir():
         raise InputError(f"there is no bundle {folder}: give the folder that idiolect bundle or idiolect join wrote")
-    if next(folder.glob("*/*/agreed.json"), None) is not None and not path.exists():
+    if next(folder.glob("*/*/agreement.json"), None) is not None and not path.exists():
         raise InputError(f"{folder} is a site's state folder: write its model with idiolect bundle first")
     try:
         raw = json.loads(files.read(path, _MOST).decode())

@@ -92,7 +92,7 @@ def scale_of(x_R: NDArray[np.floating], few: int = FEW) -> Scale:
     return Scale(quartiles=(low, middle, high), zeros=zeros)
 
 
-def together(scales: Sequence[Scale]) -> Scale:
+def common_scale(scales: Sequence[Scale]) -> Scale:
     """The scale of several sites' numbers: the median of each number over sites."""
     known = [scale.quartiles for scale in scales if scale.quartiles is not None]
     zeros = round(statistics.median([scale.zeros for scale in scales] or [0.0]), 2)

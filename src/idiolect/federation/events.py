@@ -46,7 +46,7 @@ class Events:
         self._of_one: OrderedDict[tuple[str, Any], deque[float]] = OrderedDict()
         self._of_all: dict[str, deque[float]] = {}
         self._left_out = 0
-        self.heard: Callable[[dict[str, Any]], None] = lambda event: None
+        self.listener: Callable[[dict[str, Any]], None] = lambda event: None
         """Is told each event as it is kept."""
 
     def keep(self, file: Path) -> None:
@@ -65,14 +65,14 @@ class Events:
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {_line(what)}\n"
         with self._lock:
             if not quiet:
-                _shown(line)
+                _print(line)
             event = {"at": round(at, 3), "event": what} | values
-            kept = json.dumps(event) + "\n"
+            entry = json.dumps(event) + "\n"
             if self.file is None:
-                self._before.append(kept)
+                self._before.append(entry)
             else:
-                self._write(kept)
-        self.heard(event)
+                self._write(entry)
+        self.listener(event)
 
     def note(self, what: str, /, **values: Any) -> None:
         """Keep it; say it only where no terminal shows the progress anyway."""
@@ -92,7 +92,7 @@ class Events:
             rare.times += 1
             of_one = self._of_one.setdefault(whose, deque(maxlen=_OF_ONE))
             budgets = (of_one, self._of_all.setdefault(whose[0], deque(maxlen=_OF_ALL)))
-            full = any(len(said) == said.maxlen and now - said[0] < _MINUTE for said in budgets)
+            full = any(len(stamps) == stamps.maxlen and now - stamps[0] < _MINUTE for stamps in budgets)
             if now - rare.at < _MINUTE or full:
                 if len(self._rare) > _KEYS:
                     self._left_out += self._rare.popitem(last=False)[1].times
@@ -100,23 +100,23 @@ class Events:
                     self._of_one.popitem(last=False)
                 return
             times, rare.times, rare.at = rare.times, 0, now
-            for said in budgets:
-                said.append(now)
+            for stamps in budgets:
+                stamps.append(now)
         self(what if times == 1 else f"{what} ({times:,} times since this was said last)", times=times, **values)
 
     def show(self, what: str) -> None:
         """Say it on standard error, also where that is quiet, and keep it nowhere: for a secret."""
         with self._lock:
-            _shown(f"{printable(what)}\n")
+            _print(f"{printable(what)}\n")
 
     def close(self) -> None:
         """Say what ``rarely`` has counted and not said."""
         with self._lock:
-            left = self._left_out + sum(rare.times for rare in self._rare.values())
+            rest = self._left_out + sum(rare.times for rare in self._rare.values())
             self._rare.clear()
             self._left_out = 0
-        if left:
-            self(f"and {left:,} more refused connections or requests, not listed one by one", times=left)
+        if rest:
+            self(f"and {rest:,} more refused connections or requests, not listed one by one", times=rest)
 
     def _write(self, lines: str) -> None:
         with suppress(OSError):  # on a full disk the run itself says so
@@ -125,7 +125,7 @@ class Events:
                 file.write(lines)
 
 
-class _Heard(logging.Handler):
+class _Handler(logging.Handler):
     def __init__(self, say: Events) -> None:
         super().__init__(logging.WARNING)
         self._say = say
@@ -136,9 +136,9 @@ class _Heard(logging.Handler):
 
 
 @contextmanager
-def kept(say: Events) -> Iterator[None]:
+def warnings_as_events(say: Events) -> Iterator[None]:
     """Warnings of idiolect are events too, and so is the error that ends the program."""
-    logger, handler = logging.getLogger("idiolect"), _Heard(say)
+    logger, handler = logging.getLogger("idiolect"), _Handler(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -154,14 +154,14 @@ def kept(say: Events) -> Iterator[None]:
 
 def read(file: Path, most: int) -> list[dict[str, Any]]:
     """The last events in a file, at most so many; none if there is no such file. A broken line is left out."""
-    found: deque[dict[str, Any]] = deque(maxlen=most)
+    events: deque[dict[str, Any]] = deque(maxlen=most)
     with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             with suppress(ValueError, RecursionError):
                 event = json.loads(line)
                 if isinstance(event, dict) and isinstance(event.get("event"), str):
-                    found.append(event)
-    return list(found)
+                    events.append(event)
+    return list(events)
 
 
 def _own(path: str, flags: int) -> int:
@@ -173,7 +173,7 @@ def _line(what: str) -> str:
     return printable(" ".join(what.splitlines()))
 
 
-def _shown(line: str) -> None:
+def _print(line: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it any more, or the disk is full: the work goes on
         if sys.stderr is not None:
             sys.stderr.write(line)

@@ -74,7 +74,7 @@ def _no_message(error: Exception) -> Refused:
     return Refused(f"it is not a document of named arrays ({type(error).__name__})")
 
 
-def asked(message: Message) -> bytes:
+def question_bytes(message: Message) -> bytes:
     """What a message asks, as bytes: the same if it is sent again with another ticket."""
     about = {name: value for name, value in message.about.items() if name != "ticket"}
     return json.dumps(about, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
@@ -91,15 +91,15 @@ def built(arrays: Mapping[str, Tensor], like: Mapping[str, T]) -> dict[str, T]:
     Raises:
         Refused: an array is missing, is not expected, or has another shape or type.
     """
-    wanted = {path: leaf for part, values in like.items() for path, leaf in named(part, values).items()}
-    if missing := sorted(wanted.keys() - arrays.keys()):
-        raise Refused(f"{missing[0]} is missing, with {len(missing)} arrays in all")
-    if strange := sorted(arrays.keys() - wanted.keys()):
-        raise Refused(f"{strange[0]} is not expected, with {len(strange)} arrays in all")
-    for path, leaf in wanted.items():
-        found = arrays[path]
-        if found.shape != leaf.shape or found.dtype != leaf.dtype:
-            shapes = [f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in (found, leaf)]
+    leaves = {path: leaf for part, values in like.items() for path, leaf in named(part, values).items()}
+    if absent := sorted(leaves.keys() - arrays.keys()):
+        raise Refused(f"{absent[0]} is missing, with {len(absent)} arrays in all")
+    if extras := sorted(arrays.keys() - leaves.keys()):
+        raise Refused(f"{extras[0]} is not expected, with {len(extras)} arrays in all")
+    for path, leaf in leaves.items():
+        array = arrays[path]
+        if array.shape != leaf.shape or array.dtype != leaf.dtype:
+            shapes = [f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in (array, leaf)]
             raise Refused(f"{path} is {shapes[0]}, not {shapes[1]}")
     return {part: _tree(part, arrays, values) for part, values in like.items()}
 

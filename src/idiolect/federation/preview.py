@@ -11,8 +11,8 @@ import torch
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
-from idiolect.federation.data.agreement import agree, plain, together
-from idiolect.federation.data.samples import Samples, alone, sums
+from idiolect.federation.data.agreement import agree, common_form, plain
+from idiolect.federation.data.samples import SiteFiles, alone, sums
 from idiolect.federation.messages import Refused, named, pack
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.kits import SiteKit
@@ -22,7 +22,7 @@ from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
 
 
-def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) -> Iterator[str]:
+def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None) -> Iterator[str]:
     """Lines of text: to whom, what is said of the samples, and with a study what each round's upload would be.
 
     The uploads are made from this site's samples alone, from the first state of each method.
@@ -34,11 +34,12 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
     task = "classification" if study is None else Study.look(study).task  # the study decides
     offer = samples.offer(task)
-    said = plain(offer)
-    yield f"First, {len(pack({'offer': said})):,} bytes about the samples, by which features and classes are agreed on:"
-    yield json.dumps(said, ensure_ascii=False)
-    inputs, classes = together({kit.site: offer, "others": offer}, task)
-    ready = samples.prepared(inputs, classes, 0, kit.number, look=False)
+    values = plain(offer)
+    size = len(pack({"offer": values}))
+    yield f"First, {size:,} bytes about the samples, by which features and classes are agreed on:"
+    yield json.dumps(values, ensure_ascii=False)
+    inputs, classes = common_form({kit.site: offer, "others": offer}, task)
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, named('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(named("sums", own._asdict()))
@@ -54,16 +55,16 @@ def preview(kit: SiteKit, samples: Samples, policy: Policy, study: Path | None) 
     except Refused as error:
         raise InputError(f"the policy does not allow {study}: {error}") from None
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
-    agreed = agree(inputs, classes, {kit.site: own}, whole.normalise).among([*others, kit.site])
+    agreement = agree(inputs, classes, {kit.site: own}, whole.normalise).among([*others, kit.site])
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:
-        runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreed, kit.number, whole.name)))
+        runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreement, kit.number, whole.name)))
         method = runner.method
         down = method.send(method.init_server(keys.start(0)), torch.tensor([kit.number]))
         client = first_state(method, whole.seeds[0], kit.number)
-        [found] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
-        arrays = named("value", found.up.value) | named("weight", found.up.weight)  # type: ignore[union-attr]
+        [outcome] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
+        arrays = named("value", outcome.up.value) | named("weight", outcome.up.weight)  # type: ignore[union-attr]
         size = len(pack({}, arrays))
         yield f"{use.label}: {size:,} bytes in each of up to {whole.rounds} rounds:"
         yield from _rows(arrays)

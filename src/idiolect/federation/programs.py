@@ -13,8 +13,8 @@ import filelock
 
 from idiolect.core import files, signals
 from idiolect.core.errors import InputError, Interrupted, option
-from idiolect.federation.data.samples import Samples
-from idiolect.federation.events import Events, kept
+from idiolect.federation.data.samples import SiteFiles
+from idiolect.federation.events import Events, warnings_as_events
 from idiolect.federation.monitor.overview import Overview
 from idiolect.federation.monitor.page import Page
 from idiolect.federation.monitor.page import place as page_place
@@ -56,49 +56,49 @@ def serve(
     """
     from idiolect.federation.link.server_end import Link, listening
 
-    found = kits.server_kit(kit, out)
-    whole = study_for(study, found.name)
-    terms, say, able = terms or Terms(), say or Events(), len(found.roster.keys())
-    if not 1 <= terms.patience.least <= able:
-        raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {able} sites")
-    if terms.start is not None and not terms.patience.least <= terms.start <= able:
+    server = kits.server_kit(kit, out)
+    whole = study_for(study, server.name)
+    terms, say, count = terms or Terms(), say or Events(), len(server.roster.keys())
+    if not 1 <= terms.patience.least <= count:
+        raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {count} sites")
+    if terms.start is not None and not terms.patience.least <= terms.start <= count:
         raise InputError(
-            f"{option('start_with', terms.start)} is not possible with {able} sites, of which each round needs "
+            f"{option('start_with', terms.start)} is not possible with {count} sites, of which each round needs "
             f"{terms.patience.least}"
         )
-    again = command(kit, study, out, listen=listen, page=page, terms=terms, sites=able, quiet=say.quiet)
-    terms = terms._replace(start=terms.start or able)
+    again = command(kit, study, out, listen=listen, page=page, terms=terms, sites=count, quiet=say.quiet)
+    terms = terms._replace(start=terms.start or count)
     try:
-        place = listening(found, listen)
+        place = listening(server, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
-    shown = None if page is None else _place(page)
-    with Link(found, place, say) as link, signals.received(_stopped) as came, ExitStack() as open_:
-        open_.enter_context(kept(say))
+    page_address = None if page is None else _place(page)
+    with Link(server, place, say) as link, signals.received(_interruption) as signals_, ExitStack() as open_:
+        open_.enter_context(warnings_as_events(say))
         carrier: Carrier = link
-        if shown is not None:
-            lost = terms.patience.lost
-            carrier = overview = Overview(link, found.name, whole.name, link.sites, out, say, lost)
+        if page_address is not None:
+            silence = terms.patience.silence
+            carrier = overview = Overview(link, server.name, whole.name, link.sites, out, say, silence)
             watcher = Several(watcher or Silent(), overview)
-            url = open_.enter_context(Page(overview.status, found, shown, say)).url
+            url = open_.enter_context(Page(overview.status, server, page_address, say)).url
             open_.callback((kit / PAGE).unlink, missing_ok=True)
             files.write(kit / PAGE, f"{url}\n", mode=0o600)
             if sys.stderr is not None and sys.stderr.isatty():
                 say.show(f"The page of this federation, for you alone: {url}")
             say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
-        say(f"{found.name}: {able} sites can connect to {place[0]}:{place[1]}")
+        say(f"{server.name}: {count} sites can connect to {place[0]}:{place[1]}")
 
         def stop() -> bool:
-            return bool(came)
+            return bool(signals_)
 
         try:
             return conduct(
-                whole, carrier, list(found.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
+                whole, carrier, list(server.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
                 public=link.keys, roster=link.sites,
             )  # fmt: skip
         except Interrupted as error:
-            if came and str(error) == "stopped":
-                raise Interrupted(f"stopped before the first round; continue with: {again}", came[0]) from None
+            if signals_ and str(error) == "stopped":
+                raise Interrupted(f"stopped before the first round; continue with: {again}", signals_[0]) from None
             raise
 
 
@@ -113,7 +113,7 @@ def command(
         ["--min-sites", terms.patience.least, usual.patience.least],
         ["--start-with", terms.start, usual.start],
         ["--deadline", terms.patience.deadline, usual.patience.deadline],
-        ["--lost-after", terms.patience.lost, usual.patience.lost],
+        ["--lost-after", terms.patience.silence, usual.patience.silence],
         ["--most-norm", terms.most, usual.most],
     ]
     words = [word for name, value, other in options if value != other for word in (name, str(value).removesuffix(".0"))]
@@ -122,7 +122,7 @@ def command(
 
 
 def take_part(
-    kit: Path, samples: Samples, state: Path, *, policy: Path | None = None, key: Path | None = None,
+    kit: Path, samples: SiteFiles, state: Path, *, policy: Path | None = None, key: Path | None = None,
     say: Events | None = None,
 ) -> None:  # fmt: skip
     """Answer the server until a signal comes.
@@ -144,26 +144,26 @@ def take_part(
 
     kits.site_kit(kit)  # nothing is written where it cannot be used
     private_folder(state)
-    found, say = kits.site_kit(kit, state), say or Events()
-    worker = worker_of(found, samples, state, policy=policy, key=key, say=say)
+    site, say = kits.site_kit(kit, state), say or Events()
+    worker = worker_of(site, samples, state, policy=policy, key=key, say=say)
     lock = filelock.FileLock(state / ".lock", timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout:
         raise InputError(f"another process uses {state}: stop it, or give another {option('state')}") from None
-    say(f"{found.site} of {found.name}: {len(samples)} samples, state in {state}")
+    say(f"{site.site} of {site.name}: {len(samples)} samples, state in {state}")
     try:
-        with kept(say), signals.received(_stopped, raising=1):  # nothing can be left half-done
-            Connection(found, worker.answer, say).run(threading.Event())
+        with warnings_as_events(say), signals.received(_interruption, raising=1):  # nothing can be left half-done
+            Connection(site, worker.answer, say).run(threading.Event())
     except Interrupted:
-        say(f"{found.site} stops; its state stays in {state}")
+        say(f"{site.site} stops; its state stays in {state}")
         raise
     finally:
         lock.release()
 
 
 def worker_of(
-    kit: kits.SiteKit, samples: Samples, state: Path, *, policy: Path | None, key: Path | None, say: Events
+    kit: kits.SiteKit, samples: SiteFiles, state: Path, *, policy: Path | None, key: Path | None, say: Events
 ) -> Worker:
     """What answers for a site."""
     rules = Policy() if policy is None else Policy.read(policy)
@@ -179,5 +179,5 @@ def _place(text: str) -> tuple[str, int]:
         raise InputError(f"{option('page')}: {error}") from None
 
 
-def _stopped(number: int) -> Interrupted:
+def _interruption(number: int) -> Interrupted:
     return Interrupted("stopped", number)

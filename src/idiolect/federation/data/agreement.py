@@ -68,7 +68,7 @@ class Sums(NamedTuple):
         return cls(whole, whole, real, real, real)
 
 
-class Agreed(BaseModel):
+class Agreement(BaseModel):
     """What server and sites know of the data in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,23 +107,24 @@ class Agreed(BaseModel):
         )
 
 
-def empty(agreed: Agreed) -> Tensor:
+def empty(agreement: Agreement) -> Tensor:
     """No samples, of the agreed form."""
-    dtype = torch.uint8 if agreed.inputs.kind == "images" else torch.float32
-    return torch.empty((0, *agreed.inputs.shape), dtype=dtype)
+    dtype = torch.uint8 if agreement.inputs.kind == "images" else torch.float32
+    return torch.empty((0, *agreement.inputs.shape), dtype=dtype)
 
 
 def data_of(
-    agreed: Agreed, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...]
+    agreement: Agreement, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...]
 ) -> FederatedData:
     """Clients' data in the agreed form."""
+    inputs, classes, names = agreement.inputs, agreement.classes, agreement.names
     return FederatedData(
-        name, x_R, y_R, train, test, len(agreed.classes), agreed.classes, agreed.inputs.mean, agreed.inputs.std,
-        ("",) * len(agreed.names), agreed.names, encodings=agreed.inputs.columns,
+        name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
+        encodings=inputs.columns,
     )  # fmt: skip
 
 
-def together(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple[Inputs, tuple[str, ...]]:
+def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple[Inputs, tuple[str, ...]]:
     """The form of the samples and the classes that all sites' offers allow; mean and deviation are still 0 and 1.
 
     ``task`` is the study's: "classification" says that many different numbers are classes.
@@ -155,45 +156,45 @@ def together(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple
     ), classes
 
 
-def strange_to(agreed: Agreed, site: str, offer: Offer) -> list[str]:
+def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
     """The texts of a site that comes after the agreement which the others did not have.
 
     Raises:
         InputError: its samples do not fit what the others have agreed on.
     """
-    there = agreed.inputs.columns
-    if offer.kind == "table" and (missing := {c.name for c in there if c.features} - {c.name for c in offer.columns}):
+    there = agreement.inputs.columns
+    if offer.kind == "table" and (absent := {c.name for c in there if c.features} - {c.name for c in offer.columns}):
         raise InputError(
-            f"{site} has no column {min(missing)!r}, which the other sites agreed on: add it, or start a new run"
+            f"{site} has no column {min(absent)!r}, which the other sites agreed on: add it, or start a new run"
         )
-    images = agreed.inputs.kind == "images"
+    images = agreement.inputs.kind == "images"
     whole = Offer(
-        kind="images" if images else "table", shape=agreed.inputs.shape if images else (), columns=there,
-        classes=agreed.classes,
+        kind="images" if images else "table", shape=agreement.inputs.shape if images else (), columns=there,
+        classes=agreement.classes,
     )  # fmt: skip
-    _, classes = together({"the run": whole, site: offer}, "classification")  # which was decided at the start
-    _scales(there, {"the other sites": whole.model_copy(update={"scales": agreed.inputs.scales}), site: offer}, site)
-    if new := sorted(set(classes) - set(agreed.classes)):
+    _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
+    _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)
+    if new := sorted(set(classes) - set(agreement.classes)):
         raise InputError(
             f"{site} has samples of the class {new[0]!r}, which no site had at the start: leave them out, or start a "
             "new run"
         )
-    known = {column.name: set(column.texts) for column in there if column.kind == "text"}
-    return [f"{text!r} in {c.name}" for c in offer.columns for text in c.texts if text not in known.get(c.name, {text})]
+    texts = {column.name: set(column.texts) for column in there if column.kind == "text"}
+    return [f"{text!r} in {c.name}" for c in offer.columns for text in c.texts if text not in texts.get(c.name, {text})]
 
 
 def _columns(offers: Mapping[str, Offer]) -> tuple[Encoding, ...]:
     """The columns that every site has, in the order of the first site, each as all sites together need it."""
-    found: dict[str, dict[str, Encoding]] = {}
+    by_name: dict[str, dict[str, Encoding]] = {}
     for site, offer in offers.items():
         for column in offer.columns:
-            found.setdefault(column.name, {})[site] = column
-    common = [_joined(name, by) for name, by in found.items() if len(by) == len(offers)]
-    used = tuple(column for column in common if column.features)
-    if not used:
+            by_name.setdefault(column.name, {})[site] = column
+    common = [_common_encoding(name, by) for name, by in by_name.items() if len(by) == len(offers)]
+    columns = tuple(column for column in common if column.features)
+    if not columns:
         sites = listed([f"{site}: {listed([c.name for c in offer.columns], 5)}" for site, offer in offers.items()], 5)
         raise InputError(f"the sites have no column in common besides the target ({sites}): give them the same names")
-    return used
+    return columns
 
 
 def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str | None = None) -> tuple[Scale, ...]:
@@ -202,19 +203,19 @@ def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str 
     Raises:
         InputError: those of some sites look like another unit.
     """
-    found, wrong = [], []
+    scales, clashes = [], []
     for column in columns:
         by = _by_site(column.name, offers)
-        found.append(units.together(list(by.values())))
+        scales.append(units.common_scale(list(by.values())))
         if (far := units.apart(column.name, by, site)) is not None:
-            wrong.append((column.name, far))
-    if wrong:
-        name, (sites, *_) = wrong[0]
-        every = "; ".join(f"column {name!r} looks like another unit: {far}" for name, far in wrong[:3])
+            clashes.append((column.name, far))
+    if clashes:
+        name, (sites, *_) = clashes[0]
+        every = "; ".join(f"column {name!r} looks like another unit: {far}" for name, far in clashes[:3])
         raise InputError(
             f"{every}: convert it, or give {option('as_is', name)} at {', '.join(sites)} if the numbers are right"
         )
-    return tuple(found)
+    return tuple(scales)
 
 
 def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
@@ -229,11 +230,11 @@ def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
 
 def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
     """Sentences about what sites should look at: columns that one lacks, classes that only one has, hidden gaps."""
-    used, sentences = {column.name for column in inputs.columns}, list[str]()
+    features, sentences = {column.name for column in inputs.columns}, list[str]()
     lacking: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(column.name for offer in offers.values() for column in offer.columns):
         without = tuple(site for site, offer in offers.items() if name not in {c.name for c in offer.columns})
-        if without and name not in used:
+        if without and name not in features:
             lacking.setdefault(without, []).append(name)
     for without, names in lacking.items():
         sentences.append(
@@ -260,7 +261,7 @@ def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> lis
     ]
 
 
-def _joined(name: str, by: Mapping[str, Encoding]) -> Encoding:
+def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
     empty_one = [column for column in by.values() if column.kind == "number" and not column.features]
     kinds = {column.kind for column in by.values() if column not in empty_one}
     if len(kinds) > 1:
@@ -284,7 +285,7 @@ def _joined(name: str, by: Mapping[str, Encoding]) -> Encoding:
     )
 
 
-def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str) -> Agreed:
+def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str) -> Agreement:
     """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
 
     ``normalise`` is the study's: "symmetric" brings images to [-1, 1]; else the numbers of the training samples count.
@@ -302,7 +303,7 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
     if normalise == "symmetric" and inputs.kind == "images":
         mean, std = np.full(width, 0.5), np.full(width, 0.5)
     numbers = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
-    return Agreed(
+    return Agreement(
         inputs=inputs.model_copy(update=numbers),
         classes=tuple(classes),
         train=tuple(tuple(s.train_C.tolist()) for s in sums.values()),

@@ -23,7 +23,7 @@ from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy.samples import Reader, labels
 from idiolect.deploy.schema import Inputs, Scale
 from idiolect.deploy.units import scale_of
-from idiolect.federation.data.agreement import Agreed, Offer, Sums, data_of
+from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
 
 # N samples of this site, F features or channels, C classes
 
@@ -34,7 +34,7 @@ SAID = 20
 """Numbers of a column, neither missing nor 0, from which a site says how large they are."""
 
 
-class Prepared(NamedTuple):
+class SiteSamples(NamedTuple):
     """A site's samples in an agreed form."""
 
     x_N: Tensor
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
     test_N: Tensor
 
 
-class Samples:
+class SiteFiles:
     """A site's samples as they are in its files.
 
     Args:
@@ -104,7 +104,7 @@ class Samples:
             return Scale()
         return scale_of(frame[column.name].to_numpy(dtype=np.float64, na_value=np.nan), SAID)
 
-    def prepared(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> Prepared:
+    def encode(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> SiteSamples:
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
 
         Raises:
@@ -113,7 +113,7 @@ class Samples:
         x, y = [], []
         for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
             y.append(torch.from_numpy(labels(part.frame[label], classes, self.where)))
-            x.append(self._encoded(k, inputs, label, look))
+            x.append(self._features(k, inputs, label, look))
         if len(x) == 2:
             train_N, test_N = np.arange(len(x[0])), np.arange(len(x[0]), len(x[0]) + len(x[1]))
         else:
@@ -123,9 +123,9 @@ class Samples:
             order_N = keys.generator(seed, number, "samples").permutation(count)
             tested = min(count - 1, max(1, round(TEST * count)))
             train_N, test_N = order_N[tested:], order_N[:tested]
-        return Prepared(torch.cat(x), torch.cat(y), torch.from_numpy(train_N), torch.from_numpy(test_N))
+        return SiteSamples(torch.cat(x), torch.cat(y), torch.from_numpy(train_N), torch.from_numpy(test_N))
 
-    def _encoded(self, k: int, inputs: Inputs, label: str, look: bool) -> Tensor:
+    def _features(self, k: int, inputs: Inputs, label: str, look: bool) -> Tensor:
         part = self._parts[k]
         if part.pictures is not None:
             x_N = self._pixels()[k]
@@ -135,8 +135,8 @@ class Samples:
         frame = part.frame.drop(columns=label)
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
-        if missing := [c.name for c in inputs.columns if c.name not in frame]:
-            raise InputError(f"{self.where} has no column {missing[0]!r}, which the sites agreed on: add it")
+        if absent := [c.name for c in inputs.columns if c.name not in frame]:
+            raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encoded(inputs.columns, frame)
 
     def _pixels(self) -> list[Tensor]:
@@ -156,29 +156,29 @@ def _without(part: Part, drop: Sequence[str], where: str) -> Part:
 def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
     """How each column becomes features; other sites may have more texts than the only one here."""
     for column in tables.fitted_columns(frame):
-        known = frame[column.name].dropna()
-        if not column.features and len(known) and isinstance(known.iloc[0], str):
-            yield Encoding(column.name, "text", codes(known, f"column {column.name!r}")[1])
+        values = frame[column.name].dropna()
+        if not column.features and len(values) and isinstance(values.iloc[0], str):
+            yield Encoding(column.name, "text", codes(values, f"column {column.name!r}")[1])
         else:
             yield column
 
 
-def sums(prepared: Prepared, classes: int) -> Sums:
+def sums(samples: SiteSamples, classes: int) -> Sums:
     """Counts of classes, and sums over the training samples."""
-    x_N = prepared.x_N[prepared.train_N]
+    x_N = samples.x_N[samples.train_N]
     x = x_N.double() / (255 if x_N.dtype == torch.uint8 else 1)
     axes = [a for a in range(x.ndim) if a != 1]
     return Sums(
-        torch.bincount(prepared.y_N[prepared.train_N], minlength=classes),
-        torch.bincount(prepared.y_N[prepared.test_N], minlength=classes),
+        torch.bincount(samples.y_N[samples.train_N], minlength=classes),
+        torch.bincount(samples.y_N[samples.test_N], minlength=classes),
         (~x.isnan()).double().sum(axes), x.nansum(axes), x.square().nansum(axes),
     )  # fmt: skip
 
 
-def alone(prepared: Prepared, agreed: Agreed, number: int, name: str) -> FederatedData:
+def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) -> FederatedData:
     """The clients' data as one site sees them: its own samples, and no others."""
     none = torch.empty(0, dtype=torch.int64)
-    clients = range(len(agreed.names))
-    train = tuple(prepared.train_N if k == number else none for k in clients)
-    test = tuple(prepared.test_N if k == number else none for k in clients)
-    return data_of(agreed, name, prepared.x_N, prepared.y_N, train, test)
+    clients = range(len(agreement.names))
+    train = tuple(samples.train_N if k == number else none for k in clients)
+    test = tuple(samples.test_N if k == number else none for k in clients)
+    return data_of(agreement, name, samples.x_N, samples.y_N, train, test)

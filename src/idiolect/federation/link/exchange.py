@@ -67,7 +67,7 @@ class Exchange:
         self._headers: Mapping[str, str] = {}
 
     @property
-    def begun(self) -> bool:
+    def busy(self) -> bool:
         """Whether a request has begun that has not been answered."""
         return self._state.their_state is not h11.IDLE or bool(self._state.trailing_data[0])
 
@@ -81,14 +81,14 @@ class Exchange:
             Refusal: it is not HTTP.
             TimeoutError: it took too long.
         """
-        loop, begun = asyncio.get_running_loop(), self.begun
-        end = loop.time() + (self._head_s if begun else patience)
+        loop, busy = asyncio.get_running_loop(), self.busy
+        end = loop.time() + (self._head_s if busy else patience)
         event = self._event()
         while event is h11.NEED_DATA:
             async with asyncio.timeout_at(end):
                 block = await self._reader.read(2**16)
-            if not begun:
-                begun, end = True, min(end, loop.time() + self._head_s)
+            if not busy:
+                busy, end = True, min(end, loop.time() + self._head_s)
             self._state.receive_data(block)
             event = self._event()
         if not isinstance(event, h11.Request):
@@ -168,6 +168,6 @@ class Exchange:
             raise Refusal(error.error_status_hint, f"what it sends is not HTTP ({error})") from None
 
 
-def said(status: int, values: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def json_response(status: int, values: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """A response of plain values."""
     return Response(status, json.dumps(values).encode(), {"content-type": "application/json"} | dict(headers or {}))

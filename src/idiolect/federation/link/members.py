@@ -49,8 +49,8 @@ class Members:
                 f"roster {own} of this kit is older than {kit.roster.version}, which this server has seen and keeps to"
             )
             self._say(f"{what}: copy {COPY} over {FILE}, here and in the operator's kit", older=True)
-        self._warned: list[str] = []
-        self._warned_at = float("-inf")
+        self._last_warnings: list[str] = []
+        self._warning_time = float("-inf")
         self._warn()
 
     def site(self, certificate: bytes | None) -> str:
@@ -64,8 +64,8 @@ class Members:
             raise Refusal(403, "its key is not in the roster of this federation")
         if member.revoked:
             raise Refusal(403, f"the key of {member.name} was revoked on {member.revoked}", member.name)
-        if wrong := out_of_date(member.x509):
-            raise Refusal(403, f"the certificate of {member.name} {wrong}: the operator has to renew it", member.name)
+        if fault := out_of_date(member.x509):
+            raise Refusal(403, f"the certificate of {member.name} {fault}: the operator has to renew it", member.name)
         return member.name
 
     def _enrol(self, roster: Roster) -> None:
@@ -73,8 +73,8 @@ class Members:
         self._members = {member.public: member for member in roster.members}
         keys = roster.keys()
         self.keys.update(keys)  # at no moment is a site missing that is in both
-        for gone in self.keys.keys() - keys.keys():
-            del self.keys[gone]
+        for name in self.keys.keys() - keys.keys():
+            del self.keys[name]
         self._remember()
 
     def _remember(self) -> None:
@@ -86,8 +86,8 @@ class Members:
                     files.write(path, self.roster.text, mode=0o600)
 
     def _times(self) -> list[int]:
-        watched = (self._kit.roster_file, self._kit.certificate)
-        return [path.stat().st_mtime_ns if path.exists() else 0 for path in watched]
+        paths = (self._kit.roster_file, self._kit.certificate)
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
     async def watch(self) -> None:
         """Take over a new roster or a new certificate while sites are here."""
@@ -98,7 +98,7 @@ class Members:
                 if (times := self._times()) != self._files:
                     self._files = times
                     self._reload()
-                elif time.monotonic() - self._warned_at > _DAY:
+                elif time.monotonic() - self._warning_time > _DAY:
                     self._warn()
             except (ValueError, OSError) as error:
                 self._say(f"the kit cannot be read again; what it had counts ({error})", refused=str(error))
@@ -130,20 +130,20 @@ class Members:
     def warnings(self) -> list[str]:
         """What is wrong with the dates of certificates, or soon will be: of the server, the authority and the sites."""
         own = x509.load_pem_x509_certificate(self._kit.certificate.read_bytes())
-        dated = [("the server's certificate", own), ("the authority", self._kit.authority)]
-        dated += [(f"the certificate of {m.name}", m.x509) for m in self.roster.members if not m.revoked]
-        return [f"{what} {wrong}" for what, certificate in dated if (wrong := trouble(certificate))]
+        certificates = [("the server's certificate", own), ("the authority", self._kit.authority)]
+        certificates += [(f"the certificate of {m.name}", m.x509) for m in self.roster.members if not m.revoked]
+        return [f"{what} {fault}" for what, certificate in certificates if (fault := trouble(certificate))]
 
     def _warn(self) -> None:
         """Say it at the start, when it changes, and each day."""
-        wrong, again = self.warnings(), time.monotonic() - self._warned_at > _DAY
-        for what in wrong:
-            if again or what not in self._warned:
+        warnings, again = self.warnings(), time.monotonic() - self._warning_time > _DAY
+        for what in warnings:
+            if again or what not in self._last_warnings:
                 mend = "make new kits" if what.startswith("the authority") else "idiolect federation renew renews it"
                 self._say(f"{what}: {mend}", expires=True)
         if again:
-            self._warned_at = time.monotonic()
-        self._warned = wrong
+            self._warning_time = time.monotonic()
+        self._last_warnings = warnings
 
 
 def context_of(kit: ServerKit) -> ssl.SSLContext:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from idiolect.federation.events import Events
-from idiolect.federation.link.exchange import Refusal, Request, Response, said
+from idiolect.federation.link.exchange import Refusal, Request, Response, json_response
 from idiolect.federation.link.members import Members
 from idiolect.federation.link.web import Limits, Server, descriptors
 from idiolect.federation.trust.kits import ServerKit, address
@@ -68,7 +68,7 @@ class _Letter:
     site: str
     content: bytes
     room: int
-    taken: bool = False
+    at_site: bool = False
 
 
 class Link:
@@ -93,19 +93,19 @@ class Link:
         self._letters: dict[str, _Letter] = {}
         self._replies: list[Reply] = []
         self._since = time.monotonic()
-        self._seen: dict[str, float] = {}
+        self._last_signs: dict[str, float] = {}
         self._connections: dict[str, int] = {}
         self._current: dict[str, str] = {}
-        self._connected: dict[str, float] = {}
+        self._connect_times: dict[str, float] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._members = Members(kit, self._say, self._dismiss)
         self.keys = self._members.keys
         limits = limits or Limits()
-        needed = limits.strangers + limits.each * len(kit.roster.members) + _OTHERS
-        if (have := descriptors(needed)) < needed:
-            strangers = max(8, min(limits.strangers, have // 8))
-            limits = limits._replace(strangers=strangers, all=min(limits.all, have - min(_OTHERS, have // 2)))
-            self._say(f"this process may open {have} files, and {needed} are needed when all sites are here: raise it")
+        demand = limits.strangers + limits.each * len(kit.roster.members) + _OTHERS
+        if (limit := descriptors(demand)) < demand:
+            strangers = max(8, min(limits.strangers, limit // 8))
+            limits = limits._replace(strangers=strangers, all=min(limits.all, limit - min(_OTHERS, limit // 2)))
+            self._say(f"this process may open {limit} files, and {demand} are needed when all sites are here: raise it")
         self._server = Server(self, listen, self._members.tls, limits)
 
     def __enter__(self) -> Self:
@@ -136,17 +136,17 @@ class Link:
 
     def forget(self, tickets: Iterable[str]) -> None:
         """Take no reply to these messages any more."""
-        gone = set(tickets)
+        ids = set(tickets)
         with self._lock:
-            for ticket in gone:
+            for ticket in ids:
                 self._letters.pop(ticket, None)
-            self._replies = [reply for reply in self._replies if reply.ticket not in gone]
+            self._replies = [reply for reply in self._replies if reply.ticket not in ids]
 
     def quiet_for(self, site: str) -> float:
         """Seconds since a site was last heard of, or since the link was made; infinite if its key is revoked."""
         if site not in self.keys:
             return float("inf")
-        return time.monotonic() - self._seen.get(site, self._since)
+        return time.monotonic() - self._last_signs.get(site, self._since)
 
     def connections(self, site: str) -> int:
         """How often a site has connected."""
@@ -190,15 +190,15 @@ class Link:
             raise Refusal(404, "there is nothing here")
         if request.method != "POST":
             raise Refusal(405, "only POST is answered")
-        self._seen[request.visitor] = time.monotonic()
+        self._last_signs[request.visitor] = time.monotonic()
         if request.path != "/connect":
             self._check_current(request.visitor, request.headers)
         response = await kind[request.path](request)
-        self._seen[request.visitor] = time.monotonic()
+        self._last_signs[request.visitor] = time.monotonic()
         now = {ROSTER: str(self._members.roster.version), CLOCK: str(time.time())}
         return response._replace(headers=dict(response.headers) | now)
 
-    def refused(self, address: str, why: str, visitor: str = "") -> None:
+    def on_refusal(self, address: str, why: str, visitor: str = "") -> None:
         """Say that somebody was refused."""
         what = f"a connection {f'from {address} ' if address else ''}was refused: {why}"
         about = {"site": visitor} if visitor else {}
@@ -217,9 +217,9 @@ class Link:
             if _program(before) == _program(name) and before > name:  # it was on its way for long
                 raise Refusal(409, f"{site} has connected again since")
             now = time.monotonic()
-            if now - self._connected.get(site, -_APART) < _APART:
+            if now - self._connect_times.get(site, -_APART) < _APART:
                 raise Refusal(429, f"{site} connects too often")
-            self._current[site], self._connected[site] = name, now
+            self._current[site], self._connect_times[site] = name, now
             self._connections[site] = self._connections.get(site, 0) + 1
             self._waken(site)
             what = f"{site} has connected from {request.address}"
@@ -231,7 +231,7 @@ class Link:
         if version > roster.version:
             what = f"{site} has seen roster {version}, and this server has {roster.version}: copy the newest here"
             self._say.rarely((site, "roster"), what, site=site, address=request.address, older=True)
-        return said(200, {"roster": roster.text if version < roster.version else None})
+        return json_response(200, {"roster": roster.text if version < roster.version else None})
 
     async def _work(self, request: Request) -> Response:
         site, end = request.visitor, time.monotonic() + HOLD
@@ -241,14 +241,14 @@ class Link:
             self._check_current(site, request.headers)
             with self._lock:
                 for ticket, letter in self._letters.items():
-                    if letter.site == site and not letter.taken:
-                        letter.taken = True
+                    if letter.site == site and not letter.at_site:
+                        letter.at_site = True
                         return Response(200, letter.content, {TICKET: ticket, ROOM: str(letter.room)})
-            left = end - time.monotonic()
-            if left <= 0:
+            seconds = end - time.monotonic()
+            if seconds <= 0:
                 return Response(204)
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds):
                     await event.wait()
             except TimeoutError:
                 return Response(204)
@@ -256,7 +256,7 @@ class Link:
     async def _reply(self, request: Request) -> Response:
         content, why = (None, _TOO_LARGE) if SIZE in request.headers else (request.body, "")
         if not self._take(request.headers.get(TICKET, ""), request.visitor, content, why):
-            return said(409, {"why": "this message is not waited for any more"})
+            return json_response(409, {"why": "this message is not waited for any more"})
         return Response(204)
 
     async def _alive(self, request: Request) -> Response:

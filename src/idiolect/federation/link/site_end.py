@@ -40,7 +40,7 @@ _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 _ODD = "it answers as no server of a federation does"
 
 
-class _Unsent(NamedTuple):
+class _Reply(NamedTuple):
     ticket: str
     reply: bytes
     headers: Mapping[str, str]
@@ -52,7 +52,7 @@ class _Response(NamedTuple):
     content: bytes
 
 
-class _Refused(Exception):
+class _Refusal(Exception):
     """The server does not let this site in, or answers as no server of a federation does; the text says why."""
 
 
@@ -68,9 +68,9 @@ class Connection:
     def __init__(self, kit: SiteKit, answer: Answer, say: Events) -> None:
         self._kit, self._answer, self._say = kit, answer, say
         self._program, self._count = secrets.token_hex(16), 0
-        self._unsent: _Unsent | None = None
-        self._tries, self._wrong, self._warned, self._heard = 0, "", float("-inf"), False
-        self._said: list[str] = []
+        self._outbox: _Reply | None = None
+        self._tries, self._fault, self._warning_time, self._contact = 0, "", float("-inf"), False
+        self._warnings: list[str] = []
 
     def run(self, stop: threading.Event) -> None:
         """Answer messages until ``stop`` is set, whatever happens on the network.
@@ -79,12 +79,12 @@ class Connection:
             InputError: the kit's key or certificate cannot be used, or another program has connected as this site.
         """
         while not stop.is_set():
-            self._heard = False
+            self._contact = False
             try:
                 with self._client() as client:
                     self._warn()
-                    self._connected(client, stop)
-            except (httpx.HTTPError, _Refused, OSError) as error:
+                    self._converse(client, stop)
+            except (httpx.HTTPError, _Refusal, OSError) as error:
                 self._change(self._why(error))
             pause = min(_LONGEST, _FIRST * 2.0 ** min(self._tries, 10))
             stop.wait(pause * random.uniform(0.75, 1.0))  # sites do not all come back in the same second
@@ -105,25 +105,25 @@ class Connection:
         headers = {CONNECTION: name, "accept-encoding": "identity"}
         return httpx.Client(base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers=headers)
 
-    def _connected(self, client: httpx.Client, stop: threading.Event) -> None:
+    def _converse(self, client: httpx.Client, stop: threading.Event) -> None:
         self._introduce(client)
-        self._heard = True
+        self._contact = True
         self._change("")
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(client, over), daemon=True)
         beating.start()
         try:
             while True:
-                if self._unsent is not None:
-                    self._deliver(client, self._unsent)
-                    self._unsent = None
+                if self._outbox is not None:
+                    self._deliver(client, self._outbox)
+                    self._outbox = None
                 if stop.is_set() or over.is_set():
                     return
                 self._warn()
-                found = self._post(client, "/work", most=_LARGE)
+                response = self._post(client, "/work", most=_LARGE)
                 self._tries = 0
-                if found.status == httpx.codes.OK:
-                    self._unsent = self._answered(found)
+                if response.status == httpx.codes.OK:
+                    self._outbox = self._reply_to(response)
         finally:
             over.set()
             beating.join(5)
@@ -132,11 +132,11 @@ class Connection:
         """Say who is there, and take a newer roster."""
         trust = self._kit.trust
         about = {"connection": client.headers[CONNECTION], "roster": trust.roster.version, "clock": time.time()}
-        found = self._post(client, "/connect", json.dumps(about).encode())
+        response = self._post(client, "/connect", json.dumps(about).encode())
         try:
-            text, version = json.loads(found.content)["roster"], int(found.headers[ROSTER])
+            text, version = json.loads(response.content)["roster"], int(response.headers[ROSTER])
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise _Refused(_ODD) from None
+            raise _Refusal(_ODD) from None
         try:
             if version < trust.roster.version:
                 raise ValueError(f"it has version {version}, and this site has seen {trust.roster.version}")
@@ -144,92 +144,92 @@ class Connection:
                 self._say(f"roster {trust.roster.version} of {self._kit.name} is taken over")
                 self._warn(again=True)
         except (ValueError, RunError) as error:
-            raise _Refused(f"its roster is not taken over: {error}") from None
-        self._look_at_the_clock(found)
+            raise _Refusal(f"its roster is not taken over: {error}") from None
+        self._look_at_the_clock(response)
 
-    def _answered(self, found: _Response) -> _Unsent:
+    def _reply_to(self, response: _Response) -> _Reply:
         try:
-            ticket, room = found.headers[TICKET], int(found.headers[ROOM])
+            ticket, room = response.headers[TICKET], int(response.headers[ROOM])
         except (KeyError, ValueError):
-            raise _Refused(_ODD) from None
-        reply = self._answer(found.content)
+            raise _Refusal(_ODD) from None
+        reply = self._answer(response.content)
         if len(reply) > room:
             self._say(f"a reply of {len(reply):,} bytes is not sent: the server takes {room:,}", refused=True)
-            return _Unsent(ticket, b"", {SIZE: str(len(reply))})
-        return _Unsent(ticket, reply, {})
+            return _Reply(ticket, b"", {SIZE: str(len(reply))})
+        return _Reply(ticket, reply, {})
 
-    def _deliver(self, client: httpx.Client, unsent: _Unsent) -> None:
+    def _deliver(self, client: httpx.Client, reply: _Reply) -> None:
         """Send a reply; one that the server no longer waits for is dropped by it."""
-        view = memoryview(unsent.reply)
+        view = memoryview(reply.reply)
         pieces = (bytes(view[k : k + _PIECE]) for k in range(0, len(view), _PIECE))
-        headers = dict(unsent.headers) | {TICKET: unsent.ticket, "content-length": str(len(view))}
-        found = _posted(client, "/reply", pieces, headers)
-        if found.status in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            self._say(f"the server did not take a reply ({_reason(found)})")
+        headers = dict(reply.headers) | {TICKET: reply.ticket, "content-length": str(len(view))}
+        response = _request(client, "/reply", pieces, headers)
+        if response.status in (httpx.codes.CONFLICT, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
+            self._say(f"the server did not take a reply ({_reason(response)})")
             return
-        self._check(client, "/reply", found)
+        self._check(client, "/reply", response)
 
     def _post(self, client: httpx.Client, path: str, content: bytes = b"", most: int = _SMALL) -> _Response:
-        return self._check(client, path, _posted(client, path, content, most=most))
+        return self._check(client, path, _request(client, path, content, most=most))
 
-    def _check(self, client: httpx.Client, path: str, found: _Response) -> _Response:
+    def _check(self, client: httpx.Client, path: str, response: _Response) -> _Response:
         """The response if the server lets this site do what it asks.
 
         Raises:
             InputError: another program has this site's place: connecting again would take it back, and so on.
         """
-        if found.status == httpx.codes.GONE:
+        if response.status == httpx.codes.GONE:
             raise InputError(
                 f"another program has connected to {self._kit.server} as {self._kit.site} since: a site runs once, so "
                 "stop one of the two"
             )
-        if found.status not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
-            raise _Refused(_reason(found))
-        known = found.headers.get(ROSTER, "")
+        if response.status not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
+            raise _Refusal(_reason(response))
+        version = response.headers.get(ROSTER, "")
         if (
-            known.isdecimal()
-            and len(known) < _DIGITS
-            and int(known) > self._kit.trust.roster.version
+            version.isdecimal()
+            and len(version) < _DIGITS
+            and int(version) > self._kit.trust.roster.version
             and path != "/connect"
         ):
             self._introduce(client)
-        return found
+        return response
 
     def _beat(self, client: httpx.Client, over: threading.Event) -> None:
         try:
             while not over.wait(_BEAT):
-                _posted(client, "/alive")  # an answer that is an error is met by the next request too
-        except (httpx.HTTPError, _Refused, OSError):
+                _request(client, "/alive")  # an answer that is an error is met by the next request too
+        except (httpx.HTTPError, _Refusal, OSError):
             return
         finally:
             over.set()
 
     # what is said
 
-    def _change(self, wrong: str) -> None:
+    def _change(self, fault: str) -> None:
         """Say what is wrong, or that nothing is, if it is another thing than before."""
         where = f"{self._kit.server} as {self._kit.site}"
-        if not wrong:
+        if not fault:
             self._say(f"connected to {where}")
-        elif wrong != self._wrong:
-            self._say(f"no connection to {where} ({wrong}); trying again until there is one", disconnected=wrong)
-        self._wrong = wrong
+        elif fault != self._fault:
+            self._say(f"no connection to {where} ({fault}); trying again until there is one", disconnected=fault)
+        self._fault = fault
 
     def _warn(self, again: bool = False) -> None:
         """Say, once a day and when it is new, which certificates expire soon; ``again`` looks although it has today."""
-        due = time.monotonic() - self._warned >= _DAY
+        due = time.monotonic() - self._warning_time >= _DAY
         if not again and not due:
             return
         own = x509.load_pem_x509_certificate(self._kit.trust.certificate.read_bytes())
-        dated = (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca)))
-        wrong = [f"the {what} of this kit {t}" for what, certificate in dated if (t := trouble(certificate))]
-        for what in wrong:
-            if due or what not in self._said:
+        certificates = (("certificate", own), ("authority", x509.load_pem_x509_certificate(self._kit.ca)))
+        warnings = [f"the {what} of this kit {t}" for what, certificate in certificates if (t := trouble(certificate))]
+        for what in warnings:
+            if due or what not in self._warnings:
                 self._say(f"{what}: ask the operator to renew it", expires=True)
-        self._warned, self._said = time.monotonic(), wrong
+        self._warning_time, self._warnings = time.monotonic(), warnings
 
-    def _look_at_the_clock(self, found: _Response) -> None:
-        seconds = found.headers.get(CLOCK, "")
+    def _look_at_the_clock(self, response: _Response) -> None:
+        seconds = response.headers.get(CLOCK, "")
         try:
             skew = time.time() - float(seconds)
         except ValueError:
@@ -240,7 +240,7 @@ class Connection:
 
     def _why(self, error: Exception) -> str:
         """Why there is no connection: the same words for the same reason, whatever part of it comes first."""
-        if isinstance(error, _Refused):
+        if isinstance(error, _Refusal):
             return f"the server refuses it: {error}"
         if isinstance(error, httpx.TimeoutException):
             return "the server does not answer in time"
@@ -261,13 +261,13 @@ class Connection:
         if isinstance(error, httpx.RemoteProtocolError) and "connect" not in str(error):
             return "what it sends is not HTTP"
         if isinstance(error, httpx.RemoteProtocolError) or any(isinstance(one, _CUT) for one in causes):
-            if self._heard:
+            if self._contact:
                 return "the connection is closed"
             return "the server closes the connection: it may not take this site's certificate, or be another server"
         return printable(str(error) or type(error).__name__)
 
 
-def _posted(
+def _request(
     client: httpx.Client, path: str, content: bytes | Iterator[bytes] = b"",
     headers: Mapping[str, str] | None = None, most: int = _SMALL,
 ) -> _Response:  # fmt: skip
@@ -278,13 +278,13 @@ def _posted(
         httpx.HTTPError: there is no answer.
     """
     parts, size = list[bytes](), 0
-    with client.stream("POST", path, content=content, headers=headers) as found:
-        for part in found.iter_raw():
+    with client.stream("POST", path, content=content, headers=headers) as response:
+        for part in response.iter_raw():
             parts.append(part)
             size += len(part)
             if size > most:
-                raise _Refused(f"it answers with more than {most:,} bytes")
-    return _Response(found.status_code, found.headers, b"".join(parts))
+                raise _Refusal(f"it answers with more than {most:,} bytes")
+    return _Response(response.status_code, response.headers, b"".join(parts))
 
 
 def _of_server(error: ssl.SSLCertVerificationError) -> str:
@@ -307,9 +307,9 @@ def _of_alert(error: ssl.SSLError) -> str:
     return f"TLS fails ({reason})"
 
 
-def _reason(found: _Response) -> str:
+def _reason(response: _Response) -> str:
     try:
-        why = json.loads(found.content)["why"]
+        why = json.loads(response.content)["why"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        why = f"HTTP {found.status}"
+        why = f"HTTP {response.status}"
     return printable(str(why)[:300])

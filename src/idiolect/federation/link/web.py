@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from idiolect.core.errors import RunError
-from idiolect.federation.link.exchange import Exchange, Refusal, Request, Response, said
+from idiolect.federation.link.exchange import Exchange, Refusal, Request, Response, json_response
 
 _USUAL = (409, 428)  # of a reply that comes too late, and of a server that has started since
 _SMALL = 2**16  # bytes of a request of which one visitor may send several at a time
@@ -62,7 +62,7 @@ class Application(Protocol):
     async def answer(self, request: Request) -> Response:
         """The response; raises ``Refusal``."""
 
-    def refused(self, address: str, why: str, visitor: str = "") -> None:
+    def on_refusal(self, address: str, why: str, visitor: str = "") -> None:
         """Hear of a connection or a request that was refused, and whose it was if that is known."""
 
 
@@ -97,7 +97,7 @@ class Server:
         self._application, self._place, self._tls = application, place, tls
         self._limits = limits or Limits()
         self._strangers: dict[_Visit, None] = {}
-        self._known: dict[str, dict[_Visit, None]] = {}
+        self._visits: dict[str, dict[_Visit, None]] = {}
         self._sending: set[str] = set()
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +136,7 @@ class Server:
         """Close all connections of a visitor."""
 
         def cancel() -> None:
-            for visit in list(self._known.get(visitor, ())):
+            for visit in list(self._visits.get(visitor, ())):
                 _cancel(visit)
 
         self.call(cancel)
@@ -160,10 +160,10 @@ class Server:
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Take one connection that waits."""
         try:
-            connection, found = listener.accept()
+            connection, peer = listener.accept()
         except OSError as error:  # no file descriptors are left, or the visitor has gone again
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._application.refused("", f"a connection cannot be taken ({error.strerror})")
+                self._application.on_refusal("", f"a connection cannot be taken ({error.strerror})")
                 self._drop_one()
                 loop.remove_reader(listener)
                 loop.call_later(0.01, loop.add_reader, listener, self._accept, loop, listener)
@@ -171,14 +171,14 @@ class Server:
         connection.setblocking(False)
         with suppress(OSError):  # a head and its body are two packets, and the second would wait for 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        visit = _Visit(str(found[0]), _origin(str(found[0])))
+        visit = _Visit(str(peer[0]), _origin(str(peer[0])))
         if not self._has_room(visit):
-            self._application.refused(visit.address, "all connections that this process may have are in use")
+            self._application.on_refusal(visit.address, "all connections that this process may have are in use")
             connection.close()
             return
         self._strangers[visit] = None
         self._count += 1
-        visit.task = loop.create_task(self._visited(visit, connection))
+        visit.task = loop.create_task(self._handle(visit, connection))
 
     def _has_room(self, visit: _Visit) -> bool:
         """Whether one more connection can be taken; for it others are closed that have not said who they are."""
@@ -204,7 +204,7 @@ class Server:
         self._strangers.pop(visit, None)
         _cancel(visit)
 
-    async def _visited(self, visit: _Visit, connection: socket.socket) -> None:
+    async def _handle(self, visit: _Visit, connection: socket.socket) -> None:
         try:
             reader = asyncio.StreamReader(limit=2**18)
             protocol = asyncio.StreamReaderProtocol(reader)
@@ -215,13 +215,13 @@ class Server:
             )
             assert isinstance(visit.transport, asyncio.Transport)
             writer = asyncio.StreamWriter(visit.transport, protocol, reader, loop)
-            await self._served(visit, reader, writer)
+            await self._serve(visit, reader, writer)
         except asyncio.CancelledError:
             if visit.why:
-                self._application.refused(visit.address, visit.why)
+                self._application.on_refusal(visit.address, visit.why)
         except (ssl.SSLError, TimeoutError, ConnectionError, OSError) as error:
             if visit.why:
-                self._application.refused(visit.address, _said_of(error))
+                self._application.on_refusal(visit.address, _reason_of(error))
         finally:
             self._count -= 1
             self._strangers.pop(visit, None)
@@ -230,7 +230,7 @@ class Server:
             else:
                 visit.transport.abort()  # type: ignore[attr-defined]  # a transport of a socket has it
 
-    async def _served(self, visit: _Visit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, visit: _Visit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: Any = writer.get_extra_info("ssl_object")
         stranger: Refusal | None = None
         name = ""
@@ -238,9 +238,9 @@ class Server:
             name = self._application.visitor(peer.getpeercert(True) if peer else None, visit.address)
         except Refusal as refusal:
             stranger = refusal  # is told why, which takes a request
-            self._application.refused(visit.address, str(refusal), refusal.visitor)
+            self._application.on_refusal(visit.address, str(refusal), refusal.visitor)
         visit.why = ""  # what it does from now on is said where it is refused
-        own = self._known.setdefault(name, {}) if name and stranger is None else None
+        own = self._visits.setdefault(name, {}) if name and stranger is None else None
         if own is not None:
             self._strangers.pop(visit, None)
             own[visit] = None
@@ -248,13 +248,13 @@ class Server:
                 _cancel(old)
         try:
             exchange = Exchange(reader, writer, self._limits.head, self._limits.body)
-            while await self._answered(visit, exchange, name, stranger):
+            while await self._answer(visit, exchange, name, stranger):
                 pass
         finally:
             if own is not None:
                 own.pop(visit, None)
 
-    async def _answered(self, visit: _Visit, exchange: Exchange, name: str, stranger: Refusal | None) -> bool:
+    async def _answer(self, visit: _Visit, exchange: Exchange, name: str, stranger: Refusal | None) -> bool:
         """Answer one request; whether another one may follow."""
         app, bare = self._application, False
         try:
@@ -277,45 +277,45 @@ class Server:
             response = await app.answer(head._replace(visitor=name, address=visit.address, body=body))
         except Refusal as refusal:
             if stranger is None and refusal.status not in _USUAL:
-                app.refused(visit.address, str(refusal), name)
-            response = said(refusal.status, {"why": str(refusal)})
+                app.on_refusal(visit.address, str(refusal), name)
+            response = json_response(refusal.status, {"why": str(refusal)})
         except TimeoutError:
-            if exchange.begun:
-                app.refused(visit.address, "its request took too long", name)
+            if exchange.busy:
+                app.on_refusal(visit.address, "its request took too long", name)
             return False
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  whatever a request does, the others are answered
-            app.refused(visit.address, f"it could not be answered ({type(error).__name__}: {error})", name)
-            response = said(500, {"why": "this could not be answered"})
+            app.on_refusal(visit.address, f"it could not be answered ({type(error).__name__}: {error})", name)
+            response = json_response(500, {"why": "this could not be answered"})
         return await exchange.write(response, bare=bare)
 
 
 def _origin(address: str) -> str:
     """What the connections of one visitor have in common: the address, or the first 64 bits of one of IPv6."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:
+    if ip.version == 4:
         return address
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped else f"{int(found) >> 64:x}"
+    mapped = ip.ipv4_mapped
+    return str(mapped) if mapped else f"{int(ip) >> 64:x}"
 
 
-def descriptors(needed: int) -> int:
+def descriptors(demand: int) -> int:
     """Raise this process's limit of open files towards what is needed; return the limit that holds."""
     if sys.platform == "win32":
-        return needed
+        return demand
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < needed and soft != resource.RLIM_INFINITY:
-        wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft < demand and soft != resource.RLIM_INFINITY:
+        target = demand if hard == resource.RLIM_INFINITY else min(demand, hard)
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return needed if soft == resource.RLIM_INFINITY else soft
+    return demand if soft == resource.RLIM_INFINITY else soft
 
 
 def _cancel(visit: _Visit) -> None:
@@ -323,7 +323,7 @@ def _cancel(visit: _Visit) -> None:
         visit.task.cancel()
 
 
-def _said_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Why a handshake failed, in a few words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused ({error.verify_message})"

@@ -42,9 +42,9 @@ class _Site:
     """Between the last message that asked for a training and its reply."""
     down: int = 0
     up: int = 0
-    asked: int = 0
+    rounds: int = 0
     """Rounds in which it should take part."""
-    counted: int = 0
+    contributions: int = 0
     """Those in which its upload counted."""
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By method: seed and round of the last evaluation, and the accuracy at each stage."""
@@ -60,7 +60,7 @@ class Overview(Silent):
         sites: says their names, by the clients' numbers; more may come.
         out: folder of the run; alarms of earlier starts are read from there.
         say: whose events are heard.
-        lost: seconds of silence after which a site counts as silent.
+        silence: seconds of silence after which a site counts as silent.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class Overview(Silent):
         sites: Callable[[], Sequence[str]],
         out: Path,
         say: Events,
-        lost: float,
+        silence: float,
     ) -> None:
-        self._link, self._lost, self._lock = link, lost, threading.Lock()
+        self._link, self._silence, self._lock = link, silence, threading.Lock()
         self._names = {"federation": name, "study": study, "version": __version__}
         self._sites: defaultdict[str, _Site] = defaultdict(_Site)
         self._names_of = sites
         self._open: dict[str, _Question] = {}
-        self._done: dict[Key, int] = {}
+        self._progress: dict[Key, int] = {}
         self._total = 0
-        self._running: Key | None = None
+        self._current: Key | None = None
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
-        self._began, self._since, self._bytes = time.time(), time.monotonic(), (0, 0)
+        self._start_time, self._since, self._bytes = time.time(), time.monotonic(), (0, 0)
         for event in read(out / FILE, 10 * _SHOWN):
             self._hear(event)
-        say.heard = self._hear
+        say.listener = self._hear
 
     # as what carries messages
 
@@ -100,18 +100,18 @@ class Overview(Silent):
 
     def replies(self) -> Sequence[Replied]:
         """The replies that have come since the last call."""
-        found = self._link.replies()
+        replies = self._link.replies()
         with self._lock:
-            for reply in found:
-                self._answered(reply)
-        return found
+            for reply in replies:
+                self._note_reply(reply)
+        return replies
 
     def forget(self, tickets: Iterable[str]) -> None:
         """Take no reply to these messages any more."""
-        gone = list(tickets)
-        self._link.forget(gone)
+        ids = list(tickets)
+        self._link.forget(ids)
         with self._lock:
-            for ticket in gone:
+            for ticket in ids:
                 self._open.pop(ticket, None)
 
     def quiet_for(self, site: str) -> float:
@@ -122,7 +122,7 @@ class Overview(Silent):
         """How often a site has connected."""
         return self._link.connections(site)
 
-    def _answered(self, reply: Replied) -> None:
+    def _note_reply(self, reply: Replied) -> None:
         site, question = self._sites[reply.site], self._open.pop(reply.ticket, None)
         if reply.content is None:
             return
@@ -138,34 +138,34 @@ class Overview(Silent):
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
         """Know how many rounds there are."""
         with self._lock:
-            self._total, self._done = rounds, dict(done)
+            self._total, self._progress = rounds, dict(done)
 
     def start(self, label: str, seed: int, done: int) -> None:
         """Know which method runs."""
         with self._lock:
-            self._running, self._since, self._bytes = (label, seed), time.monotonic(), self._sent()
+            self._current, self._since, self._bytes = (label, seed), time.monotonic(), self._traffic()
 
     def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
         """Take what was recorded in a round."""
         now, numbers = time.monotonic(), self._names_of()
         with self._lock:
-            counted = {r.client for r in records if r.stage == "wire" and r.metric == "bytes_up"}
+            contributors = {r.client for r in records if r.stage == "wire" and r.metric == "bytes_up"}
             silent = {r.client for r in records if r.metric == "answered"}
-            for client in counted | silent:
+            for client in contributors | silent:
                 site = self._sites[numbers[client]]
-                site.asked, site.counted = site.asked + 1, site.counted + (client in counted)
+                site.rounds, site.contributions = site.rounds + 1, site.contributions + (client in contributors)
             for r in records:
                 if r.metric == "accuracy" and r.value == r.value:
-                    found = self._sites[numbers[r.client]].accuracy
-                    if (found.get(label, {}).get("seed"), found.get(label, {}).get("round")) != (seed, round):
-                        found[label] = {"seed": seed, "round": round}
-                    found[label][r.stage] = r.value
-            before, self._bytes = self._bytes, self._sent()
+                    accuracy = self._sites[numbers[r.client]].accuracy
+                    if (accuracy.get(label, {}).get("seed"), accuracy.get(label, {}).get("round")) != (seed, round):
+                        accuracy[label] = {"seed": seed, "round": round}
+                    accuracy[label][r.stage] = r.value
+            before, self._bytes = self._bytes, self._traffic()
             down, up = (new - old for new, old in zip(self._bytes, before, strict=True))
             self._rounds.append(
                 {
                     "method": label, "seed": seed, "round": round, "seconds": now - self._since, "down": down,
-                    "up": up, "asked": len(counted | silent), "counted": len(counted), "accuracy": None,
+                    "up": up, "asked": len(contributors | silent), "counted": len(contributors), "accuracy": None,
                 }
             )  # fmt: skip
             self._since = now
@@ -174,13 +174,13 @@ class Overview(Silent):
         """A round has ended."""
         with self._lock:
             self._rounds[-1]["accuracy"] = accuracy
-            self._done[label, seed] = round
+            self._progress[label, seed] = round
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Take it as an alarm."""
         self._hear({"at": time.time(), "event": f"{label}, seed {seed}: diverged in round {round}", "diverged": True})
 
-    def _sent(self) -> tuple[int, int]:
+    def _traffic(self) -> tuple[int, int]:
         return sum(site.down for site in self._sites.values()), sum(site.up for site in self._sites.values())
 
     # as what hears events
@@ -190,55 +190,55 @@ class Overview(Silent):
         if kind is None:
             return
         site, at = event.get("site"), event.get("at")
-        told = {
+        alarm = {
             "at": at if isinstance(at, float | int) else 0.0, "kind": kind,
             "site": site if isinstance(site, str) else None, "event": printable(str(event["event"])[:1000]),
         }  # fmt: skip
         with self._lock:
-            self._alarms.append(told)
+            self._alarms.append(alarm)
 
     def status(self) -> dict[str, Any]:
         """All of it as plain values; times are seconds, ``at`` and ``now`` in Unix time."""
         with self._lock:
-            label, seed = self._running or (None, None)
-            here = None if self._running is None else self._done.get(self._running, 0)
-            waiting = {question.site: question for question in self._open.values()}
+            label, seed = self._current or (None, None)
+            here = None if self._current is None else self._progress.get(self._current, 0)
+            questions = {question.site: question for question in self._open.values()}
             return self._names | {
                 "now": time.time(),
-                "began": self._began,
+                "began": self._start_time,
                 "method": label,
                 "seed": seed,
                 "round": here,
                 "rounds": self._total,
-                "done": sum(self._done.values()),
-                "of": self._total * len(self._done),
-                "sites": [self._said(name, self._sites[name], waiting.get(name)) for name in self._names_of()],
+                "done": sum(self._progress.values()),
+                "of": self._total * len(self._progress),
+                "sites": [self._site_status(name, self._sites[name], questions.get(name)) for name in self._names_of()],
                 "latest": list(self._rounds)[::-1],
                 "alarms": list(self._alarms)[::-1],
             }
 
-    def _said(self, name: str, site: _Site, waiting: _Question | None) -> dict[str, Any]:
+    def _site_status(self, name: str, site: _Site, question: _Question | None) -> dict[str, Any]:
         quiet, connections = self._link.quiet_for(name), self._link.connections(name)
         if math.isinf(quiet):
             state = "revoked"
         elif connections == 0:
             state = "not seen"
-        elif quiet > self._lost:
+        elif quiet > self._silence:
             state = "silent"
         else:
-            state = "ready" if waiting is None else "working"
+            state = "ready" if question is None else "working"
         return {
             "site": name,
             "state": state,
             "seen": quiet if connections and math.isfinite(quiet) else None,
             "connections": connections,
-            "question": None if waiting is None else waiting.kind,
-            "waiting": None if waiting is None else time.monotonic() - waiting.at,
+            "question": None if question is None else question.kind,
+            "waiting": None if question is None else time.monotonic() - question.at,
             "version": site.version,
             "seconds": site.seconds,
             "down": site.down,
             "up": site.up,
-            "asked": site.asked,
-            "counted": site.counted,
-            "accuracy": {label: dict(found) for label, found in site.accuracy.items()},
+            "asked": site.rounds,
+            "counted": site.contributions,
+            "accuracy": {label: dict(values) for label, values in site.accuracy.items()},
         }

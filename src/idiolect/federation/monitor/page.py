@@ -59,8 +59,8 @@ class Page:
             tls.minimum_version = ssl.TLSVersion.TLSv1_3
             tls.load_cert_chain(kit.certificate, kit.key)
             host = address(kit.server)[0] if host in ("0.0.0.0", "::") else host
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http{'s' if tls else ''}://{shown}:{port}/?token={self._token}"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"http{'s' if tls else ''}://{url_host}:{port}/?token={self._token}"
         self._server = Server(self, place, tls)
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class Page:
         token = request.query.get("token", "")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             if token:
-                self.refused(request.address, "its token is wrong")
+                self.on_refusal(request.address, "its token is wrong")
             return _text(HTTPStatus.FORBIDDEN, "text/plain", "Open the address that the server has written down.\n")
         if request.path == "/":
             return _text(HTTPStatus.OK, "text/html", render(self._status()))
@@ -97,7 +97,7 @@ class Page:
             return _text(HTTPStatus.OK, "application/json", json.dumps(self._status(), allow_nan=False))
         return _text(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /status.json.\n")
 
-    def refused(self, address: str, why: str, visitor: str = "") -> None:
+    def on_refusal(self, address: str, why: str, visitor: str = "") -> None:
         """Say that somebody was refused."""
         what = f"a look at the page from {address} was refused: {why}"
         self._say.rarely(("page", address, why), what, address=address, refused=why)
@@ -114,9 +114,9 @@ def place(text: str) -> tuple[str, int]:
 
 def render(status: Mapping[str, Any]) -> str:
     """The page as one document that contains all it needs."""
-    found = [site["accuracy"] for site in status["sites"]]
-    methods = list(dict.fromkeys(label for accuracy in found for label in accuracy))
-    before = any("received" in stages for accuracy in found for stages in accuracy.values())
+    accuracies = [site["accuracy"] for site in status["sites"]]
+    methods = list(dict.fromkeys(label for accuracy in accuracies for label in accuracy))
+    before = any("received" in stages for accuracy in accuracies for stages in accuracy.values())
     fixed = {"doing": _DOING, "refresh": REFRESH, "css": Markup(_css()), "script": Markup(_script())}
     return _template().render(status, methods=methods, before=before, **fixed)
 

@@ -75,7 +75,7 @@ class Patience(NamedTuple):
     """Sites without which a round does not close."""
     deadline: float = 600.0
     """Seconds after which a round closes with the sites that have answered."""
-    lost: float = 30.0
+    silence: float = 30.0
     """Seconds of silence after which a site is not waited for."""
 
 
@@ -88,7 +88,7 @@ class _Open:
     nonce: str = ""
     ticket: str = ""
     connections: int = 0
-    introduced: bool = False
+    knows_study: bool = False
 
 
 class Conversation:
@@ -124,9 +124,9 @@ class Conversation:
         """
         revoked = [i for i in questions if math.isinf(self._link.quiet_for(self.sites[i]))]
         waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items() if i not in revoked}
-        found: dict[int, T] = {}
+        answers: dict[int, T] = {}
         why: dict[int, str] = {}
-        start = told = time.monotonic()
+        start = notice_time = time.monotonic()
         try:
             for one in waiting.values():
                 self._send(one)
@@ -137,7 +137,7 @@ class Conversation:
                 for i, one in list(waiting.items()):
                     if one.ticket in replies:
                         try:
-                            self._taken(i, one, replies[one.ticket], take, found)
+                            self._take(i, one, replies[one.ticket], take, answers)
                         except Refused as error:
                             why[i] = str(error)
                         except IdiolectError:
@@ -160,13 +160,13 @@ class Conversation:
                             self._send(one)
                         else:  # its first connection, which fetches the question that waits for it
                             one.connections = now
-                if len(found) + len(waiting) < patience.least:
-                    what = f"only {len(found)} sites could answer, and {patience.least} are needed"
-                    raise RunError(f"{what}: {_said(self.sites, why)}")
-                if self._closes(waiting, found, patience, time.monotonic() - start):
+                if len(answers) + len(waiting) < patience.least:
+                    what = f"only {len(answers)} sites could answer, and {patience.least} are needed"
+                    raise RunError(f"{what}: {_reasons(self.sites, why)}")
+                if self._closes(waiting, answers, patience, time.monotonic() - start):
                     break
-                if time.monotonic() - told > _PATIENT:
-                    told = time.monotonic()
+                if time.monotonic() - notice_time > _PATIENT:
+                    notice_time = time.monotonic()
                     self._say(f"waiting for {listed([one.site for one in waiting.values()], 10)}")
                 if waiting:
                     time.sleep(_PAUSE)
@@ -179,7 +179,7 @@ class Conversation:
             what = f"goes on without {one.site}, which did not answer in time"
             self._change(one.site, str(questions[i].about["kind"]), "missing", what, missing=True)
         self.refused = {self.sites[i]: reason for i, reason in why.items()}
-        return found
+        return answers
 
     def _change(self, site: str, kind: str, state: str, what: str, **values: Any) -> None:
         """Say how a site stands if that is new, and not again in each round."""
@@ -195,43 +195,43 @@ class Conversation:
         one.nonce, one.connections = secrets.token_hex(8), self._link.connections(one.site)
         one.ticket = self._link.send(one.site, pack(dict(question.about) | {"ticket": one.nonce}, question.arrays))
 
-    def _taken(
-        self, i: int, one: _Open, reply: Replied, take: Callable[[int, Message], T], found: dict[int, T]
+    def _take(
+        self, i: int, one: _Open, reply: Replied, take: Callable[[int, Message], T], answers: dict[int, T]
     ) -> None:
         """Take a reply; afterwards the queue is empty if the site has answered."""
         if reply.content is None:
             raise Refused(f"its reply cannot be read ({reply.why})")
         message = unpack(reply.content)
-        about, asked = message.about, one.queue[0].about
-        if about.get("ticket") != one.nonce or about.get("kind") != asked["kind"]:
+        about, request = message.about, one.queue[0].about
+        if about.get("ticket") != one.nonce or about.get("kind") != request["kind"]:
             raise Refused("its reply is to another message")
         if about.get("unknown") and len(one.queue) == 1:
-            before = [] if one.introduced else self.introduce(i, asked)
+            before = [] if one.knows_study else self.introduce(i, request)
             if not before:
                 raise Refused("it does not know the study")
-            one.queue, one.introduced = [*before, *one.queue], True
-        elif about.get("lost") and asked.get("kept"):
+            one.queue, one.knows_study = [*before, *one.queue], True
+        elif about.get("lost") and request.get("kept"):
             self._say(f"{one.site} has lost its state and starts from the first one again", site=one.site, lost=True)
-            one.queue = [Question(dict(asked) | {"kept": 0}, one.queue[0].arrays)]
-        elif told := about.get("refused") or about.get("failed"):
-            raise Refused(f"it says: {str(told)[:500]}")
+            one.queue = [Question(dict(request) | {"kept": 0}, one.queue[0].arrays)]
+        elif complaint := about.get("refused") or about.get("failed"):
+            raise Refused(f"it says: {str(complaint)[:500]}")
         elif len(one.queue) > 1:
-            answered = one.queue.pop(0)
-            one.queue = [*(answered.then(message) if answered.then else []), *one.queue]
+            question = one.queue.pop(0)
+            one.queue = [*(question.then(message) if question.then else []), *one.queue]
         else:
-            found[i] = take(i, message)
+            answers[i] = take(i, message)
             one.queue = []
             return
         self._send(one)
 
-    def _closes(self, waiting: Mapping[int, _Open], found: Mapping[int, Any], patience: Patience, spent: float) -> bool:
+    def _closes(self, waiting: Mapping[int, _Open], answers: Mapping[int, T], patience: Patience, spent: float) -> bool:
         if not waiting:
             return True
-        if len(found) < patience.least:
+        if len(answers) < patience.least:
             return False
-        gone = all(self._link.quiet_for(one.site) > patience.lost for one in waiting.values())
-        return gone or spent > patience.deadline
+        silent = all(self._link.quiet_for(one.site) > patience.silence for one in waiting.values())
+        return silent or spent > patience.deadline
 
 
-def _said(sites: Sequence[str], why: Mapping[int, str]) -> str:
+def _reasons(sites: Sequence[str], why: Mapping[int, str]) -> str:
     return "; ".join(f"{sites[i]}: {text}" for i, text in why.items()) or "they did not answer"

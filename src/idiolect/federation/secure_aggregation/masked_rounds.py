@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from idiolect.core.documents import read_json
-from idiolect.federation.messages import Message, Refused, asked
+from idiolect.federation.messages import Message, Refused, question_bytes
 from idiolect.federation.secure_aggregation.masking import Masking
 from idiolect.federation.trust.kits import Identity
 from idiolect.federation.trust.private_files import write_json
@@ -57,10 +57,10 @@ class MaskedRounds:
             return {"keys": masking.keys._asdict()}, {}
         if about["kind"] == "shares":
             return self._once(message, lambda masking: ({"sealed": masking.share(about["roster"])}, {}))
-        answered = sorted(map(str, about["answered"]))
-        found = self._once(message, lambda masking: (masking.opening(answered), {}))
-        self._note(folder / _FILE, about["round"], answered)
-        return found
+        sites = sorted(map(str, about["answered"]))
+        opening = self._once(message, lambda masking: (masking.opening(sites), {}))
+        self._note(folder / _FILE, about["round"], sites)
+        return opening
 
     def masked(self, message: Message, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """An upload under the masks of its sum.
@@ -68,17 +68,17 @@ class MaskedRounds:
         Raises:
             Refused: there are no keys for this round, or they were used for another upload.
         """
-        sealed = message.about.get("sealed")
-        if not isinstance(sealed, dict):
+        shares = message.about.get("sealed")
+        if not isinstance(shares, dict):
             raise Refused("this study's uploads leave this site under masks only")
-        return self._once(message, lambda masking: ({}, masking.masked(arrays, sealed)))[1]
+        return self._once(message, lambda masking: ({}, masking.masked(arrays, shares)))[1]
 
     def _once(self, message: Message, answer: Any) -> Answer:
         about = message.about
         sum = self._sums.get(_which(about))
         if sum is None or sum.round != about["round"]:
             raise Refused(f"this site has no keys for round {about['round']}: it has started again since")
-        digest = hashlib.sha256(asked(message)).digest()
+        digest = hashlib.sha256(question_bytes(message)).digest()
         before = sum.answers.get(about["kind"])
         if before is not None and before[0] != digest:
             raise Refused(f"this site has answered another question with the same keys ({about['kind']})")
@@ -86,12 +86,12 @@ class MaskedRounds:
             sum.answers[about["kind"]] = before = digest, answer(sum.masking)
         return before[1]
 
-    def _note(self, path: Path, round: int, answered: list[str]) -> None:
+    def _note(self, path: Path, round: int, sites: list[str]) -> None:
         """Note whose sum is opened: a second sum of the same round, over other sites, would show the difference."""
-        kept: dict[str, Any] = read_json(path) if path.exists() else {"round": 0, "sites": []}
-        if kept["round"] > round or (kept["round"] == round and kept["sites"] != answered):
-            raise Refused(f"a sum of round {kept['round']} was opened already, over other sites")
-        write_json(path, {"round": round, "sites": answered})
+        entry: dict[str, Any] = read_json(path) if path.exists() else {"round": 0, "sites": []}
+        if entry["round"] > round or (entry["round"] == round and entry["sites"] != sites):
+            raise Refused(f"a sum of round {entry['round']} was opened already, over other sites")
+        write_json(path, {"round": round, "sites": sites})
 
 
 def signed_of(about: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.data import manifest
-from idiolect.federation.data.agreement import Offer, Sums, agree, remarks, texts_of, together
+from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, remarks, texts_of
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, Refused
 from idiolect.federation.rounds import checks
@@ -18,8 +18,8 @@ from idiolect.federation.rounds.conversation import Carrier, Conversation, Patie
 from idiolect.federation.rounds.study import study_of
 from idiolect.federation.server.engine import Sites
 from idiolect.federation.server.growth import grow
-from idiolect.federation.server.run import FILE as BEGUN
-from idiolect.federation.server.run import Begun, Joining, about, offer_of
+from idiolect.federation.server.run import FILE as RUN
+from idiolect.federation.server.run import Joining, SiteRun, about, offer_of
 from idiolect.federation.server.study import SiteStudy
 from idiolect.runs.checkpoint import rounds
 from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
@@ -67,69 +67,69 @@ def conduct(
     """
     terms = terms or Terms()
     talk = Conversation(link, sites, say)
-    begun = Begun.read(out, study.to_yaml(), sites)
-    if begun is None:
-        begun = _agreed(talk, study, terms, stop, say)
+    site_run = SiteRun.read(out, study.to_yaml(), sites)
+    if site_run is None:
+        site_run = _agreement(talk, study, terms, stop, say)
         if out.is_dir() and any(p.name[0] != "." for p in out.iterdir()):
             raise InputError(f"{out} exists and holds no run of a federation: choose another with {option('out')}")
-        begun.write(out)
-    joining = Joining(begun, out, say)
+        site_run.write(out)
+    joining = Joining(site_run, out, say)
     talk.introduce = joining.introduce
 
-    def began() -> None:
+    def on_start() -> None:
         if say.file is None:
             say.keep(out / FILE)
 
-    engine = Sites(talk, begun.about, terms.patience, terms.most, say, began, public, samples=joining.samples)
+    engine = Sites(talk, site_run.about, terms.patience, terms.most, say, on_start, public, samples=joining.samples)
     now = roster or (lambda: sites)
     while True:
         _grow(study, joining, now(), out, say)
-        talk.sites, engine.about = joining.begun.agreed.names, joining.begun.about
+        talk.sites, engine.about = joining.site_run.agreement.names, joining.site_run.about
         engine.more = lambda: len(now()) > len(talk.sites)
-        known = study.at_server(joining.begun)
-        renew(out, manifest(known.federation()))  # a server may have been killed while it let a site in
+        server_study = study.at_server(joining.site_run)
+        renew(out, manifest(server_study.federation()))  # a server may have been killed while it let a site in
         try:
-            result = run(known, out, engine=engine, resume=True, watcher=watcher, again=again)
+            result = run(server_study, out, engine=engine, resume=True, watcher=watcher, again=again)
             break
         except Interrupted:
             if not engine.stopped:
                 raise
             engine.stopped = False
-    _tell(talk, link, joining, terms.patience.lost, stop)
+    _tell(talk, link, joining, terms.patience.silence, stop)
     return result
 
 
 def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
     """Let a run take on the sites that were added to the roster since it began."""
-    before = joining.begun.agreed
-    added = names[len(before.names) :]
+    before = joining.site_run.agreement
+    newcomers = names[len(before.names) :]
     cells = [p for p in files_of_cells(out, CHECKPOINT_FILE) if rounds(p) == study.rounds]
-    if not added or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
+    if not newcomers or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
         return
-    larger = joining.begun._replace(agreed=before.among(names))
+    larger = joining.site_run._replace(agreement=before.among(names))
     jobs = []
-    for begun in (joining.begun, larger):
-        known = study.at_server(begun)
-        jobs.append([job for _, job in known.jobs(known.federation())])
+    for site_run in (joining.site_run, larger):
+        server_study = study.at_server(site_run)
+        jobs.append([job for _, job in server_study.jobs(server_study.federation())])
     grow(out, *jobs)
-    joining.begun = larger
-    joining.begun.write(out)
-    for site in added:
+    joining.site_run = larger
+    joining.site_run.write(out)
+    for site in newcomers:
         say(f"{site} was added, and takes part as soon as it is there", site=site, added=True)
 
 
-def _tell(talk: Conversation, link: Carrier, joining: Joining, lost: float, stop: Callable[[], bool]) -> None:
+def _tell(talk: Conversation, link: Carrier, joining: Joining, silence: float, stop: Callable[[], bool]) -> None:
     """Tell the sites that are there that the run is over; none is waited for long."""
-    done = Question(joining.begun.about | {"kind": "done"}, {})
-    there = [
+    question = Question(joining.site_run.about | {"kind": "done"}, {})
+    ids = [
         i for i, site in enumerate(talk.sites)
-        if joining.samples(i) and link.connections(site) and link.quiet_for(site) < lost
+        if joining.samples(i) and link.connections(site) and link.quiet_for(site) < silence
     ]  # fmt: skip
     with suppress(Interrupted):
-        talk.ask(dict.fromkeys(there, done), lambda i, m: None, Patience(0, _GOODBYE, lost), stop)
+        talk.ask(dict.fromkeys(ids, question), lambda i, m: None, Patience(0, _GOODBYE, silence), stop)
 
 
-def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool], say: Events) -> Begun:
+def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool], say: Events) -> SiteRun:
     """Let the sites that are there agree on features, classes and normalisation."""
     text, run_id, count = study.to_yaml(), secrets.token_hex(8), len(talk.sites)
     patience = terms.patience._replace(least=terms.start or count)
@@ -138,35 +138,35 @@ def _agreed(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[
         kind: str, whom: Iterable[int], take: Callable[[int, Message], Any], more: dict[str, Any]
     ) -> dict[int, Any]:
         questions = {i: Question(about(kind, text, run_id, i) | more, {}) for i in whom}
-        found = talk.ask(questions, take, patience, stop)
-        return {i: found[i] for i in sorted(found)}
+        answers = talk.ask(questions, take, patience, stop)
+        return {i: answers[i] for i in sorted(answers)}
 
     offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
     by_site = {talk.sites[i]: offer for i, offer in offers.items()}
     try:
-        inputs, classes = together(by_site, study.task)
+        inputs, classes = common_form(by_site, study.task)
     except InputError as error:  # who can mend it is at a site
         talk.ask(
             {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
-            lambda i, m: None, Patience(0, _GOODBYE, terms.patience.lost), stop,
+            lambda i, m: None, Patience(0, _GOODBYE, terms.patience.silence), stop,
         )  # fmt: skip
         raise
     sentences = remarks(inputs, by_site)
     for sentence in sentences:
         say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
-    summed: dict[int, Sums] = ask(
+    site_sums: dict[int, Sums] = ask(
         "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
     )
-    agreed = agree(inputs, classes, {talk.sites[i]: sums for i, sums in summed.items()}, study.normalise)
-    texts = texts_of(inputs, list(summed.values()))
-    begun = Begun(text, run_id, agreed.among(talk.sites), secrets.randbits(62), texts)
-    ask("begin", summed, lambda i, m: None, {"agreed": begun.agreed.model_dump(mode="json")})
+    agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, study.normalise)
+    texts = texts_of(inputs, list(site_sums.values()))
+    site_run = SiteRun(text, run_id, agreement.among(talk.sites), secrets.randbits(62), texts)
+    ask("begin", site_sums, lambda i, m: None, {"agreement": site_run.agreement.model_dump(mode="json")})
     for i in range(count):
-        if i not in summed:
+        if i not in site_sums:
             site = talk.sites[i]
             say(f"begins without {site}, which takes part as soon as it is there", site=site, missing=True)
-    return begun
+    return site_run
 
 
 def result(folder: Path) -> Result:
@@ -175,8 +175,8 @@ def result(folder: Path) -> Result:
     Raises:
         InputError: what sites have agreed on cannot be read.
     """
-    begun = Begun.load(folder, "restore it, or take the folder as the server wrote it")
+    site_run = SiteRun.load(folder, "restore it, or take the folder as the server wrote it")
     try:
-        return Result(folder, SiteStudy(**study_of(begun.study).model_dump(exclude_unset=True)).at_server(begun))
+        return Result(folder, SiteStudy(**study_of(site_run.study).model_dump(exclude_unset=True)).at_server(site_run))
     except Refused as error:
-        raise InputError(f"{folder / BEGUN} cannot be read ({error}): take the idiolect that wrote it") from None
+        raise InputError(f"{folder / RUN} cannot be read ({error}): take the idiolect that wrote it") from None

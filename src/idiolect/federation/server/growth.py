@@ -35,13 +35,13 @@ def grow(folder: Path, before: Sequence[Job], after: Sequence[Job]) -> None:
         except InputError:
             state = checkpoint.load(path, begin(old.build(), old.data.trained, old.seed))
         start = begin(new.build(), new.data.trained, new.seed)
-        server = _grown(state.server, start.server, old.data.trained, old.name)
+        server = _server_state(state.server, start.server, old.data.trained, old.name)
         for k, client in enumerate(state.clients):
             start.clients.put([k], [client])
         checkpoint.save(State(server, start.clients, state.round), path)
 
 
-def _grown(server: Tree, start: Tree, clients: int, name: str) -> Tree:
+def _server_state(server: Tree, start: Tree, clients: int, name: str) -> Tree:
     """The server's state with the first values of new clients behind those of the old ones."""
     old, (new, build) = tree.named(server), (tree.named(start), tree.flatten(start)[1])
     leaves = []

@@ -16,7 +16,7 @@ from idiolect.core.version import __version__
 from idiolect.data import manifest
 from idiolect.deploy.make import frequent
 from idiolect.deploy.schema import Inputs
-from idiolect.federation.data.agreement import Agreed, Offer, strange_to, texts_of
+from idiolect.federation.data.agreement import Agreement, Offer, texts_of, unknown_texts
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refused
 from idiolect.federation.rounds import checks
@@ -27,12 +27,12 @@ from idiolect.runs.store import renew
 FILE = ".federation.json"
 
 
-class Begun(NamedTuple):
+class SiteRun(NamedTuple):
     """A run that sites have agreed on."""
 
     study: str
     run: str
-    agreed: Agreed
+    agreement: Agreement
     secret: int
     """The seed of the noise of differential privacy: who knows it can take the noise away."""
     texts: tuple[int, ...]
@@ -41,17 +41,17 @@ class Begun(NamedTuple):
     @property
     def about(self) -> dict[str, Any]:
         """What each message of a round says of the study and the run."""
-        return {"digest": digest(self.study), "run": self.run, "clients": len(self.agreed.names)}
+        return {"digest": digest(self.study), "run": self.run, "clients": len(self.agreement.names)}
 
     @property
     def inputs(self) -> Inputs:
         """What the network takes, without texts that few training samples have: for readers who are no site."""
-        inputs = self.agreed.inputs
+        inputs = self.agreement.inputs
         return inputs.model_copy(update={"columns": frequent(inputs.columns, self.texts)})
 
     def write(self, folder: Path) -> None:
         """Keep it in the run's folder."""
-        content = sealed_json(self._asdict() | {"agreed": self.agreed.model_dump(mode="json")})
+        content = sealed_json(self._asdict() | {"agreement": self.agreement.model_dump(mode="json")})
         files.write(folder / FILE, content, mode=0o600)
 
     @classmethod
@@ -63,10 +63,10 @@ class Begun(NamedTuple):
         """
         path = folder / FILE
         try:
-            found = read_json(path)
+            values = read_json(path)
             return cls(
-                found["study"], found["run"], Agreed.model_validate(found["agreed"]), int(found["secret"]),
-                tuple(map(int, found["texts"])),
+                values["study"], values["run"], Agreement.model_validate(values["agreement"]), int(values["secret"]),
+                tuple(map(int, values["texts"])),
             )  # fmt: skip
         except (OSError, ValueError, TypeError, KeyError, pydantic.ValidationError) as error:
             raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {fix}") from None
@@ -80,12 +80,12 @@ class Begun(NamedTuple):
         """
         if not (folder / FILE).exists():
             return None
-        begun = cls.load(folder, f"choose another folder with {option('out')}")
-        if begun.study != study:
+        site_run = cls.load(folder, f"choose another folder with {option('out')}")
+        if site_run.study != study:
             raise InputError(f"{folder} has a run of another study: choose another with {option('out')}")
-        if begun.agreed.names != tuple(sites)[: len(begun.agreed.names)]:
+        if site_run.agreement.names != tuple(sites)[: len(site_run.agreement.names)]:
             raise InputError(f"{folder} has a run of other sites: choose another with {option('out')}")
-        return begun
+        return site_run
 
 
 class Joining:
@@ -95,53 +95,55 @@ class Joining:
     stays as it is; only the numbers of its samples are added.
 
     Args:
-        begun: the run.
+        site_run: the run.
         folder: of the run.
         say: for events.
     """
 
-    def __init__(self, begun: Begun, folder: Path, say: Events) -> None:
-        self.begun, self._folder, self._say = begun, folder, say
+    def __init__(self, site_run: SiteRun, folder: Path, say: Events) -> None:
+        self.site_run, self._folder, self._say = site_run, folder, say
 
     def samples(self, client: int) -> int:
         """How many training samples a client has said that it has."""
-        return sum(self.begun.agreed.train[client])
+        return sum(self.site_run.agreement.train[client])
 
-    def introduce(self, client: int, asked: Mapping[str, Any]) -> list[Question]:
+    def introduce(self, client: int, request: Mapping[str, Any]) -> list[Question]:
         """What a site is asked and told before it is asked what it did not understand."""
-        agreed = self.begun.agreed
+        agreement = self.site_run.agreement
         if self.samples(client):
-            return [self._question("begin", client, {"agreed": agreed.model_dump(mode="json")})]
-        site = agreed.names[client]
-        features = {"inputs": agreed.inputs.model_dump(mode="json"), "classes": list(agreed.classes)}
+            return [self._question("begin", client, {"agreement": agreement.model_dump(mode="json")})]
+        site = agreement.names[client]
+        features = {"inputs": agreement.inputs.model_dump(mode="json"), "classes": list(agreement.classes)}
 
-        def offered(message: Message) -> list[Question]:
+        def on_offer(message: Message) -> list[Question]:
             try:
-                strange = strange_to(agreed, site, offer_of(message))
+                texts = unknown_texts(agreement, site, offer_of(message))
             except InputError as error:
                 return [self._question("ended", client, {"why": str(error)}, partial(_refuse, str(error)))]
-            if strange:
+            if texts:
                 what = f"{site} has texts that no site had at the start, which count as none of the known ones"
-                self._say(f"{what}: {listed(strange, 5)}", site=site)
-            return [self._question("inputs", client, features, counted)]
+                self._say(f"{what}: {listed(texts, 5)}", site=site)
+            return [self._question("inputs", client, features, on_sums)]
 
-        def counted(message: Message) -> list[Question]:
-            sums = checks.summed(message, len(agreed.classes), len(agreed.inputs.mean))
-            more = texts_of(agreed.inputs, [sums])
-            texts = tuple(a + b for a, b in zip(self.begun.texts, more, strict=True))
-            self.begun = self.begun._replace(agreed=self.begun.agreed.with_counts(client, sums), texts=texts)
-            self.begun.write(self._folder)
-            renew(self._folder, manifest(self.begun.agreed.federation("")))
-            round, count = asked.get("round"), self.samples(client)
-            what = f"{site} comes late and takes part from round {round} of {asked.get('method')} on"
+        def on_sums(message: Message) -> list[Question]:
+            sums = checks.summed(message, len(agreement.classes), len(agreement.inputs.mean))
+            more = texts_of(agreement.inputs, [sums])
+            texts = tuple(a + b for a, b in zip(self.site_run.texts, more, strict=True))
+            self.site_run = self.site_run._replace(
+                agreement=self.site_run.agreement.with_counts(client, sums), texts=texts
+            )
+            self.site_run.write(self._folder)
+            renew(self._folder, manifest(self.site_run.agreement.federation("")))
+            round, count = request.get("round"), self.samples(client)
+            what = f"{site} comes late and takes part from round {round} of {request.get('method')} on"
             self._say(f"{what}, with {count} training samples", site=site, round=round, late=True)
-            [begin] = self.introduce(client, asked)
+            [begin] = self.introduce(client, request)
             return [begin._replace(about=dict(begin.about) | {"late": round})]
 
-        return [self._question("study", client, {}, offered)]
+        return [self._question("study", client, {}, on_offer)]
 
     def _question(self, kind: str, client: int, more: dict[str, Any], then: Any = None) -> Question:
-        return Question(about(kind, self.begun.study, self.begun.run, client) | more, {}, then)
+        return Question(about(kind, self.site_run.study, self.site_run.run, client) | more, {}, then)
 
 
 def _refuse(why: str, message: Message) -> list[Question]:

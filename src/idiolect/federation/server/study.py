@@ -11,7 +11,7 @@ from idiolect.data import FederatedData
 from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.server.engine import Remote
-from idiolect.federation.server.run import Begun
+from idiolect.federation.server.run import SiteRun
 from idiolect.simulation import Job
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
@@ -26,26 +26,26 @@ _ONLY_HERE = (
 class SiteStudy(Study):
     """A study whose samples are at the sites of a federation."""
 
-    _agreed: FederatedData | None = PrivateAttr(None)
+    _at_sites: FederatedData | None = PrivateAttr(None)
     _secret: int | None = PrivateAttr(None)
     _inputs: Inputs | None = PrivateAttr(None)
 
-    def known(self, data: FederatedData, secret: int | None = None, inputs: Inputs | None = None) -> SiteStudy:
+    def with_agreement(self, data: FederatedData, secret: int | None = None, inputs: Inputs | None = None) -> SiteStudy:
         """The study with what the sites have agreed on, and the seed of the noise that only the server knows."""
         study = self.model_copy()
-        study._agreed, study._secret, study._inputs = data, secret, inputs
+        study._at_sites, study._secret, study._inputs = data, secret, inputs
         return study
 
-    def at_server(self, begun: Begun) -> SiteStudy:
+    def at_server(self, site_run: SiteRun) -> SiteStudy:
         """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file."""
-        data = begun.agreed.federation(self.name)
-        return self.model_copy(update={"save_predictions": False}).known(data, begun.secret, begun.inputs)
+        data, study = site_run.agreement.federation(self.name), self.model_copy(update={"save_predictions": False})
+        return study.with_agreement(data, site_run.secret, site_run.inputs)
 
     def federation(self) -> FederatedData:
         """Who has how many samples of which class; the samples themselves are at the sites."""
-        if self._agreed is None:
+        if self._at_sites is None:
             raise InputError("the samples are at the sites: run this study with idiolect federation serve")
-        return self._agreed
+        return self._at_sites
 
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed, whose clients' states are at the sites."""
@@ -66,9 +66,9 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         InputError: it cannot be read, or has settings that only a simulation can follow.
     """
     study = Study.look(path)
-    if given := [name for name in _ONLY_HERE if name in study.model_fields_set and getattr(study, name)]:
+    if extras := [name for name in _ONLY_HERE if name in study.model_fields_set and getattr(study, name)]:
         raise InputError(
-            f"{path}: {given[0]} is for a simulation, and here each site has its own data: leave {given[0]} out"
+            f"{path}: {extras[0]} is for a simulation, and here each site has its own data: leave {extras[0]} out"
         )
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")

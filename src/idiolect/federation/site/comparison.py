@@ -13,13 +13,13 @@ from idiolect.core.tree import Tree
 from idiolect.deploy import harm
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant
 from idiolect.deploy.join import Joined, ship
-from idiolect.deploy.samples import Samples as Measured
+from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
-from idiolect.federation.data.samples import Prepared, Samples
+from idiolect.federation.data.samples import SiteFiles, SiteSamples
 from idiolect.federation.site.personal_model import SiteModel, fingerprint
 
 
-def join(model: SiteModel, samples: Samples, out: Path, *, ships: harm.Name | None = None) -> Bundle:
+def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | None = None) -> Bundle:
     """Compare a site's models on its test samples, and write what does best as a bundle, with a page.
 
     The global model is what the server sent, with the state that the site kept in training; the personal one is that of
@@ -41,35 +41,35 @@ def join(model: SiteModel, samples: Samples, out: Path, *, ships: harm.Name | No
     y_N = ready.y_N[ready.test_N]
     if len(set(y_N.tolist())) < 2:
         raise InputError(
-            f"all {len(y_N)} test samples of {model.part.site} are of one class, which compares no models: predict "
+            f"all {len(y_N)} test samples of {model.cell.site} are of one class, which compares no models: predict "
             "with its state folder, or export that"
         )
     down, rows = model.model().down, Data(ready.x_N, ready.y_N, ready.train_N, torch.ones(len(ready.train_N)))
 
-    def made(name: harm.Name, client: Tree) -> Tree:
+    def client_of(name: harm.Name, client: Tree) -> Tree:
         with blame(f"the {name} model, {len(ready.train_N)} samples"):
             return tree.copy(model.methods[name].personalise(down, tree.copy(client), rows, model.key()))
 
     with OneThread():
-        clients: dict[harm.Name, Tree] = {"global": made("global", model.before), "personal": model.model().client}
+        clients: dict[harm.Name, Tree] = {"global": client_of("global", model.before), "personal": model.model().client}
         if len(ready.train_N) >= harm.FEW_FOR_LOCAL:
-            clients["local"] = made("local", model.fresh)
+            clients["local"] = client_of("local", model.fresh)
         x_N = ready.x_N[ready.test_N]
         logp: dict[harm.Name, torch.Tensor] = {
             name: log_probabilities(Personal(down, client), model.methods[name], x_N).double()
             for name, client in clients.items()
         }
-        found = Joined(clients, harm.weighed(logp, y_N, model.key("folds")))
-    return ship(model, found, Measured(x_N, y_N), out, name=model.part.site, ships=ships)
+        candidates = Joined(clients, harm.weighed(logp, y_N, model.key("folds")))
+    return ship(model, candidates, Samples(x_N, y_N), out, name=model.cell.site, ships=ships)
 
 
-def _own(model: SiteModel, samples: Samples) -> Prepared:
-    part = model.part
-    inputs, classes = part.agreed.inputs, part.agreed.classes
-    found = samples.prepared(inputs, classes, part.study.data_seed, part.number, look=inputs.kind == "table")
-    if fingerprint(found) != model.fingerprint:
+def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
+    cell = model.cell
+    inputs, classes = cell.agreement.inputs, cell.agreement.classes
+    own = samples.encode(inputs, classes, cell.study.data_seed, cell.number, look=inputs.kind == "table")
+    if fingerprint(own) != model.fingerprint:
         raise InputError(
-            f"{samples.where} is not the data with which {part.site} took part: give the same files, so that the "
+            f"{samples.where} is not the data with which {cell.site} took part: give the same files, so that the "
             "models are compared on samples that none of them was trained on"
         )
-    return found
+    return own

@@ -30,8 +30,8 @@ from idiolect.deploy.predict import predicted, threshold_of
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
-from idiolect.federation.data.agreement import Agreed
-from idiolect.federation.data.samples import Prepared
+from idiolect.federation.data.agreement import Agreement
+from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.messages import named, pack
 from idiolect.federation.site.personal_state import Vault
 from idiolect.simulation.client_runner import Measured
@@ -46,11 +46,11 @@ FILE = "model.state"
 _FIX = "restore it, or take part in the study again"
 
 
-class Part(NamedTuple):
+class SiteCell(NamedTuple):
     """One method with one seed of a study, at one site."""
 
     study: Study
-    agreed: Agreed
+    agreement: Agreement
     number: int
     """The client's."""
     use: Use
@@ -59,22 +59,28 @@ class Part(NamedTuple):
     @property
     def site(self) -> str:
         """The site's name."""
-        return self.agreed.names[self.number]
+        return self.agreement.names[self.number]
 
 
 class SiteModel(Bundle):
     """A site's personal model, as a bundle that is read from its state folder.
 
     Attributes:
-        part: of which study it is.
+        cell: of which study it is.
         fingerprint: of the samples that the site had.
     """
 
     def __init__(
-        self, folder: Path, about: About, digest: str, part: Part, arrays: Mapping[str, Tensor], fingerprint: str = ""
+        self,
+        folder: Path,
+        about: About,
+        digest: str,
+        cell: SiteCell,
+        arrays: Mapping[str, Tensor],
+        fingerprint: str = "",
     ) -> None:
         super().__init__(folder, about, digest)
-        self.part, self.fingerprint, self._arrays = part, fingerprint, arrays
+        self.cell, self.fingerprint, self._arrays = cell, fingerprint, arrays
 
     @property
     def round(self) -> int:
@@ -88,12 +94,12 @@ class SiteModel(Bundle):
             InputError: there is none of this name, or the file is not that of this method and network.
         """
         self._place(name)
-        return Personal(self._message, self._built("client", self._template.client))
+        return Personal(self._message, self._tree("client", self._template.client))
 
     @cached_property
     def before(self) -> Tree:
         """The client's state before ``personalise``."""
-        return self._built("before", self.fresh)
+        return self._tree("before", self.fresh)
 
     def predictions(self, level: float | None = None) -> list[pa.Table]:
         """What it predicted for the site's test samples when it was measured, with their labels; see ``predict``.
@@ -108,8 +114,8 @@ class SiteModel(Bundle):
 
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""
-        if self.round < self.part.study.rounds:
-            return f"it is from round {self.round} of {self.part.study.rounds}: let the site take part in the last one"
+        if self.round < self.cell.study.rounds:
+            return f"it is from round {self.round} of {self.cell.study.rounds}: let the site take part in the last one"
         if (count := len(self._arrays["test/y_N"])) < least:
             return f"the site has {count} test samples, and {least} are needed: take part with more samples"
         if self.task.network.buffers == "local":
@@ -131,20 +137,20 @@ class SiteModel(Bundle):
 
     @cached_property
     def _message(self) -> Down:
-        down: Down = self._built("down", self._template.down)
+        down: Down = self._tree("down", self._template.down)
         return down
 
-    def _built(self, part: str, like: Any) -> Any:
+    def _tree(self, part: str, like: Any) -> Any:
         leaves = []
         with self._reading():
-            for path, wanted in named(part, like).items():
+            for path, form in named(part, like).items():
                 leaf = self._arrays[path]
-                if leaf.ndim != wanted.ndim or leaf.dtype != wanted.dtype:
+                if leaf.ndim != form.ndim or leaf.dtype != form.dtype:
                     raise ValueError(f"{path} has another form")
                 leaves.append(leaf)
         return tree.flatten(like)[1](leaves)
 
-    def written(self, out: Path) -> Bundle:
+    def to_bundle(self, out: Path) -> Bundle:
         """The model as a bundle on disk, which is not encrypted.
 
         Raises:
@@ -156,7 +162,7 @@ class SiteModel(Bundle):
         return write(out, self.about, model.down.shared, [(model.down.own, model.client)], card.text(self.about), more)
 
 
-def kept_after(study: Study, kind: str, round: int) -> int | None:
+def model_round(study: Study, kind: str, round: int) -> int | None:
     """After which round the model is that is kept of a message; None of a message that brings none, or not alone.
 
     It is that of the stage "personalised", also where a study measures only other stages.
@@ -172,91 +178,91 @@ def kept_after(study: Study, kind: str, round: int) -> int | None:
 
 
 def keep(
-    path: Path, vault: Vault, part: Part, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
-    measured: Measured, prepared: Prepared, mark: str,
+    path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
+    measures: Measured, samples: SiteSamples, mark: str,
 ) -> None:  # fmt: skip
     """Write a personal model that was just measured, and if it can be watched what that needs.
 
     Args:
         path: of the file.
         vault: writes it.
-        part: what it is a model of.
+        cell: what it is a model of.
         belongs: what the file belongs to; it is not read as anything else's.
         round: after which it is.
         before: the client's state before ``personalise``.
         model: what the client received for itself and for all, and its state after ``personalise``.
-        measured: of the model, with what it predicts.
-        prepared: the site's samples.
+        measures: of the model, with what it predicts.
+        samples: the site's.
         mark: their fingerprint.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    assert measured.predicted is not None
-    y_N = prepared.y_N[prepared.test_N]
+    assert measures.predicted is not None
+    y_N = samples.y_N[samples.test_N]
     arrays = named("down", model.down) | named("client", model.client) | named("before", before)
-    arrays |= {"test/p_NC": measured.predicted, "test/y_N": y_N}
-    site = SiteModel(path.parent, _about(part, round, measured.predicted, y_N), "", part, arrays)
-    if round == part.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
-        samples = Samples(prepared.x_N[prepared.test_N], y_N)
+    arrays |= {"test/p_NC": measures.predicted, "test/y_N": y_N}
+    site = SiteModel(path.parent, _about(cell, round, measures.predicted, y_N), "", cell, arrays)
+    if round == cell.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
+        test_samples = Samples(samples.x_N[samples.test_N], y_N)
         try:
             with OneThread():
-                content = reference.of_site(site, samples, measured.predicted.argmax(1), site.key("watch"))
+                content = reference.of_site(site, test_samples, measures.predicted.argmax(1), site.key("watch"))
             arrays[f"files/{reference.FILE}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         except RuntimeError as error:  # features without a covariance; the model is whole without it
-            log.warning("%s, seed %d: this model cannot be watched (%s)", part.use.label, part.seed, error)
+            log.warning("%s, seed %d: this model cannot be watched (%s)", cell.use.label, cell.seed, error)
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
 
 
-def read(path: Path, vault: Vault, part: Part, belongs: Mapping[str, Any]) -> SiteModel:
+def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -> SiteModel:
     """A personal model that was kept.
 
     Raises:
         InputError: it has changed, belongs to something else, or the key is not the right one.
     """
-    found = vault.load(path, belongs, _FIX)
+    message = vault.load(path, belongs, _FIX)
     try:
-        round, mark = int(found.about["round"]), str(found.about["fingerprint"])
-        p_NC, y_N = found.arrays["test/p_NC"], found.arrays["test/y_N"]
+        round, mark = int(message.about["round"]), str(message.about["fingerprint"])
+        p_NC, y_N = message.arrays["test/p_NC"], message.arrays["test/y_N"]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({type(error).__name__}): {_FIX}") from None
-    files = {name.removeprefix("files/") for name in found.arrays if name.startswith("files/")}
-    about = _about(part, round, p_NC, y_N)
+    files = {name.removeprefix("files/") for name in message.arrays if name.startswith("files/")}
+    about = _about(cell, round, p_NC, y_N)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     about = about.model_copy(update={"files": dict.fromkeys(sorted(files), digest)})
-    about = with_messages(about, part.agreed.federation(part.study.name))
-    site = SiteModel(path.parent, about, digest, part, found.arrays, mark)
-    site.about = with_memory(about, site.model().client, sum(part.agreed.train[part.number]))
+    about = with_messages(about, cell.agreement.federation(cell.study.name))
+    site = SiteModel(path.parent, about, digest, cell, message.arrays, mark)
+    site.about = with_memory(about, site.model().client, sum(cell.agreement.train[cell.number]))
     return site
 
 
-def fingerprint(prepared: Prepared) -> str:
+def fingerprint(samples: SiteSamples) -> str:
     """Names a site's samples, their labels and which of them are for tests."""
-    found = hashlib.sha256()
-    for array in prepared:
-        found.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    for array in samples:
+        digest.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _about(part: Part, round: int, p_NC: Tensor, y_N: Tensor) -> About:
-    study = part.study.model_dump(mode="json")
-    data = part.agreed.federation(part.study.name)
+def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor) -> About:
+    study = cell.study.model_dump(mode="json")
+    data = cell.agreement.federation(cell.study.name)
     right = float((p_NC.argmax(1) == y_N).double().mean())
-    train, test = (sum(counts[part.number]) for counts in (part.agreed.train, part.agreed.test))
+    train, test = (sum(counts[cell.number]) for counts in (cell.agreement.train, cell.agreement.test))
     about = about_of(
-        part.study.job(part.use, part.seed, data), data, study,
-        {"name": part.use.name, "title": title_of(part.use), "options": part.use.options},
-        kind="models", round=round, names=(part.site,), inputs=part.agreed.inputs, client=part.number,
+        cell.study.job(cell.use, cell.seed, data), data, study,
+        {"name": cell.use.name, "title": title_of(cell.use), "options": cell.use.options},
+        kind="models", round=round, names=(cell.site,), inputs=cell.agreement.inputs, client=cell.number,
         evaluation=Evaluation(
             protocol="this site's personal model on its own test samples",
-            clients=(ClientPart(name=part.site, train=train, test=test, personal=right),),
+            clients=(ClientPart(name=cell.site, train=train, test=test, personal=right),),
         ),
         provenance=provenance_of(data, study, {}),
     )  # fmt: skip
     scores_N = p_NC.gather(1, y_N[:, None])[:, 0].clamp(0, 1)
     site = Site(
         ships="personal", weights={"personal": 1.0}, samples=len(y_N), compared={},
-        why=f"it is the personal model as {part.site} trained it; {100 * right:.1f}% of {len(y_N)} test samples right",
+        why=f"it is the personal model as {cell.site} trained it; {100 * right:.1f}% of {len(y_N)} test samples right",
         scores=tuple(sorted(scores_N.tolist())),
     )  # fmt: skip
     return about.model_copy(update={"site": site})

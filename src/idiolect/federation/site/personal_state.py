@@ -28,7 +28,7 @@ _FILE = re.compile(r"round-(\d{1,12})\.state")
 _CLEAR, _SECRET = b"idiolect state 2\n", b"idiolect state 2, encrypted\n"
 
 
-class Lost(Exception):
+class MissingState(Exception):
     """The version that a round builds on is not here."""
 
 
@@ -75,14 +75,14 @@ class Vault:
             RunError: the disk is full or the folder cannot be written.
         """
         if self._key is None:
-            whole = _CLEAR + self._sealed(path.name, content) + content
+            whole = _CLEAR + self._seal_of(path.name, content) + content
         else:
             nonce = secrets.token_bytes(12)
             whole = _SECRET + nonce + self._key.encrypt(nonce, content, path.name.encode())
         private_folder(path.parent, self._root)
         files.write(path, whole, PRIVATE)
 
-    def _sealed(self, name: str, content: bytes) -> bytes:
+    def _seal_of(self, name: str, content: bytes) -> bytes:
         return hmac.digest(self._seal, name.encode() + b"\0" + content, "sha256")
 
     def read(self, path: Path, about: Mapping[str, Any], like: Tree) -> Tree:
@@ -92,9 +92,9 @@ class Vault:
             InputError: it has changed, belongs to something else, or the key is not the right one.
         """
         fix = f"restore it, or delete {path.parent}: the site then starts from the first state again"
-        found = self.load(path, about, fix)
+        message = self.load(path, about, fix)
         try:
-            return built(found.arrays, {"state": like})["state"]
+            return built(message.arrays, {"state": like})["state"]
         except Refused as error:
             raise InputError(f"{path} cannot be read ({error}): {fix}") from None
 
@@ -111,10 +111,10 @@ class Vault:
             content = files.read(path)
             if content.startswith(_SECRET) and self._key is None:
                 raise InputError(f"{path} is encrypted: give {key}, the file of its key")
-            found = unpack(self._opened(content, path.name))
-            if not found.about.items() >= about.items():
+            message = unpack(self._content_of(content, path.name))
+            if not message.about.items() >= about.items():
                 raise Refused("it belongs to another study, method or round")
-            return found
+            return message
         except InputError:
             raise
         except InvalidTag:
@@ -126,7 +126,7 @@ class Vault:
             what = str(error)
         raise InputError(f"{path} cannot be read ({what}): {fix}")
 
-    def _opened(self, content: bytes, name: str) -> bytes:
+    def _content_of(self, content: bytes, name: str) -> bytes:
         if content.startswith(_SECRET):
             assert self._key is not None
             start = len(_SECRET)
@@ -134,7 +134,7 @@ class Vault:
         if not content.startswith(_CLEAR):
             raise ValueError("it is not a state")
         body = content[len(_CLEAR) + 32 :]
-        if not hmac.compare_digest(self._sealed(name, body), content[len(_CLEAR) : len(_CLEAR) + 32]):
+        if not hmac.compare_digest(self._seal_of(name, body), content[len(_CLEAR) : len(_CLEAR) + 32]):
             raise ValueError("its content has changed since it was written, or this site has not written it")
         return body
 
@@ -157,8 +157,8 @@ class PersonalState:
         """The rounds whose states are here, ascending."""
         if not self._folder.is_dir():
             return []
-        found = (_FILE.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_FILE.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def last(self) -> int:
         """The last round whose state is here, 0 for none. Files that this site has not written are put aside."""
@@ -193,7 +193,7 @@ class PersonalState:
             return self._initial
         path = self._path(round)
         if not path.exists():
-            raise Lost
+            raise MissingState
         return self._vault.read(path, self._about | {"round": round}, self._initial)
 
     def put(self, round: int, base: int, state: Tree, question: bytes = b"") -> None:

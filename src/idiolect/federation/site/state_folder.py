@@ -12,34 +12,34 @@ import pydantic
 
 from idiolect.core.documents import read_json
 from idiolect.core.errors import IdiolectError, InputError, listed, nearest, option
-from idiolect.federation.data.agreement import Agreed
+from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.messages import Refused
 from idiolect.federation.rounds.study import study_of
-from idiolect.federation.site.personal_model import FILE, Part, SiteModel, read
+from idiolect.federation.site.personal_model import FILE, SiteCell, SiteModel, read
 from idiolect.federation.site.personal_state import Vault
-from idiolect.federation.site.worker import AGREED, belonging, place
+from idiolect.federation.site.worker import AGREEMENT, belonging, place
 from idiolect.studies import Study
 
 log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class PastRun(NamedTuple):
     """A run that a site took part in, from its state folder."""
 
     study: Study
     digest: str
     """Of the study."""
     run: str
-    agreed: Agreed
+    agreement: Agreement
     number: int
     folder: Path
-    began: float
+    start: float
 
     def __str__(self) -> str:
-        return f"{self.study.name} (run {self.run[:8]}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.began))})"
+        return f"{self.study.name} (run {self.run[:8]}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.start))})"
 
 
-def opened(
+def site_model(
     folder: Path, *, method: str | None = None, seed: int | None = None, study: str | None = None,
     key: Path | None = None,
 ) -> SiteModel:  # fmt: skip
@@ -55,53 +55,54 @@ def opened(
     Raises:
         InputError: there is no such study or model, it is not said which, or it cannot be read.
     """
-    kept = _chosen(folder, study)
-    label, seed = _label(kept.study, method), _seed(kept.study, seed)
-    use = next(use for use in kept.study.methods if use.label == label)
-    path = place(kept.folder, label, seed) / FILE
+    run = _choice(folder, study)
+    label, seed = _label(run.study, method), _seed(run.study, seed)
+    use = next(use for use in run.study.methods if use.label == label)
+    path = place(run.folder, label, seed) / FILE
     if key is not None and not key.exists():
         raise InputError(f"there is no key {key}: give the file that idiolect site had as {option('state_key')}")
     if not path.exists():
         raise InputError(
             f"{folder} has no model of {label}, seed {seed}, yet: a site's model is kept when it is measured, which is "
-            f"every {kept.study.evaluation} rounds and after the last one; let the site take part until then"
+            f"every {run.study.evaluation} rounds and after the last one; let the site take part until then"
         )
     vault = Vault.of(folder, key)
-    part = Part(kept.study, kept.agreed, kept.number, use, seed)
-    found = read(path, vault, part, belonging(kept.digest, kept.run, label, seed))
-    if found.round < kept.study.rounds:
+    cell = SiteCell(run.study, run.agreement, run.number, use, seed)
+    model = read(path, vault, cell, belonging(run.digest, run.run, label, seed))
+    if model.round < run.study.rounds:
         log.warning(
             "%s: the model of %s is from round %d of %d: the study has not ended, or this site was away at its last "
-            "evaluation", folder, label, found.round, kept.study.rounds,
+            "evaluation", folder, label, model.round, run.study.rounds,
         )  # fmt: skip
-    return found
+    return model
 
 
-def _chosen(folder: Path, study: str | None) -> Kept:
-    every = sorted(_kept(folder), key=lambda kept: -kept.began)
+def _choice(folder: Path, study: str | None) -> PastRun:
+    every = sorted(_past_runs(folder), key=lambda run: -run.start)
     if not every:
         raise InputError(f"{folder} has no study yet: take part in one with idiolect site {option('state', folder)}")
     if study is None:
         if len(every) > 1:
-            others = listed([str(kept) for kept in every[1:]], 5)
+            others = listed([str(run) for run in every[1:]], 5)
             log.warning(
                 "%s: the newest study is taken, %s; %s takes another one: %s",
                 folder, every[0], option("study"), others,
             )  # fmt: skip
         return every[0]
-    found = [kept for kept in every if kept.study.name == study] or [k for k in every if k.run.startswith(study)]
-    if not found:
-        raise InputError(f"{folder} has no study {study!r}: it has {listed([str(kept) for kept in every], 10)}")
-    return found[0]
+    matches = [run for run in every if run.study.name == study] or [k for k in every if k.run.startswith(study)]
+    if not matches:
+        raise InputError(f"{folder} has no study {study!r}: it has {listed([str(run) for run in every], 10)}")
+    return matches[0]
 
 
-def _kept(folder: Path) -> Iterator[Kept]:
-    for path in folder.glob(f"*/*/{AGREED}"):
+def _past_runs(folder: Path) -> Iterator[PastRun]:
+    for path in folder.glob(f"*/*/{AGREEMENT}"):
         try:
             about = read_json(path)
-            began = float(about.get("began", path.stat().st_mtime))
-            agreed, number = Agreed.model_validate(about["agreed"]), int(about["number"])
-            yield Kept(study_of(about["study"]), about["digest"], about["run"], agreed, number, path.parent, began)
+            start = float(about.get("began", path.stat().st_mtime))
+            agreement, number = Agreement.model_validate(about["agreement"]), int(about["number"])
+            study, digest, run = study_of(about["study"]), about["digest"], about["run"]
+            yield PastRun(study, digest, run, agreement, number, path.parent, start)
         except (IdiolectError, Refused, OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
             what = " ".join(str(error).split())[:200]
             raise InputError(f"{path} cannot be read ({what}): restore it, or remove {path.parent}") from None
@@ -113,11 +114,11 @@ def _label(study: Study, method: str | None) -> str:
         if len(labels) > 1:
             raise InputError(f"{study.name} has {len(labels)} methods: give {option('method')} as {_either(labels)}")
         return labels[0]
-    found = [use.label for use in study.methods if method == use.label]
-    found = found or [use.label for use in study.methods if method == use.name]
-    if not found:
+    matches = [use.label for use in study.methods if method == use.label]
+    matches = matches or [use.label for use in study.methods if method == use.name]
+    if not matches:
         raise InputError(f"{study.name} has no method {method!r}; {nearest(method, labels)}: {_either(labels)}")
-    return found[0]
+    return matches[0]
 
 
 def _seed(study: Study, seed: int | None) -> int:

@@ -21,7 +21,8 @@ from idiolect.core import files
 from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError, RunError, listed, option
 from idiolect.federation.trust.certificates import (
-    issued,
+    certificate_for,
+    name_and_key,
     new_authority,
     new_key,
     out_of_date,
@@ -29,7 +30,6 @@ from idiolect.federation.trust.certificates import (
     private_pem,
     public_pem,
     request_of,
-    requested,
     signs,
 )  # fmt: skip
 from idiolect.federation.trust.kits import Description, address
@@ -69,12 +69,13 @@ def provision(description: Description, out: Path, *, ca: Path | None = None, ca
     keys = {site: new_key() for site in description.sites}
     server_key = new_key()
     members = [
-        Member(name=site, certificate=pem(issued(site, own.public_key(), authority, key, days)).decode())
+        Member(name=site, certificate=pem(certificate_for(site, own.public_key(), authority, key, days)).decode())
         for site, own in keys.items()
     ]
-    roster = Roster.signed(name, 1, members, key)
+    roster = Roster.issue(name, 1, members, key)
     host, _ = address(description.server)
-    server = pem(issued(f"{name} server", server_key.public_key(), authority, key, days, host)) + pem(authority)
+    leaf = certificate_for(f"{name} server", server_key.public_key(), authority, key, days, host)
+    server = pem(leaf) + pem(authority)
     common = {"ca.pem": pem(authority), FILE: roster.text.encode()}
     about = {"federation": name, "server": description.server}
     kits: dict[str, Files] = {
@@ -167,11 +168,11 @@ def add(who: Operator, site: str, out: Path, request: Path | None = None) -> Ros
         public = _public_of(request, site)
     if public_pem(public) in {member.public for member in who.roster.members}:
         raise InputError(f"{request} has the key of a site that is in the roster: let the site make a new one")
-    certificate = pem(issued(site, public, who.authority, who.key, who.days)).decode()
+    certificate = pem(certificate_for(site, public, who.authority, who.key, who.days)).decode()
     member = Member(name=site, certificate=certificate)
     place = same[0] if same else len(members)
     members[place : place + 1] = [member]
-    roster = Roster.signed(who.name, who.roster.version + 1, members, who.key)
+    roster = Roster.issue(who.name, who.roster.version + 1, members, who.key)
     common = {"ca.pem": pem(who.authority), FILE: roster.text.encode()}
     _write(out, {"": _site_files({"federation": who.name, "server": who.server}, common, member) | own})
     _spread(who, roster)
@@ -193,7 +194,7 @@ def renew(who: Operator) -> Roster:
     host, _ = address(who.server)
     old = x509.load_pem_x509_certificate((who.folder / "server.pem").read_bytes())
     server = pem(_again(who, f"{who.name} server", old, host)) + pem(who.authority)
-    roster = Roster.signed(who.name, who.roster.version + 1, members, who.key)
+    roster = Roster.issue(who.name, who.roster.version + 1, members, who.key)
     _spread(who, roster, server)
     return roster
 
@@ -212,7 +213,7 @@ def revoke(who: Operator, site: str) -> Roster:
         raise InputError(f"the key of {site} was revoked on {who.roster.members[names.index(site)].revoked}")
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     members = [m.model_copy(update={"revoked": today}) if m.name == site else m for m in who.roster.members]
-    roster = Roster.signed(who.name, who.roster.version + 1, members, who.key)
+    roster = Roster.issue(who.name, who.roster.version + 1, members, who.key)
     _spread(who, roster)
     return roster
 
@@ -236,12 +237,12 @@ def _check_name(site: str) -> None:
 
 
 def _again(who: Operator, name: str, old: x509.Certificate, host: str | None = None) -> x509.Certificate:
-    return issued(name, old.public_key(), who.authority, who.key, who.days, host)
+    return certificate_for(name, old.public_key(), who.authority, who.key, who.days, host)
 
 
 def _public_of(request: Path, site: str) -> Any:
     try:
-        name, key = requested(request.read_bytes())
+        name, key = name_and_key(request.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {request}: {error.strerror}") from None
     except ValueError as error:
@@ -284,9 +285,9 @@ def _write(out: Path, kits: Mapping[str, Files]) -> None:
             for file, text in content.items():
                 mode = 0o600 if file.endswith(".key") else 0o644
                 descriptor = os.open(draft / name / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-                with open(descriptor, "wb") as opened:
-                    opened.write(text)
-                    opened.flush()
+                with open(descriptor, "wb") as stream:
+                    stream.write(text)
+                    stream.flush()
                     os.fsync(descriptor)
         if out.exists():
             out.rmdir()
@@ -314,8 +315,8 @@ def _authority(ca: Path, ca_key: Path) -> tuple[x509.Certificate, Any]:
         ) from None
     if certificate.public_key() != key.public_key():
         raise InputError(f"{ca_key} is not the key of {ca}: give the key that belongs to this certificate")
-    if wrong := out_of_date(certificate):
-        raise InputError(f"{ca} {wrong}: give an authority that is valid, or make a new one with new kits")
+    if fault := out_of_date(certificate):
+        raise InputError(f"{ca} {fault}: give an authority that is valid, or make a new one with new kits")
     if not signs(certificate):
         raise InputError(f"{ca} is not the certificate of an authority: give one that may sign others (CA:TRUE)")
     return certificate, key

@@ -59,7 +59,7 @@ def new_authority(name: str, days: int) -> tuple[x509.Certificate, PrivateKey]:
     return builder.sign(key, hashes.SHA384()), key
 
 
-def issued(
+def certificate_for(
     name: str, public: Any, authority: x509.Certificate, authority_key: Any, days: int, host: str | None = None
 ) -> x509.Certificate:
     """A certificate that the authority signs: of a server that is reached as ``host``, or of a site.
@@ -75,7 +75,7 @@ def issued(
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = _builder(subject, authority.subject, public, days, authority.not_valid_after_utc)
     if host is not None:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_known(host)]), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
     purpose = ExtendedKeyUsageOID.CLIENT_AUTH if host is None else ExtendedKeyUsageOID.SERVER_AUTH
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(usage, critical=True)
@@ -91,7 +91,7 @@ def request_of(name: str, key: PrivateKey) -> bytes:
     return x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA384()).public_bytes(_PEM)
 
 
-def requested(content: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
+def name_and_key(content: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
     """The name and the public key of a request.
 
     Raises:
@@ -169,7 +169,7 @@ def _digest_of(key: Any) -> Any:
     return hashes.SHA384() if isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) else None
 
 
-def _known(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

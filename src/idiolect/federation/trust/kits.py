@@ -139,10 +139,10 @@ def address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: it is not host:port.
     """
-    found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[2]) < 65536:
+    match = _ADDRESS.fullmatch(text)
+    if not match or not 0 < int(match[2]) < 65536:
         raise ValueError(f"{text!r} is not an address: write host:port, as 192.0.2.1:9092")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def describe(path: Path) -> Description:
@@ -152,15 +152,15 @@ def describe(path: Path) -> Description:
         InputError: there is no such file, or it is not a description.
     """
     try:
-        found = read_yaml(path)
-        return Description.model_validate(found)
+        values = read_yaml(path)
+        return Description.model_validate(values)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        said = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{path}: {where}: {said}; a federation has name, server (host:port) and sites") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{path}: {where}: {reason}; a federation has name, server (host:port) and sites") from None
     except ValueError as error:
         raise InputError(f"{path} is not YAML ({error}): fix it") from None
 

@@ -56,9 +56,9 @@ class Policy(BaseModel):
             raise InputError(f"cannot read the policy {path}: {error.strerror}") from None
         except pydantic.ValidationError as error:
             first = error.errors()[0]
-            known = listed(cls.model_fields, 20)
-            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise InputError(f"{path} is not a policy ({said}): it has settings such as {known}") from None
+            settings = listed(cls.model_fields, 20)
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise InputError(f"{path} is not a policy ({reason}): it has settings such as {settings}") from None
         except ValueError as error:
             raise InputError(f"{path} is not YAML ({error}): fix it") from None
 
@@ -68,8 +68,8 @@ class Policy(BaseModel):
         Raises:
             Refused: the policy does not allow it.
         """
-        if named := study.imports():
-            setting, path = next(iter(named.items()))
+        if imports := study.imports():
+            setting, path = next(iter(imports.items()))
             raise Refused(f"{setting} {path} is code of its own, which no site imports")
         for use in study.methods:
             if self.methods is not None and use.name not in self.methods:

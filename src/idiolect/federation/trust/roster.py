@@ -73,7 +73,7 @@ class Roster(NamedTuple):
     """The signed document."""
 
     @classmethod
-    def signed(cls, federation: str, version: int, members: Sequence[Member], key: Any) -> Self:
+    def issue(cls, federation: str, version: int, members: Sequence[Member], key: Any) -> Self:
         """A roster with the authority's signature."""
         content = _Content(federation=federation, version=version, members=tuple(members)).model_dump_json()
         text = json.dumps({"roster": content, "signature": sign(key, content.encode()).hex()})
@@ -90,12 +90,12 @@ class Roster(NamedTuple):
             document = json.loads(text)
             content, signature = str(document["roster"]), bytes.fromhex(document["signature"])
             verify(authority, content.encode(), signature)
-            found = _Content.model_validate_json(content)
-            if len({member.public for member in found.members}) < len(found.members):
+            values = _Content.model_validate_json(content)
+            if len({member.public for member in values.members}) < len(values.members):
                 raise ValueError("two sites have the same key")
         except (KeyError, TypeError, AttributeError, RecursionError, pydantic.ValidationError) as error:
             raise ValueError(f"it is not a roster ({type(error).__name__})") from None
-        return cls(found.federation, found.version, found.members, text)
+        return cls(values.federation, values.version, values.members, text)
 
     @classmethod
     def read(cls, path: Path, authority: x509.Certificate) -> Self:
@@ -140,9 +140,9 @@ class Trust:
         self._site, self._authority, self._folder = site, authority, folder
         if folder is not None and (folder / FILE).exists():
             try:
-                kept = Roster.read(folder / FILE, authority)
-                if kept.federation == roster.federation and kept.version > roster.version:
-                    self.roster = kept
+                newer = Roster.read(folder / FILE, authority)
+                if newer.federation == roster.federation and newer.version > roster.version:
+                    self.roster = newer
             except InputError as error:  # as of the kits before these
                 log.warning("the roster in the state folder does not count: %s", error)
         self._follow()
