@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import InputError
-from idiolect.core.method import Up
+from idiolect.core.reduce import needs_each
+from idiolect.core.reduction import Reduction, reduced
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, Message
-from idiolect.simulation import summing
 
 
 class Exposure(NamedTuple):
@@ -47,41 +46,36 @@ def of(name: str, options: dict[str, Any], known: Anatomy) -> Exposure:
         RunError: the method raised.
     """
     round = profile.small_round(name, options)
-    up = Up(round.value, round.weight)
-    try:
-        summing.weighting(round.method, up)
-        sums = True
-    except InputError:
-        sums = False
-    only = profile.sums_only(name, options)
-    private = only and not profile.weighs_by_class(name, options)
+    sums = not needs_each(round.method.reduce)
+    private = sums and Reduction(round.method.reduce, round.trial.ups[0]).counts_clients
     return Exposure(
         known.up_value, known.up_weight, sums, known.down_shared, known.down_own, tuple(alone(round)), known.client,
-        private, only,
+        private, sums,
     )  # fmt: skip
 
 
 def alone(round: profile.Round) -> Iterator[str]:
     """The parts of the next message to a site of which a number depends on the upload of exactly one other site."""
-    if not tree.leaves(round.ups.value):
+    method, server, up_m = round.method, round.trial.server, tree.stack(round.trial.ups)
+    if not tree.leaves(up_m.value):
         return
-    ids = torch.arange(len(tree.leaves(round.ups.value)[0]))
+    ids = torch.arange(len(round.trial.ups))
 
-    def sent(moved: int | None) -> dict[str, Tensor]:
-        up = round.ups if moved is None else round.ups._replace(value=_moved(round.ups.value, moved))
-        down = round.method.send(round.method.aggregate(round.server, up, ids)[0], ids)
+    def sent(row: int | None) -> dict[str, Tensor]:
+        up = up_m if row is None else up_m._replace(value=_moved(up_m.value, row))
+        down = method.send(method.aggregate(server, reduced(method.reduce, up), ids)[0], ids)
         shared = {path: a.expand(len(ids), *a.shape) for path, a in tree.named(down.shared).items()}
         return shared | {f"own/{path}": a for path, a in tree.named(down.own).items()}
 
     with profile.precision(torch.float64):
-        usual, moved = sent(None), [sent(j) for j in ids.tolist()]
-    found = []
+        usual, others = sent(None), [sent(j) for j in ids.tolist()]
+    parts = []
     for path, a_m in usual.items():
-        by_jm = torch.stack([other[path] != a_m for other in moved])
+        by_jm = torch.stack([other[path] != a_m for other in others])
         single = [((by_jm[:, i].sum(0) == 1) & ~by_jm[i, i]).any() for i in ids.tolist()]
         if a_m.is_floating_point() and any(single):
-            found.append(path.removeprefix("own/").split("/")[0])
-    yield from dict.fromkeys(found)
+            parts.append(path.removeprefix("own/").split("/")[0])
+    yield from dict.fromkeys(parts)
 
 
 def _moved(value: Any, row: int) -> Any:

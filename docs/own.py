@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from idiolect.reproduction.parts import digest
 
 from idiolect.report.compare import combined, interval, p_text, signed_rank
 from idiolect.reproduction import outcome_files, recipes
 from idiolect.reproduction.outcomes import Measured
-from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell, Recipe
 
 # S seeds, K clients, N cells

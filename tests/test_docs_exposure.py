@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from idiolect import methods, models
-from idiolect.core import tree
-from idiolect.core.method import Down, Method, Task, Up
+from idiolect.core import reduce, tree
+from idiolect.core.method import Down, Method, Reduced, Task
 from idiolect.methods import profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
@@ -52,8 +52,8 @@ def test_a_method_that_passes_an_upload_on(monkeypatch: pytest.MonkeyPatch) -> N
     def build(task: Task) -> Method:
         good = methods.build("fedavg", {}, task)
 
-        def aggregate(server: Any, up: Up, ids: torch.Tensor) -> Any:
-            return {"mean": tree.mean(up.value, up.weight), "last": tree.map(lambda a: a[1], up.value)}, {}
+        def aggregate(server: Any, up: Reduced, ids: torch.Tensor) -> Any:
+            return {"mean": tree.mean(up.value, up.weight_m), "last": tree.map(lambda a: a[1], up.value)}, {}
 
         def start(key: torch.Tensor) -> Any:
             return {"mean": good.init_server(key), "last": good.init_server(key)}
@@ -61,16 +61,19 @@ def test_a_method_that_passes_an_upload_on(monkeypatch: pytest.MonkeyPatch) -> N
         def local(down: Down, *rest: Any) -> Any:
             return good.local(Down(down.shared["mean"]), *rest)
 
-        return good._replace(init_server=start, local=local, aggregate=aggregate, combine=None)
+        return good._replace(init_server=start, local=local, reduce=reduce.each(), aggregate=aggregate)
 
     r = profile.small_round("fedavg", {})
     changed = build(Task(NETWORK, 10, 3))
-    leaking = r._replace(method=changed, server={"mean": r.server, "last": r.server})
+    leaking = r._replace(
+        method=changed, trial=r.trial._replace(server={"mean": r.trial.server, "last": r.trial.server})
+    )
     assert list(exposure.alone(leaking)) == ["last"]
 
 
 @pytest.mark.parametrize("name", sorted(methods.ours()))
 def test_no_weight_counts_more_samples_than_a_site_has(name: str) -> None:
     """The server of a federation refuses an upload whose weight does."""
-    round = profile.small_round(name, {})
-    assert all(float(a.sum()) <= float(round.data.real_N.sum()) for a in tree.leaves(round.weight))
+    trial = profile.small_round(name, {}).trial
+    most = float(trial.data[0].real_N.sum())
+    assert all(float(a.sum()) <= most for a in tree.leaves(trial.ups[0].weight))

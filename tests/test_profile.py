@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from idiolect import cli, methods, models
-from idiolect.core import tree
+from idiolect.core import reduce, tree
 from idiolect.core.errors import InputError, RunError
-from idiolect.core.method import Data, Down, Method, Task, Up
+from idiolect.core.method import Data, Down, Method, Reduced, Task
 from idiolect.methods import profile
 
 C, d, K, FLOAT = 10, 64, 20, 4
@@ -59,12 +59,6 @@ def test_fedpac_needs_to_see_who_sent_what_and_keeps_a_head_for_each() -> None:
     assert not a.uploads_are_sums
 
 
-def test_unlike_weights_of_two_tensors_are_told_apart() -> None:
-    """FedCR: encoders count alike, products are added; pFedFDA's option weighs means by class counts."""
-    assert of("fedcr").uploads_are_sums
-    assert of("pfedfda", class_weighted_means=True).uploads_are_sums
-
-
 def probe(change: Callable[[Method], dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> profile.Anatomy:
     """FedAvg with something changed."""
     real = methods.build
@@ -77,77 +71,16 @@ def probe(change: Callable[[Method], dict[str, Any]], monkeypatch: pytest.Monkey
     return of("fedavg")
 
 
-def added(change: Callable[[Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
-    """The server adds what is made of each stacked tensor."""
-    return lambda good: {"aggregate": lambda server, up, ids: (tree.add(server, tree.map(change, up.value)), {})}
+def _asks_for_each(good: Method) -> dict[str, Any]:
+    def aggregate(server: Any, up: Reduced, ids: Tensor) -> Any:
+        return tree.add(server, tree.map(lambda a: a.amax(0), up.value)), {}
+
+    return {"reduce": reduce.each(), "aggregate": aggregate}
 
 
-def norm(up: Up) -> Tensor:
-    return torch.sqrt(torch.stack([v.flatten(1).square().sum(1) for v in tree.leaves(up.value)]).sum(0))
-
-
-def weighed(weight: Callable[[Up, Tensor], Tensor]) -> Callable[[Method], dict[str, Any]]:
-    """The server weighs its clients by itself."""
-    return lambda good: {
-        "aggregate": lambda server, up, ids: good.aggregate(server, Up(up.value, weight(up, ids)), ids)
-    }
-
-
-def clipped(bound: float) -> Callable[[Method], dict[str, Any]]:
-    return weighed(lambda up, ids: up.weight * (bound / norm(up)).clamp(max=1))
-
-
-def from_the_second_round(good: Method) -> dict[str, Any]:
-    """The mean in the first round, the largest in every later one."""
-
-    def aggregate(server: Any, up: Up, ids: Tensor) -> Any:
-        model, round = server
-        mean, largest = tree.mean(up.value, up.weight), tree.map(lambda a: a.amax(0), up.value)
-        return (tree.add(model, largest if round else mean), round + 1), {}
-
-    return {
-        "init_server": lambda key: (good.init_server(key), torch.zeros(())),
-        "send": lambda server, ids: good.send(server[0], ids),
-        "aggregate": aggregate,
-    }
-
-
-def rounds_up(good: Method) -> dict[str, Any]:
-    """Clients send whole numbers."""
-
-    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
-        client, up, info = good.local(down, client, data, key)
-        return client, Up(tree.map(lambda a: a.round().long(), up.value), up.weight), info
-
-    return {"local": local, "aggregate": lambda server, up, ids: (server, {})}
-
-
-NO_SUMS = {
-    "largest": added(lambda a: a.amax(0)),
-    "vote": added(lambda a: 0.01 * a.sign().sum(0)),
-    "quantised": added(lambda a: ((a * 1e3).round() / 1e3).sum(0)),
-    "by number": weighed(lambda up, ids: 1.0 + ids),
-    "squared weights": weighed(lambda up, ids: up.weight.square()),
-    "softmax of norms": weighed(lambda up, ids: torch.softmax(norm(up), 0)),
-    "clipped low": clipped(0.01),
-    "clipped high": clipped(10.0),
-    "outliers rejected": weighed(lambda up, ids: up.weight * (norm(up) < 1) + 1e-9),
-    "later": from_the_second_round,
-    "whole numbers": rounds_up,
-}
-
-
-@pytest.mark.parametrize("what", NO_SUMS)
-def test_what_is_no_sum(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not probe(NO_SUMS[what], monkeypatch).uploads_are_sums
-
-
-def test_what_is_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe(added(lambda a: a.sum(0)), monkeypatch).uploads_are_sums
-    assert probe(lambda good: {}, monkeypatch).uploads_are_sums
-
-
-def test_sums_of_ours() -> None:
+def test_what_the_server_needs_is_as_the_method_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not probe(_asks_for_each, monkeypatch).uploads_are_sums
+    monkeypatch.undo()
     for name in ("fedproto", "scaffold", "fedem", "local"):  # class counts, two weightings, several models, nothing
         assert of(name).uploads_are_sums
     for name in ("fedfomo", "hypcluster", "pfedhn"):

@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,3 +166,26 @@ def test_what_is_to_be_drawn_is_reported(name: str) -> None:
     wanted = set(methods.get(name).reports)
     reported = {*told, *info}
     assert wanted <= reported, f"REPORTS of {name} has {sorted(wanted)}, and what is reported is {sorted(reported)}"
+
+
+OTHER = {
+    "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes"}, "tuning_epochs": 2,
+    "joining_steps": 1, "samples": 2, "tune_body": True, "personal": "own", "folds": 2, "share_samples": 1.0,
+    "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name in methods.names() for option in methods.get(name).personal]
+)
+def test_what_a_method_calls_personal_changes_no_round(name: str, option: str) -> None:
+    """Built by the method's own function, not by the registry, which takes the rounds with the option's default."""
+    other: Any = OTHER[option][name] if isinstance(OTHER[option], dict) else OTHER[option]
+    build, usual = methods.get(name).build, methods.settle(name, OPTIONS.get(name, {}))
+    assert usual[option] != other
+    ends = []
+    for options in (usual, usual | {option: other}):
+        method = build(toy.task(), **options)
+        with Sequential() as engine:
+            ends.append(fit(Job(name, lambda personal=True, m=method: m, toy.shared(), 3), engine, rounds=2))
+    assert ends[0].equals(ends[1])

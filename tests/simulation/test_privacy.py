@@ -23,17 +23,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 import toy
 
 import idiolect as idl
-from idiolect.core import keys, tree
+from idiolect.core import keys, reduce, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduction import Reduction
 from idiolect.data import FederatedData
 from idiolect.engines import Sequential
-from idiolect.methods import profile
 from idiolect.simulation import Job, Record, State, begin, fit
 from idiolect.simulation.attacks import Attackers, NotANumber
 from idiolect.simulation.privacy import ORDERS, Gaussian, Ledger, mechanism_of
-from idiolect.training import add_mean, combine_mean
+from idiolect.training import add, stateless
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -67,8 +67,7 @@ def _ups(count: int) -> tuple[list[Up], np.ndarray]:
     return [Up({"m": rows[k, :2], "s": rows[k, 2:]}, weight[k]) for k in range(count)], numbers
 
 
-def _combine(up: Up) -> Up:
-    return Up({"m": tree.mean(up.value["m"], up.weight), "s": up.value["s"].sum(0)}, up.weight.sum())
+DECLARED = {"m": reduce.mean(), "s": reduce.sum()}
 
 
 def test_the_mechanism_is_its_equations() -> None:
@@ -76,16 +75,14 @@ def test_the_mechanism_is_its_equations() -> None:
     mechanism = Gaussian(norm=2.0, noise_multiplier=0.5)
     clipped = numbers * np.minimum(1, 2.0 / np.linalg.norm(numbers, axis=1))[:, None]
     bounded = [mechanism.bounded(up) for up in ups]
-    one = mechanism.noised(tree.stack(bounded), _combine, 10.0, keys.key(4))
+    reduction = Reduction(DECLARED, bounded[0])
+    sums = mechanism.noised(reduction.of(tree.stack(bounded)), 10.0, keys.key(4))
+    one = reduction.reduced(sums, count=10.0)
     # the noise by hand
     noise = [keys.normal(keys.fold(keys.key(4), k), (n,), torch.float64).numpy() for k, n in enumerate((2, 3))]
-    np.testing.assert_allclose(one.value["m"][0].numpy(), (clipped[:, :2].sum(0) + 1.0 * noise[0]) / 10)
-    np.testing.assert_allclose(one.value["s"][0].numpy(), clipped[:, 2:].sum(0) + 1.0 * noise[1])
-    assert one.weight.tolist() == [10.0]
-    parts = tree.stack([_combine(tree.stack(bounded[:3])), _combine(tree.stack(bounded[3:]))])
-    same = mechanism.noised(parts, _combine, 10.0, keys.key(4))
-    for a, b in zip(tree.leaves(one), tree.leaves(same), strict=True):
-        torch.testing.assert_close(a, b)
+    np.testing.assert_allclose(one.value["m"].numpy(), (clipped[:, :2].sum(0) + 1.0 * noise[0]) / 10)
+    np.testing.assert_allclose(one.value["s"].numpy(), clipped[:, 2:].sum(0) + 1.0 * noise[1])
+    assert float(one.weight) == 10.0
 
 
 def test_what_is_not_finite_counts_as_zeros() -> None:
@@ -98,7 +95,6 @@ def test_what_is_not_finite_counts_as_zeros() -> None:
 def test_one_client_changes_what_the_method_gets_by_the_norm(name: str) -> None:
     """With the same noise, the sum with one client's upload zeroed is the norm away, whatever the client sent."""
     method = toy.builder(name)(toy.task())
-    assert method.combine is not None
     server, client = method.init_server(keys.start(3)), method.init_client(keys.start(3), torch.tensor(0))
     down = method.send(server, torch.tensor([0]))
     data = toy.shared()
@@ -106,16 +102,10 @@ def test_one_client_changes_what_the_method_gets_by_the_norm(name: str) -> None:
     mechanism = Gaussian(norm=0.01, noise_multiplier=1e-4)
     bounded = [mechanism.bounded(up) for up in ups]
     without = [bounded[0]._replace(value=tree.zeros(bounded[0].value)), *bounded[1:]]
-    a, b = (mechanism.noised(tree.stack(u), method.combine, 3.0, keys.key(0)).value for u in (bounded, without))
-    scale = [  # a mean of three, or a sum
-        3.0 if torch.allclose(one[0] * 3, sum(tree.leaves(u.value)[k] for u in bounded).to(one.dtype), atol=1e-4) else 1
-        for k, one in enumerate(tree.leaves(a))
-    ]
-    apart = sum(
-        float((s * (x - y)).double().square().sum())
-        for s, x, y in zip(scale, tree.leaves(a), tree.leaves(b), strict=True)
-    )
-    assert math.sqrt(apart) == pytest.approx(0.01, rel=0.02)
+    reduction = Reduction(method.reduce, bounded[0])
+    a, b = (mechanism.noised(reduction.of(tree.stack(u)), 3.0, keys.key(0)).value for u in (bounded, without))
+    apart = sum(float((x - y).square().sum()) for x, y in zip(a, b, strict=True))
+    assert math.sqrt(apart) == pytest.approx(0.01, rel=1e-5)
 
 
 def _job(name: str = "fedavg", **how: Any) -> Job:
@@ -171,8 +161,8 @@ def _canary(task: Any) -> Method:
         return torch.full((len(x_B), 2), math.log(0.5))
 
     return Method(
-        lambda key: torch.zeros(CANARIES), lambda key: (), lambda server, ids: Down(server), local, add_mean, unchanged,
-        predict, combine_mean,
+        lambda key: torch.zeros(CANARIES), stateless, lambda server, ids: Down(server), local, reduce.increment(), add,
+        unchanged, predict,
     )  # fmt: skip
 
 
@@ -239,10 +229,7 @@ def test_which_methods_qualify() -> None:
     sums = {"fedavg", "fedlda", "pfedfda", "fedcr", "scaffold", "fedem", "fedproto", "local"}
     each = {"fedpac", "fedfomo", "hypcluster", "pfedhn"}
     for name in sums | each:
-        assert profile.sums_only(name, {}) == (name in sums), name
-    assert profile.weighs_by_class("fedproto", {})
-    assert profile.weighs_by_class("pfedfda", {"class_weighted_means": True})
-    assert not any(profile.weighs_by_class(name, {}) for name in ("fedavg", "pfedfda", "fedcr", "fedlda"))
+        assert reduce.needs_each(toy.builder(name)(toy.task()).reduce) == (name in each), name
 
 
 @pytest.mark.parametrize(

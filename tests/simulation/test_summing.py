@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from idiolect.core import tree
-from idiolect.core.errors import Diverged, InputError
-from idiolect.core.method import Up
-from idiolect.core.reduction import reduced
+from idiolect.core import reduce, tree
+from idiolect.core.errors import Diverged
+from idiolect.core.method import Reduced, Up
+from idiolect.core.reduction import Reduction, Sums, reduced
 from idiolect.methods import profile
 from idiolect.simulation import summing
-from idiolect.training import combine_mean
 
 RNG = np.random.default_rng(0)
-
-
-def _method(combine: Any) -> Any:
-    return profile.small_round("fedavg", {}).method._replace(combine=combine)
+DECLARED = {"a": reduce.mean("1"), "b": reduce.sum()}  # by class, and a plain sum, as no method here has both
 
 
 def _ups(clients: int = 5) -> list[Up]:
@@ -31,35 +28,33 @@ def _ups(clients: int = 5) -> list[Up]:
     ]
 
 
-def _combine(up: Up) -> Up:
-    """``a`` is a mean by class, ``b`` a sum, as no method here has both."""
-    n_mC = up.weight[1]
-    share_mC = n_mC / torch.where(n_mC.sum(0) > 0, n_mC.sum(0), 1)
-    value = {"a": (share_mC[:, :, None] * up.value["a"]).sum(0), "b": up.value["b"].sum(0)}
-    return Up(value, tree.map(lambda w: w.sum(0), up.weight))
+def _added(ups: Sequence[Up]) -> Sums:
+    return functools.reduce(lambda a, b: tree.map(torch.add, a, b), map(summing.sums_of, ups))
+
+
+def _opened(reduction: Reduction, whole: Sequence[Up]) -> Reduced:
+    return reduction.reduced(summing.opened(_added(whole)))
 
 
 def test_sums_and_means_agree_with_numpy_within_half_a_step() -> None:
-    ups, method = _ups(), _method(_combine)
-    by = summing.weighting(method, ups[0])
-    assert by == (1, None)
-    one = summing.opened(summing.added([summing.encoded(up, by, len(ups)) for up in ups]), by)
+    ups = _ups()
+    reduction = Reduction(DECLARED, ups[0])
+    one = _opened(reduction, [summing.encoded(reduction, up, len(ups)) for up in ups])
     n_mC = np.stack([up.weight[1].numpy() for up in ups])
     a = np.stack([up.value["a"].numpy() for up in ups])
     mean = (n_mC[:, :, None] * a).sum(0) / np.where(n_mC.sum(0) > 0, n_mC.sum(0), 1)[:, None]
     half = len(ups) * summing.STEP / 2
-    np.testing.assert_allclose(one.value["a"].double().numpy(), mean, atol=half + 1e-7)  # and float32
-    np.testing.assert_allclose(
-        one.value["b"].double().numpy(), sum(up.value["b"].numpy() for up in ups), rtol=1e-6, atol=half
-    )
+    np.testing.assert_allclose(one.value["a"].numpy(), mean, atol=half + 1e-12)
+    np.testing.assert_allclose(one.value["b"].numpy(), sum(up.value["b"].numpy() for up in ups), rtol=1e-12, atol=half)
     assert one.weight[1].tolist() == n_mC.sum(0).tolist()
     assert bool((one.value["a"][2] == 0).all())  # a class that nobody has
 
 
 def test_the_sum_is_exact_whatever_the_order() -> None:
     ups = _ups()
-    whole = [summing.encoded(up, (1, None), len(ups)) for up in ups]
-    one, other = (tree.leaves(summing.added(some)) for some in (whole, whole[::-1]))
+    reduction = Reduction(DECLARED, ups[0])
+    whole = [summing.encoded(reduction, up, len(ups)) for up in ups]
+    one, other = (tree.leaves(_added(some)) for some in (whole, whole[::-1]))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -67,32 +62,25 @@ def test_the_sum_is_exact_whatever_the_order() -> None:
 def test_methods_give_the_same_server(name: str) -> None:
     with profile.precision(torch.float64):
         r = profile.small_round(name, {})
-        ups = [Up(*(tree.rows(part, k) for part in r.ups)) for k in range(3)]
-        by = summing.weighting(r.method, ups[0])
-        one = summing.opened(summing.added([summing.encoded(up, by, 3) for up in ups]), by)
-        ids = torch.arange(3)
-        plain, summed = (
-            r.method.aggregate(r.server, reduced(r.method.reduce, up), ids)[0]
-            for up in (r.ups, tree.map(lambda a: a[None], one))
-        )
-    for a, b in zip(tree.leaves(plain), tree.leaves(summed), strict=True):
+        ups, ids = r.trial.ups, torch.arange(3)
+        reduction = Reduction(r.method.reduce, ups[0])
+        one = _opened(reduction, [summing.encoded(reduction, up, 3) for up in ups])
+        plain = reduced(r.method.reduce, tree.stack(ups))
+        one, plain = (r.method.aggregate(r.trial.server, up, ids)[0] for up in (one, plain))
+    for a, b in zip(tree.leaves(plain), tree.leaves(one), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-8 * (1 + float(a.abs().max())))
 
 
-@pytest.mark.parametrize(
-    ("combine", "said"),
-    [
-        (None, "needs the upload of each"),
-        (lambda up: Up(tree.map(lambda a: a.amax(0), up.value), tree.map(lambda w: w.sum(0), up.weight)), "other than"),
-        (lambda up: combine_mean(up)._replace(weight=up.weight.amax(0)), "weights that its combine"),
-    ],
-)
-def test_what_is_not_a_sum(combine: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        summing.weighting(_method(combine), Up({"a": torch.zeros(3)}, torch.tensor(1.0)))
+def test_the_form_is_that_of_the_upload() -> None:
+    up = _ups()[0]
+    whole = summing.encoded(Reduction(DECLARED, up), up, 5)
+    like = summing.like(whole)
+    assert tree.named(like).keys() == tree.named(up).keys()
+    assert {a.dtype for a in tree.leaves(like)} == {torch.get_default_dtype()}
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 2.0**32])
 def test_a_number_without_room(wrong: float) -> None:
+    up = Up(torch.tensor([1.0, wrong]), torch.tensor(1.0))
     with pytest.raises(Diverged, match="not finite, or above"):
-        summing.encoded(Up(torch.tensor([1.0, wrong]), torch.tensor(1.0)), (0,), 3)
+        summing.encoded(Reduction(reduce.mean(), up), up, 3)

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 import toy
 
 import idiolect as idl
-from idiolect.core import keys, tree
-from idiolect.core.errors import InputError
+from idiolect.core import keys, reduce, tree
+from idiolect.core.errors import Diverged, InputError
 from idiolect.core.method import Method, Up
 from idiolect.core.option_spec import Spec
-from idiolect.core.reduction import reduced
+from idiolect.core.reduction import Additions, reduced
 from idiolect.engines import Processes, Sequential, Vectorised
-from idiolect.simulation import Job, Record, State, fit, rounds, uploads
-from idiolect.simulation.attacks import Attackers, SignFlip
+from idiolect.simulation import Job, Record, State, adding, fit, rounds, uploads
+from idiolect.simulation.attacks import Attackers, NotANumber, SignFlip
 from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
 from idiolect.studies.progress import Silent
 
@@ -158,61 +158,92 @@ def _crowd(count: int) -> Job:
     return Job("fedavg", partial(toy.builder("fedavg"), toy.task()), many, 3)
 
 
-class _Uncombined:
-    """A method's builder without its ``combine``."""
+class _Each:
+    """A method's builder whose server asks for each upload, and takes their mean itself."""
 
     def __init__(self, build: Any) -> None:
         self.build = build
 
     def __call__(self, **how: Any) -> Method:
-        return self.build(**how)._replace(combine=None)
+        def aggregate(server: Any, up: Any, ids: torch.Tensor) -> Any:
+            return tree.add(server, tree.mean(up.value, up.weight_m)), {}
+
+        return self.build(**how)._replace(reduce=reduce.each(), aggregate=aggregate)
 
 
-def test_uploads_of_many_are_combined_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more uploads are in memory than one part's and 32; the result is that of all together, but for rounding."""
-    job, gathered, mapped = _crowd(300), [], []
-    gather, real = tree.gather, rounds._Run.map
+def test_uploads_of_many_are_added_where_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sums are in memory at a time; the result is that of all together, but for rounding."""
+    job, gathered, held = _crowd(300), [], []
+    gather, add = tree.gather, Additions.add
 
     def spy(trees: list[Any]) -> Any:
         gathered.append(len(trees))
         return gather(trees)
 
-    def map(self: Any, phase: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
-        mapped.append(len(ids)) if phase == "local" else None
-        return real(self, phase, round, ids, down, clients)
+    def count(self: Any, branch: Any) -> None:
+        add(self, branch)
+        held.append(len(self._branches))
 
     monkeypatch.setattr(tree, "gather", spy)
-    monkeypatch.setattr(rounds._Run, "map", map)
+    monkeypatch.setattr(Additions, "add", count)
     end, records = _run(job, Sequential(), 1)
-    assert max(mapped) == 32
-    assert sum(mapped) == 300
-    assert max(gathered) <= 32
+    assert not gathered
+    assert max(held) <= 9  # one for each level of the tree
     assert len([r for r in records if r.metric == "bytes_up"]) == 300
-    gathered.clear()
-    whole, others = _run(job._replace(build=_Uncombined(job.build)), Sequential(), 1)
+    whole, others = _run(job._replace(build=_Each(job.build)), Sequential(), 1)
     assert gathered == [300]
     assert {r for r in records if r.stage == "wire"} == {r for r in others if r.stage == "wire"}
     for a, b in zip(tree.leaves(end.server), tree.leaves(whole.server), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_parts_are_of_the_round_and_not_of_the_engine() -> None:
-    """Engines of other numbers of workers map other parts at a time; what is combined is the same."""
-    job = _crowd(100)
-    want, said = _run(job, Sequential(), 1)
-    got, records = _run(job, Processes(2), 1)
-    assert records == said
-    one = Processes(1)
-    one.__class__ = type("Wide", (Processes,), {"at_once": 90})
-    wide, _ = _run(job, one, 1)
-    for a, b, c in zip(*(tree.leaves(s.server) for s in (want, got, wide)), strict=True):
+def _bits(job: Job, *engines: Any) -> list[Any]:
+    """The same bits from all engines, and the same records."""
+    want, said = _run(job, engines[0], 2)
+    for engine in engines[1:]:
+        got, records = _run(job, engine, 2)
+        assert records == said
+        for a, b in zip(tree.leaves((got.server, list(got.clients))), tree.leaves((want.server, list(want.clients))),
+                        strict=True):  # fmt: skip
+            assert torch.equal(a, b)
+    return said
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold", "fedcr"])
+def test_additions_are_of_the_round_and_not_of_the_engine(name: str) -> None:
+    """Many are added up by workers, of whom some train clients of another's branch."""
+    job = _crowd(150)._replace(name=name, build=partial(toy.builder(name), toy.task()))
+    _bits(job, Sequential(), Processes(1), Processes(2), Processes(5))
+
+
+@pytest.mark.parametrize("count", [3, 16, 17, 40])
+def test_the_server_and_workers_add_alike(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _crowd(count)
+    few = _bits(job, Sequential(), Processes(2))
+    by_server, _ = _run(job, Sequential(), 2)
+    monkeypatch.setattr(adding, "_FEW", 1)
+    assert _bits(job, Sequential(), Processes(2)) == few
+    by_workers, _ = _run(job, Sequential(), 2)
+    for a, b in zip(tree.leaves(by_server.server), tree.leaves(by_workers.server), strict=True):
         assert torch.equal(a, b)
-        assert torch.equal(a, c)
 
 
-def test_few_are_not_combined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds._Run, "combined", None)
-    _run(_crowd(32), Sequential(), 1)
+def test_large_models_are_added_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _crowd(6)
+    method, size = job.build(), 4 * sum(w.numel() for w in tree.leaves(job.build().init_server(keys.start(0))))
+    assert not adding.adds(job, method, 6, size)
+    assert adding.adds(job, method, 6, 2**27)
+    assert adding.adds(job, method, 129, size)
+    assert not adding.adds(job, method._replace(reduce=reduce.each()), 129, size)
+
+
+def test_what_is_hostile_is_refused_before_the_sum() -> None:
+    nan = Attackers(frozenset({7, 140}), NotANumber())
+    job = _crowd(150)
+    with pytest.raises(Diverged, match=r"client 7, round 1, upload: .* is not a finite number; .*norm_bound"):
+        _run(job._replace(attacks=(nan,)), Sequential(), 1)
+    with pytest.raises(Diverged, match=r"client (7|140), round 1, upload"):
+        _run(job._replace(attacks=(nan,)), Processes(2), 1)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,15 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import idiolect as idl
-from idiolect.core import tree
+from idiolect.core import reduce, tree
 from idiolect.core.errors import Diverged, Interrupted
 from idiolect.data import FederatedData
 from idiolect.runs import checkpoint
 from idiolect.simulation import begin, client_runner
-from idiolect.simulation.same_training import same_training
 from idiolect.studies.progress import Silent
+from idiolect.training.sharing import same_training
 
 USES = ("fedavg", "fedavg_ft:epochs=1", "local", "knnper:k=2", "pfedfda", "pfedfda:drop_last_adapt=true")
 TRAININGS = 3  # FedAvg with its two companions, local, pFedFDA
@@ -193,12 +192,15 @@ def test_a_model_that_diverges_ends_its_own_use(tmp_path: Path, apart: Any, monk
         ("fedbabu:tuning_lr=0.5", "fedbabu", True),
         ("fedbabu:weighting=uniform", "fedbabu", False),
         ("fedcr:head_epochs=1", "fedcr:predict_with=logits", True),
+        ("fedsr", "fedsr:head_epochs=10", True),
+        ("fedem:models=3", "fedem:models=5,tuning_epochs=1", False),
+        ("fedshrink:personal=own", "fedshrink:folds=3", True),
         ("fedcr", "fedcr:beta=0.1", False),
         ("pfedfda", "pfedfda:ridge=0.5", False),
         ("fedpac", "fedpac:head_epochs=2", False),
     ],
 )
-def test_by_what_a_method_takes_from_around_its_functions(one: str, other: str, same: bool, federation: Any) -> None:
+def test_methods_of_the_same_rounds_train_alike(one: str, other: str, same: bool, federation: Any) -> None:
     study = STUDY.model_copy(update={"methods": idl.Study(methods=[one, other]).methods})
     first, second = (job.build() for _, job in study.jobs(federation))
     assert same_training(first, second) is same
@@ -219,12 +221,14 @@ def test_the_task_and_the_server_count(federation: FederatedData) -> None:
     assert not same_training(plain, built(server_optimiser=momentum)[1])
 
 
-def test_in_doubt_no(federation: FederatedData) -> None:
+def test_what_is_replaced_trains_by_itself(federation: FederatedData) -> None:
     method = STUDY.jobs(federation)[0][1].build()
-
-    class Start:
-        def __call__(self, key: torch.Tensor) -> tuple[()]:
-            return ()
-
-    assert same_training(method, method._replace(personalise=Start()))  # type: ignore[arg-type]
-    assert not same_training(method._replace(init_client=Start()), method._replace(init_client=Start()))
+    assert same_training(method, method._replace(personalise=lambda down, client, data, key: client))
+    for name in ("init_server", "init_client", "send", "local", "aggregate"):
+        real = getattr(method, name)
+        other = method._replace(**{name: lambda *a, real=real: real(*a)})
+        assert not same_training(method, other)
+        assert not same_training(other, method._replace(**{name: lambda *a, real=real: real(*a)}))
+    assert not same_training(method, method._replace(reduce=reduce.mean()))
+    assert not same_training(method, method._replace(full_rounds=(1,)))
+    assert not same_training(method, method._replace(stand_by=lambda down, client, data, key: client))

@@ -19,14 +19,15 @@ import tiny_bn
 import toy
 
 from idiolect import methods
-from idiolect.core import tree
+from idiolect.core import reduce, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
+from idiolect.core.reduce import Increment, spread
 from idiolect.core.reduction import reduced
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, begin, fit
-from idiolect.training import add_mean
+from idiolect.training import add, stateless
 from idiolect.training.server_optimisers import (
     AVERAGE,
     SERVER_OPTIMISERS,
@@ -57,7 +58,10 @@ def plain() -> Method:
     def send(server: Any, ids: Tensor) -> Down:
         return Down(shared=server)
 
-    return Method(init_server, nothing, send, nothing, add_mean, unchanged, nothing)
+    def local(down: Down, client: Any, data: Any, key: Tensor) -> Any:
+        return client, Up(tree.zeros(down.shared), torch.tensor(1.0)), {}
+
+    return Method(init_server, stateless, send, local, reduce.increment(), add, unchanged, nothing)
 
 
 def start() -> Params:
@@ -72,7 +76,7 @@ def increments(number: int) -> list[Params]:
 
 def rounds(rule: ServerOptimiser) -> list[Params]:
     """What the server sends after each round."""
-    method = with_server_optimiser(plain(), "plain", rule)
+    method = with_server_optimiser(plain(), "plain", rule, toy.task())
     server, sent = method.init_server(toy.key()), []
     for number in range(ROUNDS):
         value = {k: torch.tensor(np.stack([u[k] for u in increments(number)])) for k in Shapes}
@@ -130,17 +134,17 @@ def test_adam_is_that_of_fedopt(lr: float, beta1: float, beta2: float, tau: floa
 
 def test_the_average_is_the_method_itself() -> None:
     method = plain()
-    assert with_server_optimiser(method, "plain", AVERAGE) is method
+    assert with_server_optimiser(method, "plain", AVERAGE, toy.task()) is method
 
 
 # --- who can take one
 
 
 @pytest.mark.parametrize("spec", ["momentum", "adam"])
-def test_a_server_that_does_more_is_refused(spec: str) -> None:
-    said = f"method fedpac cannot take server_optimiser={spec}, because its server does more than add the mean"
+def test_a_server_without_increments_is_refused(spec: str) -> None:
+    said = f"method fedproto cannot take server_optimiser={spec}, because nothing that it sends is an increment"
     with pytest.raises(InputError, match=said):
-        methods.build("fedpac", {}, toy.task(), server=server_optimiser_of(Spec.parse(spec)))
+        methods.build("fedproto", {}, toy.task(), server=server_optimiser_of(Spec.parse(spec)))
 
 
 def test_a_method_without_a_server_stays_as_it_is() -> None:
@@ -150,23 +154,27 @@ def test_a_method_without_a_server_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("name", methods.names())
 def test_every_method_takes_one_or_is_refused(name: str) -> None:
-    """In a round with an increment of the server, where it is taken."""
+    """Half of each increment is stepped, where there is one; class means, covariances and sums are as they were."""
     usual = methods.build(name, {}, toy.task())
-    if usual.aggregate is not add_mean and name != "local":
+    if not any(isinstance(rule, Increment) for rule in tree.leaves(usual.reduce)) and name != "local":
         with pytest.raises(InputError, match=f"method {name} cannot take server_optimiser=momentum"):
             methods.build(name, {}, toy.task(), server=ServerMomentum(lr=0.5))
         return
     method = methods.build(name, {}, toy.task(), server=ServerMomentum(lr=0.5))
-    after = []
-    for each in (method, usual):
-        server, client = each.init_server(toy.key()), each.init_client(toy.key(), torch.tensor(0))
-        down = each.send(server, torch.tensor([0]))
-        up = each.local(Down(down.shared, tree.rows(down.own, 0)), client, toy.rows(toy.data(), 0), toy.key())[1]
-        new, _ = each.aggregate(server, reduced(each.reduce, tree.stack([up])), torch.tensor([0]))
-        sent = [each.send(s, torch.tensor([0])).shared for s in (server, new)]
-        after.append(tree.sub(sent[1], sent[0]))
-    for half, whole in zip(tree.leaves(after[0]), tree.leaves(after[1]), strict=True):
-        torch.testing.assert_close(2 * half, whole, rtol=1e-9, atol=1e-12)
+    server, client = usual.init_server(toy.key()), usual.init_client(toy.key(), torch.tensor(0))
+    down = usual.send(server, torch.tensor([0]))
+    up = usual.local(Down(down.shared, tree.rows(down.own, 0)), client, toy.rows(toy.data(), 0), toy.key())[1]
+    whole = reduced(usual.reduce, tree.stack([up]))
+    flat, build = tree.flatten(whole.value)
+    half = [
+        a / 2 if isinstance(r, Increment) else a for a, r in zip(flat, spread(usual.reduce, whole.value), strict=True)
+    ]
+    want, _ = usual.aggregate(server, whole._replace(value=build(half)), torch.tensor([0]))
+    end, _ = method.aggregate(
+        method.init_server(toy.key()), reduced(method.reduce, tree.stack([up])), torch.tensor([0])
+    )
+    for a, b in zip(tree.leaves(end.method if name != "local" else end), tree.leaves(want), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])

@@ -30,6 +30,7 @@ from idiolect.core.method import (
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
 from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
 
+PERSONAL = ("head_epochs", "predict_with")
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"objective": "log_mean", "clip": None},
     "official": {"predict_with": "logits"},

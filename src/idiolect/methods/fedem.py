@@ -25,6 +25,7 @@ from idiolect.training import (
     untrained,
 )  # fmt: skip
 
+PERSONAL = ("tuning_epochs", "joining_steps")
 PRESETS: dict[str, dict[str, Any]] = {"official": {"keep_momentum": True, "joining_steps": 1}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "FedEM (M=3)": {"models": 3},

@@ -15,6 +15,7 @@ from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpo
 from idiolect.statistics.moments import moments, weights_by_class
 from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
+PERSONAL = ("tune_body",)
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
 
 

@@ -27,6 +27,7 @@ from idiolect.training import (
     trained_loss,
 )
 
+PERSONAL = ("tuning_epochs",)
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"align_first_round": True, "threshold": 0.0},
     "official": {"align_first_round": False},

@@ -20,6 +20,7 @@ from idiolect.training import (
     untrained,
 )
 
+PERSONAL = ("tuning_epochs",)
 PRESETS: dict[str, dict[str, Any]] = {
     "fedrep": {"weighting": "uniform", "newcomer_head": "average", "tuning_epochs": 10},
 }

@@ -27,6 +27,7 @@ from idiolect.training import (
     untrained,
 )
 
+PERSONAL = ("predict_with",)
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"drop_last": True},
 }

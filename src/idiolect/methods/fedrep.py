@@ -11,6 +11,7 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, keys, reduce, tree
 from idiolect.training import Personal, add, log_softmax_of, own_or, train_model, trained, untrained
 
+PERSONAL = ("tuning_epochs",)
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
 }

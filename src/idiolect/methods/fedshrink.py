@@ -28,6 +28,7 @@ from idiolect.training import (
 )
 
 Means = Literal["shrunk", "everyone", "own"]
+PERSONAL = ("personal", "folds", "share_samples")
 REPORTS = {
     "trust": ClientValue(
         name="trust in its own means",

@@ -27,6 +27,7 @@ from idiolect.training import (
     trained_loss,
 )
 
+PERSONAL = ("head_epochs", "samples")
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"latent": 512, "conditional": 5e-4, "steps": 5, "keep_momentum": True},
 }

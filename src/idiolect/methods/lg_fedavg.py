@@ -19,6 +19,7 @@ from idiolect.training import (
     untrained,
 )
 
+PERSONAL = ("tuning_epochs",)
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
 

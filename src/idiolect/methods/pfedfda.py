@@ -16,6 +16,7 @@ from idiolect.statistics.interpolation import search, stratified_folds
 from idiolect.statistics.moments import moments, weights_by_class
 from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
+PERSONAL = ("min_count_adapt", "drop_last_adapt")
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 1e-4, "clip_correlation": True, "initial_means": "normal"},  # diverges on real images
     "official": {"ridge": 1.0, "ridge_everywhere": 1e-4, "drop_last_adapt": True},

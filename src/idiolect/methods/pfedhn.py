@@ -38,6 +38,7 @@ from idiolect.training import (
     untrained,
 )
 
+PERSONAL = ("tuning",)
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"lr": 5e-3, "tuning": "nobody"},
     "official_pc": {"lr": 5e-3, "local_head": True, "server_lr": 0.05, "tuning": "nobody"},

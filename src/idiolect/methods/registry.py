@@ -2,7 +2,8 @@
 
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
 with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, ``VARIANTS``, the options of
-variants that have a name of their own in the literature, and ``REPORTS``, the metrics that a run's page draws. To add a
+variants that have a name of their own in the literature, ``PERSONAL``, the names of the options that change nothing but
+the personal model, and ``REPORTS``, the metrics that a run's page draws. To add a
 method, copy ``_skeleton.py``. Elsewhere it is such a function too: one of your own is named by its import path, and a
 package names its functions under the entry point group ``idiolect.methods``.
 """
@@ -26,10 +27,11 @@ from typing import Any, NamedTuple
 from idiolect.core import option_spec, reports
 from idiolect.core.errors import IdiolectError, InputError, nearest
 from idiolect.core.import_path import by_path, is_dotted
-from idiolect.core.method import Method, Task, unchanged
+from idiolect.core.method import Method, Rounds, Task, unchanged
 from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
 from idiolect.training.server_optimisers import AVERAGE, ServerOptimiser, with_server_optimiser
+from idiolect.training.sharing import shared
 
 _FOLDER = os.path.dirname(__file__)
 _NO_METHODS = {"registry", "profile"}  # of the folder's modules
@@ -48,6 +50,8 @@ class Entry(NamedTuple):
     """Title of a variant: its options."""
     reports: dict[str, Report]
     """Metric: how a page draws it."""
+    personal: tuple[str, ...] = ()
+    """The options that change nothing but the personal model."""
 
     @property
     def forms(self) -> dict[str, dict[str, Any]]:
@@ -135,7 +139,7 @@ def _entry(name: str, build: Callable[..., Method]) -> Entry:
         title, summary = name.rpartition(".")[2], line
     options = {k: p.default for k, p in option_spec.options_of(build).items()}
     presets, variants, drawn = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
-    return Entry(name, title, summary, build, options, presets, variants, drawn)
+    return Entry(name, title, summary, build, options, presets, variants, drawn, getattr(module, "PERSONAL", ()))
 
 
 def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
@@ -254,8 +258,18 @@ def build(
     """
     entry, settled = get(name), settle(name, options)
     built = entry.build(task, **settled) if name in ours() else _foreign(entry, task, settled)
+    if entry.personal:
+        usual = {option: entry.options[option] for option in entry.personal}
+        built = built._replace(**_rounds(name, task, settled | usual)._asdict())
     method = with_server_optimiser(built, name, server, task)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)
+
+
+@shared
+def _rounds(name: str, task: Task, options: Mapping[str, Any]) -> Rounds[Any, Any]:
+    """The rounds of a method whose ``PERSONAL`` options have their defaults: all its uses train once."""
+    method = get(name).build(task, **options)
+    return Rounds(*(getattr(method, part) for part in Rounds._fields))
 
 
 def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:

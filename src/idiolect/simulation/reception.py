@@ -88,8 +88,8 @@ def check_sums(job: Job, protocol: Protocol, participants: int) -> None:
 
 
 def nbytes(job: Job, up: Up) -> int:
-    """The bytes of an upload on the wire; what is masked cannot be compressed."""
-    return tree.nbytes(up) if job.secure else uploads.nbytes(job.uploads, up)
+    """The bytes of an upload of this form on the wire; what is masked is 64-bit numbers, and cannot be compressed."""
+    return 8 * sum(a.numel() for a in tree.leaves(up)) if job.secure else uploads.nbytes(job.uploads, up)
 
 
 def admitted(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, bool]:
