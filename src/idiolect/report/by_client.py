@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.report.common_clients import names
 from idiolect.report.measures import class_of, everybody, requested, why_missing, words
@@ -314,7 +315,7 @@ class _Table:
     def _right(self, table: pa.Table) -> pd.DataFrame:
         """Whether each sample is predicted correctly: samples x (method, seed)."""
         p_RC = np.column_stack([table[name] for name in table.column_names if name.startswith("probability[")])
-        found = table.select(["method", "seed", "client", "sample", "label"]).to_pandas()
+        found = to_frame(table.select(["method", "seed", "client", "sample", "label"]))
         found["right"] = p_RC.argmax(1) == found["label"].to_numpy()
         found = found[found["client"].isin(self.clients) & found["method"].isin(self.labels)]
         if (of := class_of(self.measure)) is not None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pydantic
 
+from idiolect.core.arrow_tables import to_frame
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol
@@ -312,7 +313,7 @@ def _table(file: Path) -> pd.DataFrame:
         raise InputError(f"{file} has no column {missing[0]!r}: {_FIX}")
     try:
         types = {c: _TYPES.get(c, "int64") for c in columns}
-        frame: pd.DataFrame = table.select(columns).to_pandas().astype(types)
+        frame: pd.DataFrame = to_frame(table.select(columns)).astype(types)
     except (ValueError, TypeError, pa.ArrowException):
         raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_FIX}") from None
     twice = frame.duplicated([c for c in columns if c not in ("value", "seconds")])

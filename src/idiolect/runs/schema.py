@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from idiolect.core import files
+from idiolect.core.arrow_tables import open_parquet, read_parquet
 
 RECORDS = pa.schema(
     {
@@ -32,14 +32,11 @@ TIMINGS = pa.schema({"method": pa.string(), "seed": pa.int64(), "round": pa.int6
 def read_table(path: Path) -> pa.Table:
     """A table of a run folder, without its seal, of one version of a file that another job may replace.
 
-    It is read in this thread alone: Arrow's own threads may still hold what they read when Python ends, and abort the
-    process. So did 10 % of the processes that read ``io.BytesIO`` with ``pyarrow.parquet.read_table`` and ended.
-
     Raises:
         OSError: there is no such file, or it is not a regular file.
         ValueError: it has changed since it was sealed, or it is not parquet.
     """
-    return pq.ParquetFile(pa.BufferReader(files.read(path))).read(use_threads=False).replace_schema_metadata(None)
+    return read_parquet(open_parquet(pa.py_buffer(files.read(path)))).replace_schema_metadata(None)
 
 
 class NamedMethod(Protocol):

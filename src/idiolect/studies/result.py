@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from idiolect import report
+from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, nearest
 from idiolect.report import defences
 from idiolect.report.by_client import frame
@@ -95,7 +96,7 @@ class Result:
         Raises:
             InputError: the study does not save predictions, or has not been run to its end.
         """
-        return predictions.read(self.folder).to_pandas()
+        return to_frame(predictions.read(self.folder))
 
     def rows(self) -> list[report.Row]:
         """The table's rows, one per method, as numbers."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.json
 import pyarrow.parquet as pq
 
+from idiolect.core.arrow_tables import open_parquet, read_json, read_parquet, to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
@@ -114,9 +114,9 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return read_dataset(from_disk(path), name=name, within=within, **options)
-    elif (tables := _split_tables(path)) and not metadata_of(path):
-        texts = _texts([file for files in tables for file in files], options, within)
-        parts = [_tables(files, options, within, texts) for files in tables]
+    elif (splits := _split_tables(path)) and not metadata_of(path):
+        texts = _texts([file for files in splits for file in files], options, within)
+        parts = [_tables(files, options, within, texts) for files in splits]
     else:
         places = [path] if metadata_of(path) else _split_folders(path)
         if any(map(metadata_of, places)):
@@ -205,7 +205,7 @@ def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
         shared_memory.check(
             max(sum(groups), 8 * about.num_rows * about.num_columns), f"the table {path}", "read a part of it"
         )
-        table = pq.read_table(path)
+        table = read_parquet(open_parquet(path))
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
@@ -240,12 +240,11 @@ def jsonl(path: Path) -> pd.DataFrame:
     """
     _shallow(path)
     try:
-        frame: pd.DataFrame = pa.json.read_json(path).to_pandas()
+        return to_frame(read_json(path))
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is not a table ({said(error)}): write one JSON object per line") from error
-    return frame
 
 
 def _shallow(path: Path) -> None:

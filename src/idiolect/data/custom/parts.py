@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom import images, tables
@@ -176,9 +177,9 @@ def from_arrow(
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
         ]
         table = table.drop_columns(found)
-    frame = table.replace_schema_metadata(None).to_pandas()
+    frame = to_frame(table.replace_schema_metadata(None))
     for name in frame:
-        classes = class_names.get(name)
+        classes = class_names.get(str(name))
         if classes and name not in drop:
             code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
             if code_R.max() >= len(classes):

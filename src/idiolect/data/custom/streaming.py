@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
+from idiolect.core.arrow_tables import open_parquet, parquet_batches, to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.processor import cores
@@ -141,9 +141,8 @@ def _file(path: Path, within: Within) -> Part:
 
 def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(size):
-                yield from_arrow(pa.Table.from_batches([batch]), {}, str(path), within=within)
+        for batch in parquet_batches(open_parquet(path), size):
+            yield from_arrow(pa.Table.from_batches([batch]), {}, str(path), within=within)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({said(error)}): write the file again") from None
 
@@ -193,7 +192,7 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         for table in parsed(path, names, parsing, how):
             texts = {name: _known(table.column(name), name in features) for name in names if name not in floats}
             columns = {name: texts[name] if name in texts else table.column(name) for name in names}
-            yield pa.table(columns).to_pandas(split_blocks=True)  # columns are used one by one: no copy
+            yield to_frame(pa.table(columns), split_blocks=True)
 
     try:
         if _is_plain(path, text, separator, used):
@@ -247,7 +246,7 @@ def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -
 
 def _in_order(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.RecordBatch]:
     """Any text file, as one whose cells hold several lines; while one block is used, the next is parsed."""
-    reading = ReadOptions(block_size=_BLOCK, column_names=names, skip_rows=1)
+    reading = ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names, skip_rows=1)
     with pyarrow.csv.open_csv(path, reading, parsing, how) as file, ThreadPoolExecutor(1) as reader:
         items = iter(file)
         coming = reader.submit(next, items, None)

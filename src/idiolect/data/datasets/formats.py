@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from idiolect.core.arrow_tables import open_parquet, parquet_batches, read_parquet
 from idiolect.core.errors import InputError
 from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
@@ -74,7 +74,7 @@ def open_part(part: Part, card: Card) -> Opened:
 
 def _open_parquet(part: Part, card: Card) -> Opened:
     (path,) = part.files
-    file = pq.ParquetFile(path)
+    file = open_parquet(path)
     schema = file.schema_arrow
     image = next((c for c in card.image if c in schema.names), "")
     label = next((c for c in card.label if c in schema.names), "")
@@ -92,12 +92,9 @@ def _open_parquet(part: Part, card: Card) -> Opened:
             f"{path} has the columns {found}; it needs {' or '.join(card.image)} (a struct with the encoded bytes) and "
             f"{' or '.join(card.label)} (integers)" + "".join(f" and {c} (text)" for c in wanted.values())
         )
-    table = file.read([label, *wanted.values()])
+    table = read_parquet(file, [label, *wanted.values()])
     columns = {key: _text(table.column(c).combine_chunks(), c, path, schema.metadata) for key, c in wanted.items()}
-    images = (
-        batch.column(0).field("bytes").to_pylist()
-        for batch in file.iter_batches(batch_size=_BATCH, columns=[f"{image}.bytes"])
-    )
+    images = (batch.column(0).field("bytes").to_pylist() for batch in parquet_batches(file, _BATCH, [f"{image}.bytes"]))
     return Opened(str(path), table.column(label).combine_chunks(), columns, images)
 
 
