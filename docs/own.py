@@ -19,8 +19,9 @@ from idiolect.reproduction.parts import digest
 
 from idiolect.report.compare import combined, interval, p_text, signed_rank
 from idiolect.reproduction import outcome_files, recipes
-from idiolect.reproduction.outcomes import Measured
+from idiolect.reproduction.outcomes import SeedResult
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.seed_runs import digest
 
 # S seeds, K clients, N cells
 
@@ -35,7 +36,7 @@ TITLES = {
 GONE = ("fedpool",)  # no longer a method; its numbers stay
 SEEDS = {"own/table5": (0,)}  # of the other tables 0, 1 and 2
 Where = tuple[str, ...]
-Found = dict[Where, dict[str, dict[int, Measured]]]
+Found = dict[Where, dict[str, dict[int, SeedResult]]]
 """By the conditions of a cell, by method, by seed."""
 
 
@@ -88,7 +89,7 @@ def table(report: Report, recipe: Recipe) -> Table:
         if cell.study is None and method not in GONE:
             absent[", ".join(conditions(cell))] = cell.absent
             continue
-        known = outcome_files.known(recipe, cell, RESULTS)
+        known = outcome_files.kept_results(recipe, cell, RESULTS)
         made.setdefault(conditions(cell), {})[method] = {seed: one for seed, one in known.items() if seed in seeds}
         for seed in seeds if cell.study else ():
             run = digest(cell.study), seed
@@ -169,12 +170,12 @@ def listed(lines: Sequence[str]) -> str:
     return "".join(f"\n- {line}" for line in lines)
 
 
-def mean(each: Mapping[int, Measured]) -> float:
+def mean(each: Mapping[int, SeedResult]) -> float:
     """The mean over the seeds that did not diverge; NaN if all did."""
     return float(np.mean([one.value for one in each.values() if one.value is not None] or [np.nan]))
 
 
-def apart(ours: Mapping[int, Measured], theirs: Mapping[int, Measured]) -> pd.DataFrame:
+def apart(ours: Mapping[int, SeedResult], theirs: Mapping[int, SeedResult]) -> pd.DataFrame:
     """Differences in points: seeds x clients."""
     mine, other = (
         pd.DataFrame.from_dict(
@@ -186,7 +187,7 @@ def apart(ours: Mapping[int, Measured], theirs: Mapping[int, Measured]) -> pd.Da
     return (a - b).round(9)
 
 
-def best(methods: Mapping[str, Mapping[int, Measured]], among: Sequence[str]) -> str:
+def best(methods: Mapping[str, Mapping[int, SeedResult]], among: Sequence[str]) -> str:
     """The method with the highest mean."""
     return max((m for m in among if not np.isnan(mean(methods[m]))), key=lambda m: mean(methods[m]))
 
@@ -257,7 +258,7 @@ def goals(main: Found, ours: str) -> str:
     return "\n".join([*lines, *(f"| {what} | {how} | {'yes' if ok else 'no'} |" for what, how, ok in rows)])
 
 
-def fact(name: str) -> Callable[[Mapping[int, Measured]], float]:
+def fact(name: str) -> Callable[[Mapping[int, SeedResult]], float]:
     """The mean of a number over the seeds that did not diverge."""
     return lambda each: float(np.mean([one.facts[name] for one in each.values() if one.value is not None] or [np.nan]))
 

@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 from idiolect import methods
 from idiolect.core.network import Precision
-from idiolect.reproduction import outcome_files, outcomes, parts, recipes
-from idiolect.reproduction.parts import digest
+from idiolect.reproduction import outcome_files, outcomes, recipes, seed_runs
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.verdicts import decimals, half, meant, number, ours, theirs
+from idiolect.reproduction.seed_runs import digest
+from idiolect.reproduction.verdicts import decimals, deviation_note, number, ours, precision_note, theirs
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
@@ -119,7 +119,7 @@ def _index() -> str:
     ]
     for recipe in (r for r in trained if r.kind == "results"):
         lines += [f"**[{recipe.name}]({_link(recipe)})**: {recipe.title}.", "", *_table(recipe, _measured(recipe)), ""]
-        notes = [*_protocols(_measured(recipe)), *meant(recipe, _measured(recipe)), *_about(recipe)]
+        notes = [*_protocols(_measured(recipe)), *deviation_note(recipe, _measured(recipe)), *_about(recipe)]
         notes += [*_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [
@@ -194,7 +194,7 @@ def _page(paper: str) -> str:
             assumed.append("What is said [of several tables](#of-several-tables).")
         for title, notes in (
             ("", [*_protocols(recipe.cells), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
-            ("Of the paper's own numbers:", [*meant(recipe, recipe.cells), *recipe.doubts]),
+            ("Of the paper's own numbers:", [*deviation_note(recipe, recipe.cells), *recipe.doubts]),
             ("What the paper leaves open, and what is taken here:", assumed),
         ):
             parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)
@@ -288,7 +288,7 @@ def _about(recipe: Recipe) -> list[str]:
     return [
         f"Measured: {len(measured)} of {len(recipe.cells)} cells, {rounds} rounds, {_either(seeds)} "
         f"seed{'s' if seeds != {1} else ''} each, on {machines}.{drawn}",
-        *half(_here(recipe, c) for c in _measured(recipe)),
+        *precision_note(_here(recipe, c) for c in _measured(recipe)),
     ]
 
 
@@ -341,7 +341,7 @@ def collect(runs: Path, seeds: Sequence[int]) -> None:
             if cell.study is not None:
                 for precision in get_args(Precision):
                     one = outcome_files.in_precision(recipe, cell, RESULTS, precision)
-                    found = outcomes.outcome(one, parts.parts(one, runs, seeds=seeds))
+                    found = outcomes.outcome(one, seed_runs.seed_runs(one, runs, seeds=seeds))
                     if path := outcome_files.keep(recipe, found, RESULTS):
                         print(path.relative_to(RESULTS), found.status)
                         break

@@ -63,8 +63,8 @@ def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:
 
 
 def test_seeds_beyond_the_protocol_are_left_out(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = own.Measured(0.5, 60, {}, {0: 0.5})
-    monkeypatch.setattr(own.outcome_files, "known", lambda recipe, cell, folder: {0: one, 3: one})
+    one = own.SeedResult(0.5, 60, {}, {0: 0.5})
+    monkeypatch.setattr(own.outcome_files, "kept_results", lambda recipe, cell, folder: {0: one, 3: one})
     for name, runs in (("own/table1", 3 * 24 * 10), ("own/table5", 22 * 7)):
         table = own.table(own.REPORTS[0], own.recipes.get(name))
         assert {tuple(each) for methods in table.found.values() for each in methods.values()} == {(0,)}
@@ -92,8 +92,8 @@ def test_the_page_of_our_own_method_counts_and_compares(own: Any, monkeypatch: p
                 for s, base_K in enumerate(base_SK + gain + ties):
                     facts = {"worst_decile": base_K.min(), "calibration_error": 0.1}
                     ended = at == 0 and method == "fedpac"
-                    whole = own.Measured(base_K.mean(), 60, facts, dict(enumerate(base_K)))
-                    by_method[method][s] = own.Measured(None, said="client 3") if ended else whole
+                    whole = own.SeedResult(base_K.mean(), 60, facts, dict(enumerate(base_K)))
+                    by_method[method][s] = own.SeedResult(None, said="client 3") if ended else whole
         tables[name] = own.Table(table, 864, 864, ["A finding."] if name == "own/table1" else [])
     lines = own.page(report, tables).splitlines()
     assert "| best mean of all methods in at least 20 of 24 cells | 23 of 24 | yes |" in lines

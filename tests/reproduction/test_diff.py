@@ -16,7 +16,7 @@ from idiolect import cli
 from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.reproduction import diff, recipes
-from idiolect.reproduction.diff import EFFECTS, Comparison, Side, compare, of_recipe, of_run
+from idiolect.reproduction.diff import EFFECTS, Diff, Side, compare, of_recipe, of_run
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.studies import Study
 from idiolect.studies.runner import run
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sides(mine: dict[str, Any], theirs: dict[str, Any]) -> Comparison:
+def sides(mine: dict[str, Any], theirs: dict[str, Any]) -> Diff:
     return compare(Side("A", Study(**mine)), Side("B", Study(**theirs)))
 
 

@@ -12,7 +12,7 @@ import torch
 from idiolect import report
 from idiolect.reproduction import recipes
 from idiolect.reproduction.outcomes import outcome
-from idiolect.reproduction.parts import digest
+from idiolect.reproduction.seed_runs import digest
 from idiolect.studies import Study, run
 
 torch.set_num_threads(1)

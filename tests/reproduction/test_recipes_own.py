@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from idiolect.reproduction.parts import digest
 
 from idiolect import methods
 from idiolect.reproduction import outcome_files, recipes
+from idiolect.reproduction.seed_runs import digest
 from idiolect.studies.method_use import use
 
 ROOT = Path(__file__).parents[2]

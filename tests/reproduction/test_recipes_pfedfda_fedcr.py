@@ -18,8 +18,8 @@ from idiolect import data, methods, models
 from idiolect.core import keys
 from idiolect.core.method import Task
 from idiolect.reproduction import recipes
-from idiolect.reproduction.parts import digest
 from idiolect.reproduction.recipes import Cell
+from idiolect.reproduction.seed_runs import digest
 from idiolect.studies.config import Study
 
 torch.set_num_threads(1)

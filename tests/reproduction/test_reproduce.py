@@ -27,9 +27,9 @@ from idiolect.reproduction import (
     outcome_files,
     outcomes,
     pages,
-    parts,
     recipes,
     reproduce,
+    seed_runs,
     speeds,
     verdicts,
 )
@@ -70,7 +70,8 @@ def run(cells: list[Cell], out: Path, **how: Any) -> list[outcomes.Outcome]:
 def test_one_run_measures_what_is_received_and_what_is_tuned(tmp_path: Path) -> None:
     tuned = made("fedavg_ft")
     received = cell({"dataset": "digits", "method": "fedavg"}, SMALL, "fedavg_ft", stage="received")
-    assert [p.folder for p in parts.parts(tuned, tmp_path)] == [p.folder for p in parts.parts(received, tmp_path)]
+    first, second = (seed_runs.seed_runs(c, tmp_path) for c in (tuned, received))
+    assert [one.folder for one in first] == [one.folder for one in second]
     said: list[str] = []
     found = run([received, tuned], tmp_path / "cells", told=said.append)
     assert len(said) == len(list((tmp_path / "cells").iterdir())) == 1
@@ -91,7 +92,7 @@ def test_one_page_has_the_methods_of_one_setting_together(tmp_path: Path) -> Non
     ]  # fmt: skip
     found = run(cells, tmp_path, seeds=[0, 1])
 
-    one, other = pages.together(cells, tmp_path, seeds=[0, 1])
+    one, other = pages.runs_of(cells, tmp_path, seeds=[0, 1])
     assert one.titles == {"fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "local": "Local"}
     assert list(other.titles) == ["local"]
     rows = idl.report.summary(one) + idl.report.summary(other)
@@ -112,7 +113,7 @@ def test_one_page_tells_the_options_of_a_method_apart(tmp_path: Path) -> None:
     ]
     fresh = Cell({**cells[0].where, "clients": "new"}, cells[0].study, condition="")
     loose, tight, _ = run([*cells, fresh], tmp_path)
-    (one,) = pages.together([*cells, fresh], tmp_path)
+    (one,) = pages.runs_of([*cells, fresh], tmp_path)
     assert {r.label: 100 * float(r.accuracy or 0) for r in idl.report.summary(one)} == pytest.approx(
         {"ditto design=loose": loose.value, "ditto design=tight": tight.value}
     )
@@ -199,26 +200,26 @@ def test_the_gaussianity_of_every_method_is_observed_at_its_moment() -> None:
 
 def test_what_is_under_way_is_left_out_where_whole_part_runsare_asked_for(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper", rounds=400)]
-    part_runs = [part for c in cells for part in parts.parts(c, tmp_path)]
+    part_runs = [part for c in cells for part in seed_runs.seed_runs(c, tmp_path)]
     idl.run(part_runs[0].study.model_copy(update={"rounds": 4}), part_runs[0].folder, engine="sequential")
     (part_runs[0].folder / "study.yaml").write_text(part_runs[0].study.to_yaml())
     manifest = json.loads((part_runs[0].folder / "manifest.json").read_text())
     manifest["study"]["rounds"] = 400
     del manifest["seal"]  # which would tell of the edit
     (part_runs[0].folder / "manifest.json").write_text(json.dumps(manifest))
-    assert [list(run.titles) for run in pages.together(cells, tmp_path)] == [["local"]]
-    assert pages.together(cells, tmp_path, whole=True) == []
+    assert [list(run.titles) for run in pages.runs_of(cells, tmp_path)] == [["local"]]
+    assert pages.runs_of(cells, tmp_path, whole=True) == []
 
 
 def test_the_names_of_runs() -> None:
     same = [made("fedpac"), made("fedpac:alignment=1", where={"clients": 4}), made("fedpac", lr=0.01)]
-    assert len({parts.digest(c.study) for c in same if c.study}) == 1
+    assert len({seed_runs.digest(c.study) for c in same if c.study}) == 1
     others = [
         made("fedpac:alignment=0"), made("fedper"), made("fedpac", lr=0.02), made("fedpac", rounds=5),
         made("fedpac", protocol={"weighting": "sample"}), made("fedpac", seeds=[1]), made("fedpac", data_seed=1),
         made("fedpac", partition="iid"), made("fedpac", keep=0.5),
     ]  # fmt: skip
-    assert len({parts.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
+    assert len({seed_runs.digest(c.study) for c in [*same, *others] if c.study}) == 1 + len(others)
 
 
 def test_a_budget_stops_at_a_whole_round_and_the_rest_follows(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = made("local", checkpoint_every=1)
-    (part,) = parts.parts(mine, tmp_path / "cells")
+    (part,) = seed_runs.seed_runs(mine, tmp_path / "cells")
 
     class Stop(Silent):
         def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
@@ -276,7 +277,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     assert found.value == pytest.approx(accuracy("local", tmp_path / "plain"))
 
 
-def diverges(part: parts.Part) -> None:
+def diverges(part: seed_runs.SeedRun) -> None:
     """As a run would note it."""
     part.folder.mkdir(exist_ok=True)
     noted = {"method": part.study.methods[0].label, "seed": part.study.seeds[0], "round": 1, "said": "client 3"}
@@ -286,7 +287,7 @@ def diverges(part: parts.Part) -> None:
 def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
     mine = made("local", 99.0)
     run([mine], tmp_path)
-    part_runs = parts.parts(mine, tmp_path, seeds=[0, 1])
+    part_runs = seed_runs.seed_runs(mine, tmp_path, seeds=[0, 1])
     diverges(part_runs[1])
     (found,) = run([mine], tmp_path, seeds=[0, 1])
     assert list(found.seeds or {}) == [0]
@@ -297,7 +298,7 @@ def test_a_seed_that_is_missing_is_said(tmp_path: Path) -> None:
 def test_seeds_of_before_calibration_was_measured(tmp_path: Path) -> None:
     mine = made("local")
     run([mine], tmp_path, seeds=[0, 1])
-    part_runs = parts.parts(mine, tmp_path, seeds=[0, 1])
+    part_runs = seed_runs.seed_runs(mine, tmp_path, seeds=[0, 1])
     path = part_runs[1].folder / "records.parquet"
     records = pd.read_parquet(path)
     records[records["metric"] != "brier"].to_parquet(path)
@@ -337,9 +338,9 @@ def test_an_interval_counts_from_three_seeds_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], paper: float, status: str
 ) -> None:
     mine, given = made("local", paper), iter(values)
-    monkeypatch.setattr(outcomes, "measured", lambda cell, folder: outcomes.Measured(next(given)))
-    monkeypatch.setattr(parts.Part, "finished", True)
-    found = outcomes.outcome(mine, parts.parts(mine, tmp_path, seeds=range(len(values))))
+    monkeypatch.setattr(outcomes, "seed_result", lambda cell, folder: outcomes.SeedResult(next(given)))
+    monkeypatch.setattr(seed_runs.SeedRun, "complete", True)
+    found = outcomes.outcome(mine, seed_runs.seed_runs(mine, tmp_path, seeds=range(len(values))))
     assert (found.value, found.status) == (89.0, status)
 
 
@@ -418,7 +419,7 @@ def test_what_is_computed_needs_no_run(tmp_path: Path) -> None:
 def test_a_folder_of_another_study(tmp_path: Path) -> None:
     mine = made("local")
     run([mine], tmp_path)
-    (part,) = parts.parts(mine, tmp_path)
+    (part,) = seed_runs.seed_runs(mine, tmp_path)
     path = part.folder / "study.yaml"
     path.write_text(path.read_text().replace("lr: 0.01", "lr: 0.5"))
     other = made("fedper")
@@ -430,7 +431,7 @@ def test_a_folder_of_another_study(tmp_path: Path) -> None:
 def test_a_broken_folder_costs_its_own_cell(tmp_path: Path) -> None:
     cells = [made("local"), made("fedper")]
     run(cells, tmp_path)
-    (part,) = parts.parts(cells[0], tmp_path)
+    (part,) = seed_runs.seed_runs(cells[0], tmp_path)
     (part.folder / "records.parquet").write_bytes(b"PAR1")
     found = run(cells, tmp_path)
     assert [(o.status, o.to_retry) for o in found] == [("no data", True), ("measured", False)]
@@ -480,7 +481,7 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
     assert kept["verdict"] == "differs"
     assert kept["published"] == 99.0
     assert kept["rounds"] == 4
-    assert kept["hash"] == parts.digest(recipe.cells[0].study)  # type: ignore[arg-type]
+    assert kept["hash"] == seed_runs.digest(recipe.cells[0].study)  # type: ignore[arg-type]
     assert idl.run(Study(**kept["study"]), tmp_path / "again", engine="sequential").rows()[0].accuracy == pytest.approx(
         float(found.value or 0) / 100  # type: ignore[arg-type]
     )
@@ -502,7 +503,7 @@ def test_results_are_kept_with_the_reason_that_stands_there(tmp_path: Path) -> N
 def test_a_kept_number_says_on_what_it_ran(tmp_path: Path) -> None:
     recipe = Recipe("fedpac/table1", "a table", "results", (made("local", 99.0),))
     (found,) = run(list(recipe.cells), tmp_path / "cells")
-    (part,) = parts.parts(found.cell, tmp_path / "cells")
+    (part,) = seed_runs.seed_runs(found.cell, tmp_path / "cells")
     path = part.folder / "engine.json"
     (sitting,) = json.loads(path.read_text())
     del sitting["seal"]  # of the file as it was
@@ -554,8 +555,8 @@ def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:
         outcome_files.keep(recipe, one, results)
     shutil.rmtree(tmp_path / "cells")
 
-    def known(cell: Cell) -> dict[int, outcomes.Measured]:
-        return outcome_files.known(recipe, cell, results)
+    def known(cell: Cell) -> dict[int, outcomes.SeedResult]:
+        return outcome_files.kept_results(recipe, cell, results)
 
     assert not [p for p in forecast.forecast(both, tmp_path / "cells", known=known) if p.seconds != 0.0]
     said: list[str] = []
@@ -569,7 +570,7 @@ def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:
     assert [list(one.each) for one in more] == [[0, 1], [0, 1]]
     assert not list((tmp_path / "cells").glob("*/cells/*seed0"))
     other = made("local", 99.0, rounds=5)
-    assert not outcome_files.known(recipe, other, results), "another study"
+    assert not outcome_files.kept_results(recipe, other, results), "another study"
     path = results / "fedpac" / "table1" / f"{both[0].slug}.json"
     for wrong in ([], {"x": {}}, {"0": []}, {"0": {"value": 1, "what": 2}}, {"0": {"value": 1, "clients": {"a": 1}}}):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"each": wrong}))
@@ -593,13 +594,13 @@ def test_a_cell_keeps_the_precision_of_its_numbers(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["study"]["precision"] == "bf16"
     assert precisions("float32") == ["bf16", "float32", None]
     assert precisions("float32", None) == ["float32", "float32", None]
-    assert not outcome_files.known(recipe, recipe.cells[0], results), "a number in bf16 is none in float32"
-    assert list(outcome_files.known(recipe, half, results)) == [0]
+    assert not outcome_files.kept_results(recipe, recipe.cells[0], results), "a number in bf16 is none in float32"
+    assert list(outcome_files.kept_results(recipe, half, results)) == [0]
     (whole,) = run([recipe.cells[0]], tmp_path / "cells")
     assert len(list((tmp_path / "cells").iterdir())) == 2, "each precision is a run of its own"
-    assert verdicts.half([half]) == ["Networks computed in bf16: all."]
-    assert verdicts.half([half, *recipe.cells[1:]]) == ["Networks computed in bf16: digits local."]
-    assert not verdicts.half(recipe.cells)
+    assert verdicts.precision_note([half]) == ["Networks computed in bf16: all."]
+    assert verdicts.precision_note([half, *recipe.cells[1:]]) == ["Networks computed in bf16: digits local."]
+    assert not verdicts.precision_note(recipe.cells)
     notes = verdicts.head(recipe, [found]).notes
     assert "Networks computed in bf16: all." in notes
     assert [verdicts.as_json(one)["precision"] for one in (found, whole)] == ["bf16", "float32"]
@@ -621,7 +622,7 @@ def test_cells_are_chosen_by_their_conditions() -> None:
 
 
 def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speeds, "measured", lambda study, about: speeds.Speed(1e-3, 2e-3, 5e-4))
+    monkeypatch.setattr(speeds, "measurement", lambda study, about: speeds.Speed(1e-3, 2e-3, 5e-4))
     cells = [
         made("local", rounds=40),
         made("fedper", participation=0.5),
@@ -637,7 +638,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(cells[:1], tmp_path)
     after = forecast.forecast(cells, tmp_path, workers=2, measure=True)
     assert (after[0].done, after[0].seconds) == (40, 0.0)
-    (part,) = parts.parts(cells[1], tmp_path)
+    (part,) = seed_runs.seed_runs(cells[1], tmp_path)
     with pytest.raises(idl.Interrupted):
         idl.run(part.study, part.folder, engine="sequential", budget=0.0)
     assert forecast.forecast(cells, tmp_path, workers=2, measure=True)[1].seconds == planned[1].seconds, (
@@ -647,7 +648,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     will_not = forecast.forecast(cells, tmp_path, workers=2, measure=True)[1]
     assert will_not.seconds == 0.0
     assert will_not.note == f"fedper diverged with seed 0 and is not tried again until {part.folder} is deleted"
-    other = parts.parts(cells[2], tmp_path)[0].folder
+    other = seed_runs.seed_runs(cells[2], tmp_path)[0].folder
     other.mkdir()
     (other / "study.yaml").write_text(part.study.to_yaml())
     past = forecast.forecast(cells, tmp_path, workers=2, measure=True)
@@ -663,7 +664,7 @@ def test_a_forecast_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
     cells = [made("local", rounds=400), made("fedper")]
-    (part,) = parts.parts(cells[0], tmp_path)
+    (part,) = seed_runs.seed_runs(cells[0], tmp_path)
     idl.run(part.study.model_copy(update={"rounds": 4}), part.folder, engine="sequential")
     (part.folder / "study.yaml").write_text(part.study.to_yaml())
     (times,) = part.folder.glob("cells/*/timings.parquet")
@@ -685,7 +686,7 @@ def test_a_forecast_of_a_damaged_run_says_so(tmp_path: Path) -> None:
 def test_a_method_is_timed_on_made_up_rows() -> None:
     study = made("fedpac").study
     assert study is not None
-    speed = speeds.measured(study, data.describe("digits"))
+    speed = speeds.measurement(study, data.describe("digits"))
     assert min(speed[:3]) > 0
     assert speed.training > speed.received, "ten epochs against a pass over the test samples"
 
@@ -701,7 +702,7 @@ def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, siz
         return run(self, *given)
 
     monkeypatch.setattr(site, "run", watched)
-    speeds.measured(study, data.describe("digits"))
+    speeds.measurement(study, data.describe("digits"))
     assert seen == {rows}
 
 
@@ -715,7 +716,7 @@ def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch)
         return run(*given)
 
     monkeypatch.setattr(site, "run", waiting)
-    assert max(speeds.measured(study, data.describe("digits"))[:3]) * 100 < 0.4
+    assert max(speeds.measurement(study, data.describe("digits"))[:3]) * 100 < 0.4
 
 
 def test_a_speed_is_measured_once_and_only_where_it_is_asked_for(
@@ -731,7 +732,7 @@ def test_a_speed_is_measured_once_and_only_where_it_is_asked_for(
         stepped.append(study.batch_size)
         return 3e-5
 
-    monkeypatch.setattr(speeds, "measured", speed)
+    monkeypatch.setattr(speeds, "measurement", speed)
     monkeypatch.setattr(speeds, "step", step)
     cells = [made("local"), made("fedper"), made("pfedme", rounds=40), made("local", batch_size=7)]
     rough = forecast.forecast(cells, tmp_path / "r", workers=2)
@@ -856,14 +857,14 @@ def test_a_deviation_stands_beside_its_number() -> None:
     assert verdicts.ours(over_clients, c, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
     assert verdicts.ours(over_clients, c, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
     assert verdicts.ours(over_clients, replace(c, std=None), 63.45, None, {"client_std": 11.93}) == "63.45"
-    assert verdicts.meant(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
+    assert verdicts.deviation_note(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
     over_seeds = recipes.get("fedcr/table10")
     (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
     assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
     assert verdicts.ours(over_seeds, c, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
-    assert verdicts.meant(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]
+    assert verdicts.deviation_note(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]
     plain = recipes.get("fedcr/table2")
-    assert verdicts.meant(plain, plain.cells) == []
+    assert verdicts.deviation_note(plain, plain.cells) == []
     assert plain.doubts
     assert recipes.get("fedcr/fig3a").doubts == ()
 

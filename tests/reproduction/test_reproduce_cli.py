@@ -89,7 +89,7 @@ def test_every_recipe_has_a_dry_run(
     idiolect: Callable[[str], Said], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("idiolect.reproduction.speeds.step", lambda study, about: 1e-3)
-    monkeypatch.delattr("idiolect.reproduction.speeds.measured")
+    monkeypatch.delattr("idiolect.reproduction.speeds.measurement")
     said = idiolect(f"reproduce {name} --dry-run")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"{name}: ")

@@ -18,7 +18,7 @@ from idiolect.core.method import Down
 from idiolect.core.network import Model, Network
 from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
-from idiolect.reproduction import parts
+from idiolect.reproduction import seed_runs
 from idiolect.simulation import begin
 from idiolect.simulation.client_runner import Site
 from idiolect.studies import runner
@@ -130,9 +130,9 @@ def test_a_run_says_it_and_is_resumed_with_it_alone(tmp_path: Path) -> None:
 
 def test_it_names_a_run_only_where_it_is_not_the_default() -> None:
     plain = STUDY.model_copy(update={"precision": "float32"})
-    assert parts.digest(plain) != parts.digest(STUDY)
+    assert seed_runs.digest(plain) != seed_runs.digest(STUDY)
     settings = plain.model_dump(exclude={"precision"})
-    assert parts.digest(idl.Study(**settings)) == parts.digest(plain)
+    assert seed_runs.digest(idl.Study(**settings)) == seed_runs.digest(plain)
 
 
 @pytest.mark.parametrize(("has", "said"), [({"avx512_bf16": True}, 0), ({"amx_bf16": False, "avx2": True}, 1), ({}, 0)])

@@ -202,11 +202,11 @@ def _engines() -> dict[str, dict[str, Any]]:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
-    from idiolect.reproduction import parts, recipes
+    from idiolect.reproduction import recipes, seed_runs
 
     def entry(name: str) -> dict[str, Any]:
         recipe = recipes.get(name)
-        to_run = {parts.digest(c.study) for c in recipe.cells if c.study}
+        to_run = {seed_runs.digest(c.study) for c in recipe.cells if c.study}
         return {"summary": recipe.title, "kind": recipe.kind, "cells": len(recipe.cells), "runs": len(to_run)}
 
     return {name: entry(name) for name in recipes.names()}

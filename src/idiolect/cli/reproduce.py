@@ -92,9 +92,9 @@ def reproduce_command(
     if others := sum(c.study is not None and c.study.precision != study.precision for c in cells):
         which = "1 cell keeps" if others == 1 else f"{others} cells keep"
         say(err_console, f"{which} the precision of the numbers in {results}, which is not {study.precision}")
-    there = {c.slug: outcome_files.known(made, c, kept) if kept else {} for c in cells}
+    there = {c.slug: outcome_files.kept_results(made, c, kept) if kept else {} for c in cells}
 
-    def known(cell: recipes.Cell) -> Mapping[int, outcomes.Measured]:
+    def known(cell: recipes.Cell) -> Mapping[int, outcomes.SeedResult]:
         return there[cell.slug]
 
     if dry_run:
@@ -120,9 +120,9 @@ def reproduce_command(
         for each in found:
             outcome_files.keep(made, each, results)
     drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
-    runs = pages.together(drawn, out, rounds=rounds, seeds=some)
+    runs = pages.runs_of(drawn, out, rounds=rounds, seeds=some)
     page = pages.page(made, runs, out, head)
-    whole = pages.together(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
+    whole = pages.runs_of(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
     compared = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
     if as_json:
         print_json(

@@ -95,7 +95,7 @@ class Difference(NamedTuple):
     effect: str
 
 
-class Apart(NamedTuple):
+class Gap(NamedTuple):
     """A method's accuracy (0..1) on both sides, each with its own protocol; None if there is none."""
 
     method: str
@@ -133,14 +133,14 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Diff:
     """What differs, the likeliest cause first, what else may matter, and how much the numbers differ."""
 
     a: str
     b: str
     differences: tuple[Difference, ...] = ()
     remains: tuple[str, ...] = ()
-    numbers: tuple[Apart, ...] = ()
+    numbers: tuple[Gap, ...] = ()
 
     def __str__(self) -> str:
         if not self.differences:
@@ -180,8 +180,8 @@ def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, S
         InputError: no cell has one of the run's methods.
     """
     names = {u.name for u in run.study.methods}
-    found = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
-    if not found:
+    candidates = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
+    if not candidates:
         known = dict.fromkeys(c.study.methods[0].name for c in cells if c.study is not None)
         fix = f"choose a run of {', '.join(known)}" if known else next((c.absent for c in cells if c.absent), "no run")
         raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {fix}")
@@ -189,29 +189,29 @@ def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, S
     def unlike(pair: tuple[Cell, Study]) -> tuple[int, bool]:
         return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].stage is not None
 
-    cell, study = min(found, key=unlike)
+    cell, study = min(candidates, key=unlike)
     where = ", ".join(f"{k}={v}" for k, v in cell.where.items() if v is not None)
     usual = cell.reads == "accuracy" and cell.condition is None
-    published = cell.published / 100 if usual and isinstance(cell.published, int | float) else None
+    number = cell.published / 100 if usual and isinstance(cell.published, int | float) else None
     if run.run is not None and cell.stage is not None:
         protocol = run.study.protocol.model_copy(update={"stage": cell.stage})
         run = replace(run, run=replace(run.run, study=run.run.study | {"protocol": protocol.model_dump()}))
-    return run, Side(f"{recipe.name} ({where})", study, published=published)
+    return run, Side(f"{recipe.name} ({where})", study, published=number)
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: Side, b: Side) -> Diff:
     """Two runs, or a run and a cell of a recipe."""
     pairs = _pairs(a.study.methods, b.study.methods)
-    found = [*_settings(a, b), *_methods(a, b, pairs)]
-    split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in found))
-    found += [*split, *_circumstances(a, b)]
-    found.sort(key=lambda d: _rank(d.what))
-    numbers = tuple(_apart(a, b, *pair) for pair in pairs) if a.run is not None else ()
-    unexplained = not found and not _same(numbers)
-    return Comparison(a.name, b.name, tuple(found), tuple(_remains(a, b, unexplained)), numbers)
+    differences = [*_settings(a, b), *_methods(a, b, pairs)]
+    split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in differences))
+    differences += [*split, *_circumstances(a, b)]
+    differences.sort(key=lambda d: _rank(d.what))
+    numbers = tuple(_gap(a, b, *pair) for pair in pairs) if a.run is not None else ()
+    unexplained = not differences and not _same(numbers)
+    return Diff(a.name, b.name, tuple(differences), tuple(_remains(a, b, unexplained)), numbers)
 
 
-def _same(numbers: Sequence[Apart]) -> bool:
+def _same(numbers: Sequence[Gap]) -> bool:
     return bool(numbers) and all(n.points == 0 and n.first is None for n in numbers)
 
 
@@ -222,8 +222,8 @@ def _rank(what: str) -> int:
 
 def _different(what: str, a: Any, b: Any, effect: str | None = None) -> Iterator[Difference]:
     if a != b:
-        known = EFFECTS.get(what) or EFFECTS.get(what.partition(".")[0], "")
-        yield Difference(what, _text(a), _text(b), known if effect is None else effect)
+        usual = EFFECTS.get(what) or EFFECTS.get(what.partition(".")[0], "")
+        yield Difference(what, _text(a), _text(b), usual if effect is None else effect)
 
 
 def _text(value: Any) -> str:
@@ -260,13 +260,13 @@ def _flat(study: Study) -> dict[str, Any]:
 def _pairs(a: Sequence[Use], b: Sequence[Use]) -> list[tuple[Use, Use]]:
     """The methods of both sides: those with equal labels, then those whose name occurs once on each side."""
     labels = {u.label: u for u in b}
-    found = [(u, labels[u.label]) for u in a if u.label in labels]
-    left_a, left_b = ([u for u in uses if u not in [p[k] for p in found]] for k, uses in enumerate((a, b)))
+    pairs = [(u, labels[u.label]) for u in a if u.label in labels]
+    left_a, left_b = ([u for u in uses if u not in [p[k] for p in pairs]] for k, uses in enumerate((a, b)))
     for u in left_a:
         same = [v for v in left_b if v.name == u.name]
         if len(same) == 1 and sum(v.name == u.name for v in left_a) == 1:
-            found.append((u, same[0]))
-    return found
+            pairs.append((u, same[0]))
+    return pairs
 
 
 def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Difference]:
@@ -293,12 +293,12 @@ def _split(a: Side, b: Side, expected: bool) -> Iterator[Difference]:
 
 def _circumstances(a: Side, b: Side) -> Iterator[Difference]:
     for name in (*_VERSIONS, "engine", "dtype"):
-        one, other = _noted(a, name), _noted(b, name)
+        one, other = _note(a, name), _note(b, name)
         if one and other and (name != "engine" or "vectorised" in one + other):
             yield from _different(name, one, other)
 
 
-def _noted(side: Side, what: str) -> str:
+def _note(side: Side, what: str) -> str:
     """A version, the engine or the machine of a run, as its folder records it; "" if it does not."""
 
     def of(ran: Mapping[str, Any]) -> Any:
@@ -311,22 +311,22 @@ def _noted(side: Side, what: str) -> str:
 
 def _remains(a: Side, b: Side, unexplained: bool) -> Iterator[str]:
     runs = [side for side in (a, b) if side.run is not None]
-    silent = [side.name for side in runs if not _noted(side, "machine")]
+    silent = [side.name for side in runs if not _note(side, "machine")]
     for name in silent:
         yield f"{name} does not say on which machine and with which versions it ran."
     if silent or len(runs) < 2:
         return
     for what, effect in (("machine", "processors and graphics cards round differently"), ("engine", "the same bits")):
-        one, other = _noted(a, what), _noted(b, what)
+        one, other = _note(a, what), _note(b, what)
         if one != other and (what != "engine" or "vectorised" not in one + other):
             yield f"The {what} was {one} in {a.name} and {other} in {b.name}: {effect}."
     if unexplained:
         yield "Still, the numbers differ: the code changed without a new version, or a GPU gave other numbers."
 
 
-def _apart(a: Side, b: Side, mine: Use, theirs: Use) -> Apart:
+def _gap(a: Side, b: Side, mine: Use, theirs: Use) -> Gap:
     (one, round_one), (other, round_other) = _final(a, mine), _final(b, theirs)
-    return Apart(mine.label, one, other, round_one, round_other, _first(a, b, mine, theirs))
+    return Gap(mine.label, one, other, round_one, round_other, _first(a, b, mine, theirs))
 
 
 def _final(side: Side, use: Use) -> tuple[float | None, int | None]:
@@ -350,21 +350,21 @@ def _means(run: report.Run, label: str) -> pd.Series[float]:
     return accuracy.sort_values("client").groupby(["seed", "round"])["value"].mean()
 
 
-def render(found: Comparison) -> list[Table | Text]:
+def render(diff: Diff) -> list[Table | Text]:
     """The comparison for a terminal."""
-    shown: list[Table | Text] = [Text(str(found), style="bold"), Text()]
-    if found.differences:
-        shown += [_table(("", found.a, found.b, "effect"), [tuple(d) for d in found.differences]), Text()]
-    shown += [Text(sentence) for sentence in found.remains]
-    if found.numbers:
+    lines: list[Table | Text] = [Text(str(diff), style="bold"), Text()]
+    if diff.differences:
+        lines += [_table(("", diff.a, diff.b, "effect"), [tuple(d) for d in diff.differences]), Text()]
+    lines += [Text(sentence) for sentence in diff.remains]
+    if diff.numbers:
         rows = [
             (n.method, _accuracy(n.a, n.round_a), _accuracy(n.b, n.round_b),
              "-" if n.points is None else f"{n.points:+.2f}", str(n.first or "-"))
-            for n in found.numbers
+            for n in diff.numbers
         ]  # fmt: skip
-        headers = ("accuracy %", found.a, found.b, "points", "differs from round")
-        shown += [*([Text()] if found.remains else []), _table(headers, rows)]
-    return shown
+        headers = ("accuracy %", diff.a, diff.b, "points", "differs from round")
+        lines += [*([Text()] if diff.remains else []), _table(headers, rows)]
+    return lines
 
 
 def _accuracy(value: float | None, round: int | None) -> str:

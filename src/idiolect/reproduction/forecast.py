@@ -16,8 +16,8 @@ from idiolect.core.processor import cores
 from idiolect.core.terminal import Text
 from idiolect.data.partitions.sizes import USUAL_SIZE
 from idiolect.report.tables import duration
-from idiolect.reproduction.parts import Part, diverged, parts
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.seed_runs import SeedRun, divergence_message, seed_runs
 from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
 from idiolect.studies.config import Study
@@ -71,41 +71,41 @@ def forecast(
     """
     several = workers or cores()
     speeds = Speeds(measure)
-    found: dict[Path, Planned] = {}
+    plans: dict[Path, Planned] = {}
     for c in cells:
         if c.study is None:
-            found[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
-        needed = [seed for seed in seeds if seed not in known(c)]
-        for part in parts(c, out, rounds=rounds, seeds=needed):
-            if part.folder not in found:
+            plans[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
+        seeds_to_run = [seed for seed in seeds if seed not in known(c)]
+        for one in seed_runs(c, out, rounds=rounds, seeds=seeds_to_run):
+            if one.folder not in plans:
                 try:
-                    found[part.folder] = _planned(part, several, speeds)
+                    plans[one.folder] = _plan_of(one, several, speeds)
                 except IdiolectError as error:  # a broken folder, or one with another study: the others run
-                    found[part.folder] = _named(part, 0, None, str(error))
+                    plans[one.folder] = _plan(one, 0, None, str(error))
     speeds.keep()
-    return list(found.values())
+    return list(plans.values())
 
 
-def _planned(part: Part, workers: int, speeds: Speeds) -> Planned:
-    study, done = part.study, part.done
+def _plan_of(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
+    study, done = one.study, one.done
     use, note = study.methods[0], ""
     seconds, rough = 0.0, False
-    if diverged(part.folder):
-        note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {part.folder} is deleted"
+    if divergence_message(one.folder):
+        note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {one.folder} is deleted"
     elif done < study.rounds:
         if done:
-            seconds = pace(seconds_of_rounds(part.folder)) * (study.rounds - done)
+            seconds = pace(seconds_of_rounds(one.folder)) * (study.rounds - done)
         else:
             about = data.describe(str(study.dataset))
             speed = speeds.of(study, about)
             seconds, rough = _cost(study, about, speed) / workers, speed.rough
         if not data.at_hand(str(study.dataset), study.data_dir):
             note = "its data are not on this machine and would be downloaded"
-    return _named(part, done, seconds, note)._replace(rough=rough)
+    return _plan(one, done, seconds, note)._replace(rough=rough)
 
 
-def _named(part: Part, done: int, seconds: float | None, note: str) -> Planned:
-    study, folder = part.study, str(part.folder)
+def _plan(one: SeedRun, done: int, seconds: float | None, note: str) -> Planned:
+    study, folder = one.study, str(one.folder)
     return Planned(study.name, study.methods[0].label, study.seeds[0], study.rounds, done, seconds, folder, note)
 
 
@@ -114,14 +114,16 @@ def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
     protocol, clients = study.protocol, study.clients or 100
     joining = _joining(study.new_clients, clients)
     rows = _training_rows(study, about, clients) * (1 - protocol.validation)
-    used, work = _used(study, rows), turns(study, clients - joining)
+    samples, work = _samples_of_epoch(study, rows), turns(study, clients - joining)
     each = {
         "personalised": rows * speed.personalised,
         "received": rows * speed.received,
-        "trained": used * speed.training + rows * speed.received,
+        "trained": samples * speed.training + rows * speed.received,
     }
     evaluation = work.per_evaluation * sum(each[stage] for stage in protocol.stages)
-    return work.training * used * speed.training + work.evaluations * evaluation + joining * rows * speed.personalised
+    return (
+        work.training * samples * speed.training + work.evaluations * evaluation + joining * rows * speed.personalised
+    )
 
 
 def _joining(new: int | str | None, clients: int) -> int:
@@ -131,7 +133,7 @@ def _joining(new: int | str | None, clients: int) -> int:
     return new or 0
 
 
-def _used(study: Study, rows: float) -> float:
+def _samples_of_epoch(study: Study, rows: float) -> float:
     """Training samples of a client that an epoch uses."""
     return whole_batches(rows, study.batch_size) if study.drop_last else rows
 
@@ -154,43 +156,45 @@ def _training_rows(study: Study, about: dict[str, Any], clients: int) -> float:
 
 def sentence(rows: Sequence[Planned]) -> str:
     """The rest of a plan in one line; empty if nothing is left."""
-    left = [r for r in rows if r.rounds and r.done < r.rounds and r.seconds != 0.0]
-    known = [r.seconds for r in left if r.seconds is not None]
-    if not known:
+    rest = [r for r in rows if r.rounds and r.done < r.rounds and r.seconds != 0.0]
+    seconds = [r.seconds for r in rest if r.seconds is not None]
+    if not seconds:
         return ""
-    many = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
-    return f"{many} left, about {duration(sum(known))} on this machine{_ROUGHLY if any(r.rough for r in left) else ''}"
+    many = "1 run is" if len(rest) == 1 else f"{len(rest)} runs are"
+    return (
+        f"{many} left, about {duration(sum(seconds))} on this machine{_ROUGHLY if any(r.rough for r in rest) else ''}"
+    )
 
 
 def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
     """The plan for a terminal."""
-    trained = [r for r in rows if r.rounds]
-    left = [r.seconds for r in trained if r.seconds]
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    runs = [r for r in rows if r.rounds]
+    rest = [r.seconds for r in runs if r.seconds]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for header in ("cells", "method"):
-        shown.add_column(header, overflow="fold")
+        table.add_column(header, overflow="fold")
     for header in ("seed", "rounds", "time"):
-        shown.add_column(header, justify="right", no_wrap=True)
-    for r in trained:
+        table.add_column(header, justify="right", no_wrap=True)
+    for r in runs:
         rounds = f"{r.done} of {r.rounds}" if r.done else str(r.rounds)
         took = "done" if r.done >= r.rounds else "-" if r.seconds is None else duration(r.seconds)
-        shown.add_row(*map(Text, (r.name, r.method, str(r.seed), rounds, took)))
-    many = "1 run" if len(trained) == 1 else f"{len(trained)} runs"
-    none = "Nothing can run yet." if any(r.seconds is None for r in trained) else "Nothing is left to run."
-    below = [f"{many}, about {duration(sum(left))} on this machine." if left else none]
-    fresh = [r.rough for r in trained if r.seconds and not r.done]
-    guessed, measured = fresh.count(True), fresh.count(False)
-    if guessed:
+        table.add_row(*map(Text, (r.name, r.method, str(r.seed), rounds, took)))
+    many = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    none = "Nothing can run yet." if any(r.seconds is None for r in runs) else "Nothing is left to run."
+    below = [f"{many}, about {duration(sum(rest))} on this machine." if rest else none]
+    fresh = [r.rough for r in runs if r.seconds and not r.done]
+    estimates, measurements = fresh.count(True), fresh.count(False)
+    if estimates:
         below.append(
-            f"{guessed} of these times are rough estimates, which may be three times too long or too short: a training "
-            "step of each network was timed here, and methods are taken to need as much more than FedAvg as on another "
-            f"machine. {option('measure', True)} times each method here, in minutes, and keeps its speed."
+            f"{estimates} of these times are rough estimates, which may be three times too long or too short: a "
+            "training step of each network was timed here, and methods are taken to need as much more than FedAvg as "
+            f"on another machine. {option('measure', True)} times each method here, in minutes, and keeps its speed."
         )
-    if measured:
-        below.append(f"{measured} of these times are from speeds that were measured on this machine.")
-    if computed := sum(r.note == "computed" for r in rows):
-        below.append(f"{computed} cells are computed without training.")
+    if measurements:
+        below.append(f"{measurements} of these times are from speeds that were measured on this machine.")
+    if calculations := sum(r.note == "computed" for r in rows):
+        below.append(f"{calculations} cells are computed without training.")
     below += [f"Note: {n.rstrip('.')}." for n in dict.fromkeys(r.note for r in rows) if n and n != "computed"]
     below += [f"Assumed: {a}" for a in recipe.assumed]
     head = Text(f"{recipe.name}: {recipe.title}\n")
-    return Group(head, *([shown] if trained else []), Text("\n".join(["", *below])))
+    return Group(head, *([table] if runs else []), Text("\n".join(["", *below])))

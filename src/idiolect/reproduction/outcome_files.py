@@ -13,13 +13,13 @@ from idiolect.core import files
 from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError
 from idiolect.core.network import Precision
-from idiolect.reproduction.outcomes import Measured, Outcome, together
-from idiolect.reproduction.parts import digest
+from idiolect.reproduction.outcomes import Outcome, SeedResult, outcome_of
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.seed_runs import digest
 from idiolect.studies.config import Study
 
 
-def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
+def keep(recipe: Recipe, result: Outcome, folder: Path) -> Path | None:
     """Write a measured cell as ``folder/RECIPE/CELL.json``.
 
     What the file has of other seeds stays, and its reason, if it is of the same study.
@@ -31,34 +31,34 @@ def keep(recipe: Recipe, found: Outcome, folder: Path) -> Path | None:
         InputError: the file that is there is broken.
         RunError: it cannot be written.
     """
-    if found.status not in ("matches", "differs", "measured", "diverged"):
+    if result.status not in ("matches", "differs", "measured", "diverged"):
         return None
-    path = folder / recipe.name / f"{found.cell.slug}.json"
-    before = current(recipe, found.cell, folder) or {}
-    others = {k: one for k, one in (_each(before, path) if before else {}).items() if k not in found.each}
+    path = folder / recipe.name / f"{result.cell.slug}.json"
+    before = current(recipe, result.cell, folder) or {}
+    others = {k: one for k, one in (_each(before, path) if before else {}).items() if k not in result.each}
     if others:
-        found = together(found.cell, dict(sorted((others | dict(found.each)).items())))
+        result = outcome_of(result.cell, dict(sorted((others | dict(result.each)).items())))
     content = {
         "recipe": recipe.name,
-        "where": dict(found.cell.where),
-        "published": found.cell.published,
-        "published_std": found.cell.std,
-        "measured": found.value,
-        "interval": found.interval,
-        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
-        "difference": found.difference,
-        "facts": dict(found.facts or {}),
-        "protocol": found.protocol,
-        "rounds": found.rounds,
-        "seconds": round(found.seconds, 1),
-        "machine": found.machine,
-        "versions": dict(found.versions or {}),
-        "study": None if found.cell.study is None else _settings(found.cell.study),
-        "hash": None if found.cell.study is None else digest(found.cell.study),
-        "verdict": found.status,
+        "where": dict(result.cell.where),
+        "published": result.cell.published,
+        "published_std": result.cell.std,
+        "measured": result.value,
+        "interval": result.interval,
+        "seeds": {str(k): v for k, v in (result.seeds or {}).items()},
+        "difference": result.difference,
+        "facts": dict(result.facts or {}),
+        "protocol": result.protocol,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 1),
+        "machine": result.machine,
+        "versions": dict(result.versions or {}),
+        "study": None if result.cell.study is None else _settings(result.cell.study),
+        "hash": None if result.cell.study is None else digest(result.cell.study),
+        "verdict": result.status,
         "because": before.get("because", ""),
-        "said": found.said,
-        "each": {str(seed): one._asdict() for seed, one in found.each.items()},
+        "said": result.said,
+        "each": {str(seed): one._asdict() for seed, one in result.each.items()},
     }
     files.write(path, _text(content))
     return path
@@ -85,14 +85,14 @@ def in_precision(recipe: Recipe, cell: Cell, folder: Path | None, precision: Pre
     return next((one for one in each if folder and current(recipe, one, folder)), each[0])
 
 
-def known(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, Measured]:
+def kept_results(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, SeedResult]:
     """What the file of a cell has of each seed; empty if there is none, or if the cell has another study now.
 
     Raises:
         InputError: the file is broken.
     """
-    found = current(recipe, cell, folder)
-    return {} if found is None else _each(found, folder / recipe.name / f"{cell.slug}.json")
+    content = current(recipe, cell, folder)
+    return {} if content is None else _each(content, folder / recipe.name / f"{cell.slug}.json")
 
 
 def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
@@ -102,55 +102,55 @@ def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
         InputError: the file is broken.
     """
     path = folder / recipe.name / f"{cell.slug}.json"
-    if not (found := _read(path)) or cell.study is None:
-        return found or None
+    if not (content := _read(path)) or cell.study is None:
+        return content or None
     try:
         # A digest leaves out what is at its default, so that it does not see a default that has moved.
-        uses = zip(found["study"]["methods"], cell.study.methods, strict=True)
+        uses = zip(content["study"]["methods"], cell.study.methods, strict=True)
         same = all(use.options.get(name, value) == value for was, use in uses for name, value in was["options"].items())
-        return found if same and found["hash"] == digest(cell.study) else None
+        return content if same and content["hash"] == digest(cell.study) else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _broken(path, error) from None
+        raise _error(path, error) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path) if path.exists() else {}
-        if not isinstance(found, dict):
+        content = read_json(path) if path.exists() else {}
+        if not isinstance(content, dict):
             raise ValueError("it is not a mapping")
-        return found
+        return content
     except (OSError, ValueError) as error:
-        raise _broken(path, error) from None
+        raise _error(path, error) from None
 
 
-def _each(before: Mapping[str, Any], path: Path) -> dict[int, Measured]:
+def _each(before: Mapping[str, Any], path: Path) -> dict[int, SeedResult]:
     try:
-        each = {int(seed): Measured(**one) for seed, one in before["each"].items()}
+        each = {int(seed): SeedResult(**one) for seed, one in before["each"].items()}
         return {k: one._replace(clients={int(i): float(v) for i, v in one.clients.items()}) for k, one in each.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _broken(path, error) from None
+        raise _error(path, error) from None
 
 
-def _broken(path: Path, error: Exception) -> InputError:
+def _error(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} cannot be read ({error}): fix it, or delete it")
 
 
 def _text(content: Mapping[str, Any]) -> str:
     """JSON, in which a mapping of numbers is one line."""
-    text = json.dumps(_rounded(content), indent=1, ensure_ascii=False)
+    text = json.dumps(_round(content), indent=1, ensure_ascii=False)
     numbers = r'\{(?:\n *"\w+": [-\w.+]+,?)+\n *\}'
-    return re.sub(numbers, lambda found: "{" + " ".join(found[0][1:-1].split()) + "}", text) + "\n"
+    return re.sub(numbers, lambda match: "{" + " ".join(match[0][1:-1].split()) + "}", text) + "\n"
 
 
 def _settings(study: Study) -> dict[str, Any]:
     """A study as in a file, without defaults."""
-    written: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
-    return written | {"methods": [u.model_dump(mode="json") for u in study.methods]}
+    settings: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
+    return settings | {"methods": [u.model_dump(mode="json") for u in study.methods]}
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, Mapping):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: _round(v) for k, v in value.items()}
+    return [_round(v) for v in value] if isinstance(value, list | tuple) else value

@@ -12,8 +12,8 @@ import numpy as np
 from idiolect import report
 from idiolect.core.errors import InputError
 from idiolect.report.rows import per_seed
-from idiolect.reproduction.parts import Part, diverged
 from idiolect.reproduction.recipes import Cell
+from idiolect.reproduction.seed_runs import SeedRun, divergence_message
 from idiolect.runs.store import starts
 
 MARGIN = 1.5  # a number within so many points matches the paper's
@@ -23,7 +23,7 @@ SEEDS = (
 Status = Literal["matches", "differs", "measured", "trial", "under way", "not run", "diverged", "failed", "no data"]
 
 
-class Measured(NamedTuple):
+class SeedResult(NamedTuple):
     """The result of a cell with one seed."""
 
     value: float | None
@@ -76,7 +76,7 @@ class Outcome:
     to_retry: bool = False
     machine: str = ""
     versions: Mapping[str, str] | None = None
-    each: Mapping[int, Measured] = field(default_factory=dict)
+    each: Mapping[int, SeedResult] = field(default_factory=dict)
 
     @property
     def difference(self) -> float | None:
@@ -94,9 +94,9 @@ def _spread(values: list[float]) -> float | None:
 
 def outcome(
     cell: Cell,
-    runs: Sequence[Part],
+    runs: Sequence[SeedRun],
     said: Mapping[Path, tuple[Status, str]] | None = None,
-    known: Mapping[int, Measured] | None = None,
+    known: Mapping[int, SeedResult] | None = None,
 ) -> Outcome:
     """The result of a cell from its runs on disk.
 
@@ -110,62 +110,65 @@ def outcome(
         InputError: a folder is broken or has another study.
     """
     if cell.value is not None:
-        return _judged(Outcome(cell, "measured", cell.value()))
+        return _with_verdict(Outcome(cell, "measured", cell.value()))
     if cell.study is None:
         return Outcome(cell, "no data", said=cell.absent)
-    each: dict[int, Measured] = {}
-    told: dict[int, tuple[Status, str]] = {}
-    for part in runs:
-        seed = part.study.seeds[0]
-        if part.finished:
-            each[seed] = measured(cell, part.folder)
+    each: dict[int, SeedResult] = {}
+    reasons: dict[int, tuple[Status, str]] = {}
+    for one in runs:
+        seed = one.study.seeds[0]
+        if one.complete:
+            each[seed] = seed_result(cell, one.folder)
         elif known and seed in known:
             each[seed] = known[seed]
-        elif about := (said or {}).get(part.folder):
-            told[seed] = about
-        elif how := diverged(part.folder):
-            each[seed] = Measured(None, part.done, said=how, **_circumstances(part.folder))
-    found = together(cell, each, told, trial=any(part.study.rounds != cell.study.rounds for part in runs))
-    if found.value is not None or found.status == "diverged":
-        return found
-    done = [part.done for part in runs]
-    if told:
-        where = [_circumstances(part.folder) for part in runs]
-        return replace(found, rounds=min(done), **_all(where))
-    return replace(found, status="under way" if any(done) else "not run", rounds=max(done, default=0))
+        elif about := (said or {}).get(one.folder):
+            reasons[seed] = about
+        elif how := divergence_message(one.folder):
+            each[seed] = SeedResult(None, one.done, said=how, **_circumstances(one.folder))
+    result = outcome_of(cell, each, reasons, trial=any(one.study.rounds != cell.study.rounds for one in runs))
+    if result.value is not None or result.status == "diverged":
+        return result
+    done = [one.done for one in runs]
+    if reasons:
+        where = [_circumstances(one.folder) for one in runs]
+        return replace(result, rounds=min(done), **_all(where))
+    return replace(result, status="under way" if any(done) else "not run", rounds=max(done, default=0))
 
 
-def together(
-    cell: Cell, each: Mapping[int, Measured], told: Mapping[int, tuple[Status, str]] | None = None, trial: bool = False
+def outcome_of(
+    cell: Cell,
+    each: Mapping[int, SeedResult],
+    reasons: Mapping[int, tuple[Status, str]] | None = None,
+    trial: bool = False,
 ) -> Outcome:
-    """The result of a cell from those with each seed; ``told`` says of others why there is none."""
-    ran = {seed: one for seed, one in each.items() if one.value is not None}
-    told = dict(told or {}) | {seed: ("diverged", one.said) for seed, one in each.items() if seed not in ran}
-    found = Outcome(
+    """The result of a cell from those with each seed; ``reasons`` says of others why there is none."""
+    results = {seed: one for seed, one in each.items() if one.value is not None}
+    reasons = dict(reasons or {}) | {seed: ("diverged", one.said) for seed, one in each.items() if seed not in results}
+    result = Outcome(
         cell, "not run", protocol="" if cell.reads == "minutes" else str(protocol_of(cell)), each=each,
-        to_retry=any(kind != "diverged" for kind, _ in told.values()),
-        **_all([{"machine": one.machine, "versions": one.versions} for one in (ran or each).values()]),
+        to_retry=any(kind != "diverged" for kind, _ in reasons.values()),
+        **_all([{"machine": one.machine, "versions": one.versions} for one in (results or each).values()]),
     )  # fmt: skip
-    if not ran:
-        for seed, (kind, text) in told.items():
-            return replace(found, status=kind, said=text, rounds=each[seed].rounds if seed in each else 0)
-        return found
-    seeds = {seed: one.value for seed, one in ran.items() if one.value is not None}
-    facts, values = [one.facts for one in ran.values()], list(seeds.values())
-    missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in told.items()]
-    found = replace(
-        found, status="trial" if trial else "measured", value=float(np.mean(values)), interval=_spread(values),
-        seeds=seeds, rounds=min(one.rounds for one in ran.values()), said=" ".join(missing),
+    if not results:
+        for seed, (kind, text) in reasons.items():
+            return replace(result, status=kind, said=text, rounds=each[seed].rounds if seed in each else 0)
+        return result
+    seeds = {seed: one.value for seed, one in results.items() if one.value is not None}
+    facts, values = [one.facts for one in results.values()], list(seeds.values())
+    missing = [f"Without seed {seed} ({kind}): {text}" for seed, (kind, text) in reasons.items()]
+    result = replace(
+        result, status="trial" if trial else "measured", value=float(np.mean(values)), interval=_spread(values),
+        seeds=seeds, rounds=min(one.rounds for one in results.values()), said=" ".join(missing),
         facts={k: float(np.mean([f[k] for f in facts])) for k in facts[0] if all(k in f for f in facts)},
-        seconds=sum(one.seconds for one in ran.values()),
+        seconds=sum(one.seconds for one in results.values()),
     )  # fmt: skip
-    return found if trial else _judged(found)
+    return result if trial else _with_verdict(result)
 
 
 def _circumstances(folder: Path) -> dict[str, Any]:
     """On what a run's sittings ran."""
-    ran = starts(folder)
-    return _all([{"machine": one["machine"], "versions": one["versions"]} for one in ran])
+    entries = starts(folder)
+    return _all([{"machine": one["machine"], "versions": one["versions"]} for one in entries])
 
 
 def _all(circumstances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -177,23 +180,23 @@ def _all(circumstances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def listed_once(told: Iterable[str]) -> str:
+def listed_once(texts: Iterable[str]) -> str:
     """Each piece of texts like "a; b" once, in the order of their first appearance and separated by semicolons."""
-    return "; ".join(dict.fromkeys(piece for text in told if text for piece in text.split("; ")))
+    return "; ".join(dict.fromkeys(piece for text in texts if text for piece in text.split("; ")))
 
 
-def _judged(found: Outcome) -> Outcome:
+def _with_verdict(result: Outcome) -> Outcome:
     """The outcome with its verdict."""
-    ours, theirs = found.value, found.cell.published
+    ours, theirs = result.value, result.cell.published
     if isinstance(ours, str) or isinstance(theirs, str):
-        return found if theirs is None else replace(found, status="matches" if ours == theirs else "differs")
-    if found.difference is None or found.cell.reads == "minutes":  # minutes depend on the machine
-        return found
-    if found.cell.value is None:
-        bound = max(MARGIN, found.interval or 0.0) if len(found.seeds or {}) >= SEEDS else MARGIN
+        return result if theirs is None else replace(result, status="matches" if ours == theirs else "differs")
+    if result.difference is None or result.cell.reads == "minutes":  # minutes depend on the machine
+        return result
+    if result.cell.value is None:
+        margin = max(MARGIN, result.interval or 0.0) if len(result.seeds or {}) >= SEEDS else MARGIN
     else:
-        bound = 1e-3 * abs(float(theirs or 0))  # computed numbers are printed to three digits or more
-    return replace(found, status="matches" if abs(found.difference) <= bound else "differs")
+        margin = 1e-3 * abs(float(theirs or 0))  # computed numbers are printed to three digits or more
+    return replace(result, status="matches" if abs(result.difference) <= margin else "differs")
 
 
 def protocol_of(cell: Cell) -> Any:
@@ -205,27 +208,27 @@ def protocol_of(cell: Cell) -> Any:
     return protocol if cell.stage is None else protocol.model_copy(update={"stage": cell.stage})
 
 
-def measured(cell: Cell, folder: Path) -> Measured:
+def seed_result(cell: Cell, folder: Path) -> SeedResult:
     """A cell's result from a finished run."""
     whole = report.read(folder)
     protocol = protocol_of(cell)
-    found = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})
+    run = replace(whole, study=whole.study | {"protocol": protocol.model_dump()})
     seconds = float(whole.timings["seconds"].sum())
-    rounds, ran = int(whole.study["rounds"]), _circumstances(folder)
+    rounds, circumstances = int(whole.study["rounds"]), _circumstances(folder)
     if cell.reads == "minutes":
-        return Measured(seconds / 60, rounds, seconds=seconds, **ran)
+        return SeedResult(seconds / 60, rounds, seconds=seconds, **circumstances)
 
     def frame(metric: str) -> Any:
         if cell.condition is None:
-            return found.last_of(metric)
-        new = found.select("new", metric)
-        return new[new["client"].map(found.new_clients) == cell.condition]
+            return run.last_of(metric)
+        new = run.select("new", metric)
+        return new[new["client"].map(run.new_clients) == cell.condition]
 
     accuracy = frame("accuracy")
     if accuracy.empty:
         raise InputError(f"{folder} has no accuracy of {protocol}: delete the folder and run the recipe again")
-    (value,) = per_seed(found, accuracy)
-    rows = accuracy["client"].map(found.test_rows)
+    (value,) = per_seed(run, accuracy)
+    rows = accuracy["client"].map(run.test_rows)
     facts = {
         "per_client": 100 * float(accuracy["value"].mean()),
         "per_row": 100 * float(np.average(accuracy["value"], weights=rows)),
@@ -236,4 +239,4 @@ def measured(cell: Cell, folder: Path) -> Measured:
         if not (mine := frame(metric)).empty:
             facts[metric] = float(mine["value"].mean())
     clients = {int(k): 100 * float(v) for k, v in zip(accuracy["client"], accuracy["value"], strict=True)}
-    return Measured(100 * value, rounds, facts, clients, seconds, **ran)
+    return SeedResult(100 * value, rounds, facts, clients, seconds, **circumstances)

@@ -14,12 +14,12 @@ import pandas as pd
 from idiolect import methods, report
 from idiolect.core import files
 from idiolect.reproduction.outcomes import protocol_of
-from idiolect.reproduction.parts import parts
 from idiolect.reproduction.recipes import Cell, Recipe, named
+from idiolect.reproduction.seed_runs import seed_runs
 from idiolect.runs.folder import RECORDS_FILE
 
 
-def together(
+def runs_of(
     cells: Sequence[Cell], out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,), whole: bool = False
 ) -> list[report.Run]:
     """The runs of some cells so far, in the form for a report (see ``beside``).
@@ -29,11 +29,11 @@ def together(
         out, rounds, seeds: as for ``reproduce``.
         whole: leave out unfinished runs.
     """
-    there = [(c, part) for c in cells if c.condition is None for part in parts(c, out, rounds=rounds, seeds=seeds)]
+    there = [(c, one) for c in cells if c.condition is None for one in seed_runs(c, out, rounds=rounds, seeds=seeds)]
     return beside(
-        (c, report.read(part.folder))
-        for c, part in there
-        if (part.folder / RECORDS_FILE).exists() and (part.finished or not whole)
+        (c, report.read(one.folder))
+        for c, one in there
+        if (one.folder / RECORDS_FILE).exists() and (one.complete or not whole)
     )
 
 
@@ -42,13 +42,13 @@ def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
     runs: dict[str, list[tuple[Cell, report.Run]]] = {}
     for c, its in those:
         runs.setdefault(_setting(c), []).append((c, its))
-    found = []
+    runs_of_settings = []
     for all_ in runs.values():
         cells = [c for c, _ in all_]
-        whole = reduce(_joined, (_as_cell(c, its, _called(c, cells)) for c, its in all_))
-        shared = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
-        found.append(replace(whole, name=named(shared)))
-    return found
+        whole = reduce(_union, (_as_cell(c, its, _label(c, cells)) for c, its in all_))
+        common = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
+        runs_of_settings.append(replace(whole, name=named(common)))
+    return runs_of_settings
 
 
 def labels(cells: Iterable[Cell]) -> list[str]:
@@ -59,7 +59,7 @@ def labels(cells: Iterable[Cell]) -> list[str]:
     for c in cells:
         if c.study is not None and c.condition is None:
             settings.setdefault(_setting(c), []).append(c)
-    return list(dict.fromkeys(_called(c, some) for some in settings.values() for c in some))
+    return list(dict.fromkeys(_label(c, some) for some in settings.values() for c in some))
 
 
 def _setting(c: Cell) -> str:
@@ -69,7 +69,7 @@ def _setting(c: Cell) -> str:
     return json.dumps(c.study.model_dump(exclude=own), default=str)
 
 
-def _called(c: Cell, others: Sequence[Cell]) -> str:
+def _label(c: Cell, others: Sequence[Cell]) -> str:
     """A cell's method, and if cells of the setting have it with other options, the conditions that differ."""
     assert c.study is not None
     method = c.where.get("method", c.study.methods[0].label)
@@ -79,7 +79,7 @@ def _called(c: Cell, others: Sequence[Cell]) -> str:
 
 
 def page(recipe: Recipe, runs: list[report.Run], out: Path, head: report.Head | None = None) -> Path | None:
-    """Write the page of a recipe's runs (see ``together``) into their folder; None if there are no runs."""
+    """Write the page of a recipe's runs (see ``runs_of``) into their folder; None if there are no runs."""
     return report.draw(runs, out / f"{recipe.name.replace('/', '-')}.html", head) if runs else None
 
 
@@ -91,7 +91,7 @@ def export(
     Args:
         recipe: the recipe.
         form: the format of the file.
-        runs: the runs to draw (see ``together``).
+        runs: the runs to draw (see ``runs_of``).
         head: the table.
         out: folder of the runs' folders.
 
@@ -114,7 +114,7 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
     name = str(c.where.get("method", use["name"]))
     where = {k: v for k, v in c.where.items() if k != "method"}
     protocol = protocol_of(c)
-    kept = run.records[run.records["stage"].isin([protocol.stage, "new", "local", "server", "wire"])]
+    records = run.records[run.records["stage"].isin([protocol.stage, "new", "local", "server", "wire"])]
     about = dict(run.manifest["methods"][use["label"]])
     if name in methods.names():  # only by its name, because the options are the table's
         entry = methods.get(name)
@@ -127,13 +127,13 @@ def _as_cell(c: Cell, run: report.Run, label: str) -> report.Run:
             "methods": [use | {"label": label, "name": name, "where": where}],
         },
         manifest=run.manifest | {"methods": {label: about}},
-        records=kept.assign(method=label, stage=kept["stage"].replace(protocol.stage, "personalised")),
+        records=records.assign(method=label, stage=records["stage"].replace(protocol.stage, "personalised")),
         timings=run.timings.assign(method=label),
         diverged=tuple(d._replace(method=label) for d in run.diverged),
     )
 
 
-def _joined(a: report.Run, b: report.Run) -> report.Run:
+def _union(a: report.Run, b: report.Run) -> report.Run:
     """Two runs of one setting as one."""
     return replace(
         a,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from idiolect import engines
 from idiolect.core.errors import InputError, Interrupted, RunError
-from idiolect.reproduction.outcomes import Measured, Outcome, Status, outcome
-from idiolect.reproduction.parts import diverged, parts
+from idiolect.reproduction.outcomes import Outcome, SeedResult, Status, outcome
 from idiolect.reproduction.recipes import Cell
+from idiolect.reproduction.seed_runs import divergence_message, seed_runs
 from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import run
 from idiolect.studies.trackers import Make, Tracking
@@ -33,7 +33,7 @@ def reproduce(
     watcher: Callable[[], Watcher] | None = None,
     track: Sequence[str | Make] = (),
     told: Callable[[str], None] = lambda text: None,
-    known: Callable[[Cell], Mapping[int, Measured]] = lambda c: {},
+    known: Callable[[Cell], Mapping[int, SeedResult]] = lambda c: {},
 ) -> Iterator[Outcome]:
     """Run what cells still need, seed by seed so that every cell has one number early; yield each cell's outcome.
 
@@ -56,41 +56,41 @@ def reproduce(
     engines.engine(engine, workers)
     Tracking(track)
     ends = None if budget is None else time.monotonic() + budget
-    said: dict[Path, tuple[Status, str]] = {}
+    reasons: dict[Path, tuple[Status, str]] = {}
     results = [known(c) for c in cells]
-    todo = {
-        part.folder: part
+    jobs = {
+        one.folder: one
         for seed in seeds
         for c, mine in zip(cells, results, strict=True)
         if seed not in mine
-        for part in parts(c, out, rounds=rounds, seeds=[seed])
+        for one in seed_runs(c, out, rounds=rounds, seeds=[seed])
     }
-    for number, part in enumerate(todo.values(), 1):
+    for number, one in enumerate(jobs.values(), 1):
         try:
-            if part.finished or diverged(part.folder):
+            if one.complete or divergence_message(one.folder):
                 continue
             if ends is not None and time.monotonic() > ends:
                 told("the time is used up: the same command continues from here")
                 break
-            use, seed = part.study.methods[0], part.study.seeds[0]
-            told(f"{number} of {len(todo)}: {part.study.name}, {use.label}, seed {seed}, in {part.folder}")
-            left = None if ends is None else ends - time.monotonic()
+            use, seed = one.study.methods[0], one.study.seeds[0]
+            told(f"{number} of {len(jobs)}: {one.study.name}, {use.label}, seed {seed}, in {one.folder}")
+            seconds = None if ends is None else ends - time.monotonic()
             show = watcher() if watcher else None
             result = run(
-                part.study, part.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=left,
+                one.study, one.folder, engine=engine, workers=workers, resume=True, watcher=show, budget=seconds,
                 track=track,
             )  # fmt: skip
             if result.diverged:
-                told(f"diverged: it is not tried again until {part.folder} is deleted")
+                told(f"diverged: it is not tried again until {one.folder} is deleted")
         except RunError as error:
             with suppress(InputError):  # the folder may be broken now
-                if part.finished:
+                if one.complete:
                     told(f"everything is measured, but {_alone(error)}")
                     continue
-            said[part.folder] = "failed", _alone(error)
+            reasons[one.folder] = "failed", _alone(error)
             told(f"failed: {_alone(error)}; the same command tries it again")
         except InputError as error:
-            said[part.folder] = "no data", str(error)
+            reasons[one.folder] = "no data", str(error)
             told(str(error))
         except Interrupted as error:
             if ends is None or time.monotonic() < ends:
@@ -98,7 +98,7 @@ def reproduce(
                 raise Interrupted(f"{where}; the same command continues from here", error.signal) from None
     for c, mine in zip(cells, results, strict=True):
         try:
-            yield outcome(c, parts(c, out, rounds=rounds, seeds=seeds), said, mine)
+            yield outcome(c, seed_runs(c, out, rounds=rounds, seeds=seeds), reasons, mine)
         except InputError as error:  # a broken folder, or one with another study
             yield Outcome(c, "no data", said=str(error), to_retry=True)
 

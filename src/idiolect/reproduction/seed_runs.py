@@ -25,8 +25,8 @@ def digest(study: Study) -> str:
     shows whether a folder of this name really has this study.
     """
     usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
-    told = settings_of_numbers(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
-    settings = {k: v for k, v in told.items() if k in usual and v != usual[k]}
+    settings_of_study = settings_of_numbers(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
+    settings = {k: v for k, v in settings_of_study.items() if k in usual and v != usual[k]}
     uses = [label_of(u.name, u.options) for u in study.methods]
     text = json.dumps(_plain([settings, uses]), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class Part(NamedTuple):
+class SeedRun(NamedTuple):
     """One run: a method with a seed."""
 
     study: Study
@@ -65,7 +65,7 @@ class Part(NamedTuple):
         return max(map(checkpoint.rounds, files_of_cells(self.folder, CHECKPOINT_FILE)), default=0)
 
     @property
-    def finished(self) -> bool:
+    def complete(self) -> bool:
         """Whether all rounds are on disk and their numbers are in the run's records, which are joined last.
 
         Raises:
@@ -74,23 +74,23 @@ class Part(NamedTuple):
         return min(self.done, joined_rounds(self.folder)) >= self.study.rounds
 
 
-def parts(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[Part]:
+def seed_runs(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[SeedRun]:
     """The runs of a cell, one for each seed; none where it needs no training."""
     if cell.study is None:
         return []
     more = {} if rounds is None else {"rounds": rounds}
-    found = []
+    runs = []
     for seed in seeds:
         study = cell.study.model_copy(update={"seeds": (seed,), **more})
         use = study.methods[0]
-        found.append(Part(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
-    return found
+        runs.append(SeedRun(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
+    return runs
 
 
-def diverged(folder: Path) -> str | None:
+def divergence_message(folder: Path) -> str | None:
     """The message of a run in this folder whose training diverged, if it did.
 
     Raises:
         InputError: the file about it cannot be read.
     """
-    return next((found.said for found in report.divergences(folder)), None)
+    return next((divergence.said for divergence in report.divergences(folder)), None)

@@ -23,13 +23,13 @@ from idiolect.simulation import Job, begin
 from idiolect.simulation.client_runner import Site
 from idiolect.studies.config import Study
 
-_ROWS, _TESTED = 100, 32  # synthetic samples that a method is timed on, at most
+_ROWS, _TEST_ROWS = 100, 32  # synthetic samples that a method is timed on, at most
 _UNIT = "processor seconds in whole batches"  # of the kept speeds; those in another unit are measured again
 _STEP = "processor seconds of a training step per sample"
 _LONG = 0.1  # seconds of the step by which a network is timed, unless a single sample takes longer
 
-# How long a method's round takes, and its personal model, in rounds of FedAvg, as ``measured`` gives them on one core
-# of an AMD EPYC with AVX-512: fmnist_cnn, 5 epochs in batches of 50, default options, clients that have trained.
+# How long a method's round takes, and its personal model, in rounds of FedAvg, as ``measurement`` gives them on one
+# core of an AMD EPYC with AVX-512: fmnist_cnn, 5 epochs in batches of 50, default options, clients that have trained.
 _RELATIVE: dict[str, tuple[float, float]] = {
     "apfl": (2.0, 0.0), "ditto": (1.9, 0.0), "fedavg_ft": (1.0, 1.0), "fedbabu": (1.0, 0.1), "fedcr": (1.6, 0.9),
     "fedem": (3.3, 0.2), "fedfomo": (1.2, 0.1), "fedlda": (1.1, 0.0), "fedpac": (1.2, 0.0),
@@ -65,13 +65,13 @@ class Speeds:
         place = cache.place("speeds")
         self._path, self._new = place and place.with_suffix(".json"), False
         self._here = {"machine": environment.machine()} | environment.versions()
-        self._known: dict[str, list[float]] = {}
+        self._speeds: dict[str, list[float]] = {}
         self._steps: dict[str, float] = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # a broken file is measured again
-            kept = json.loads(self._path.read_bytes()) if self._path else {}
-            if kept.get("here") == self._here:
-                self._known = {str(k): [float(s) for s in v] for k, v in kept[_UNIT].items() if len(v) == 3}
-                self._steps = {str(k): float(v) for k, v in kept.get(_STEP, {}).items()}
+            content = json.loads(self._path.read_bytes()) if self._path else {}
+            if content.get("here") == self._here:
+                self._speeds = {str(k): [float(s) for s in v] for k, v in content[_UNIT].items() if len(v) == 3}
+                self._steps = {str(k): float(v) for k, v in content.get(_STEP, {}).items()}
 
     def of(self, study: Study, about: dict[str, Any]) -> Speed:
         """The speed of a study's one method."""
@@ -79,11 +79,11 @@ class Speeds:
         network = [study.model, about["shape"], about["classes"]]
         batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
         like = str([use.name, use.options, *network, *batches, study.precision])
-        if like not in self._known:
+        if like not in self._speeds:
             if not self._measure:
                 return self._estimate(study, about, str([*network, study.batch_size, study.precision]))
-            self._known[like], self._new = list(measured(study, about)[:3]), True
-        training, personalised, received = self._known[like]
+            self._speeds[like], self._new = list(measurement(study, about)[:3]), True
+        training, personalised, received = self._speeds[like]
         return Speed(training, personalised, received)
 
     def _estimate(self, study: Study, about: dict[str, Any], like: str) -> Speed:
@@ -98,7 +98,7 @@ class Speeds:
         """Keep the speeds for the next time; if that fails, they are measured again."""
         if self._path and self._new:
             with suppress(OSError, RunError, InputError):
-                files.write(self._path, json.dumps({"here": self._here, _UNIT: self._known, _STEP: self._steps}))
+                files.write(self._path, json.dumps({"here": self._here, _UNIT: self._speeds, _STEP: self._steps}))
 
 
 def whole_batches(rows: float, size: int) -> float:
@@ -111,17 +111,17 @@ def step(study: Study, about: dict[str, Any]) -> float:
     task = study.task_of(_made_up(about, study.batch_size, 0))
     shape, classes = tuple(about["shape"]), int(about["classes"])
 
-    def timed(rows: int) -> float:
+    def seconds_of(rows: int) -> float:
         x_B, y_B = torch.zeros(rows, *shape, dtype=torch.uint8), torch.arange(rows) % classes
         start = time.process_time()
         _step(task, x_B, y_B)
         return max(time.process_time() - start, 1e-6)
 
     with OneThread():
-        timed(1)  # what happens only once
-        one = timed(1)
+        seconds_of(1)  # what happens only once
+        one = seconds_of(1)
         rows = max(1, min(study.batch_size, int(_LONG / one)))
-        return min([one, *(timed(rows) / rows for _ in range(2 if rows > 1 else 0))])
+        return min([one, *(seconds_of(rows) / rows for _ in range(2 if rows > 1 else 0))])
 
 
 def _step(task: Task, x_B: torch.Tensor, y_B: torch.Tensor) -> None:
@@ -143,23 +143,23 @@ def _made_up(about: dict[str, Any], trained: int, tested: int) -> FederatedData:
     )  # fmt: skip
 
 
-def measured(study: Study, about: dict[str, Any]) -> Speed:
+def measurement(study: Study, about: dict[str, Any]) -> Speed:
     """The time of a round and of an evaluation on synthetic samples, in whole batches as most of a client's are."""
-    trained = int(whole_batches(_ROWS, study.batch_size))
-    made_up = _made_up(about, trained, _TESTED)
+    rows = int(whole_batches(_ROWS, study.batch_size))
+    made_up = _made_up(about, rows, _TEST_ROWS)
     use = study.methods[0]
     site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0))
     state = begin(site.method, 2, 0)
-    sent = site.method.send(state.server, torch.tensor([0]))
-    own = Down(sent.shared, sent.own)
+    down = site.method.send(state.server, torch.tensor([0]))
+    own = Down(down.shared, down.own)
 
-    def timed(phase: Any) -> float:
+    def seconds_of(phase: Any) -> float:
         best = float("inf")
         for number in (1, 2):
             start = time.process_time()  # not what other programs take at the moment, because the speed is kept
             site.run(phase, number, [0], own, [state.clients[0]])
             best = min(best, time.process_time() - start)
-        return best / trained
+        return best / rows
 
     with OneThread():
-        return Speed(timed("local"), timed("evaluate"), timed("received"))
+        return Speed(seconds_of("local"), seconds_of("evaluate"), seconds_of("received"))

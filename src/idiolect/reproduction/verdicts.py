@@ -64,7 +64,7 @@ def ours(
     return text + more
 
 
-def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
+def deviation_note(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
     """A sentence about the paper's ±, if it has one."""
     if not recipe.deviation or all(c.std is None for c in cells):
         return []
@@ -72,15 +72,17 @@ def meant(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
     return [f"{whose} is the standard deviation {recipe.deviation}."]
 
 
-def half(cells: Iterable[Cell]) -> list[str]:
+def precision_note(cells: Iterable[Cell]) -> list[str]:
     """A sentence about the cells whose networks were computed in bfloat16, if there are any."""
-    trained = [(c, c.study.precision) for c in cells if c.study is not None]
+    precisions = [(c, c.study.precision) for c in cells if c.study is not None]
     mine = [
-        " ".join(str(v) for v in c.where.values() if v is not None) for c, precision in trained if precision == "bf16"
+        " ".join(str(v) for v in c.where.values() if v is not None)
+        for c, precision in precisions
+        if precision == "bf16"
     ]
     if not mine:
         return []
-    return [f"Networks computed in bf16: {'all' if len(mine) == len(trained) else '; '.join(mine)}."]
+    return [f"Networks computed in bf16: {'all' if len(mine) == len(precisions) else '; '.join(mine)}."]
 
 
 def decimals(recipe: Recipe) -> int | None:
@@ -92,20 +94,20 @@ def _over_clients(recipe: Recipe) -> bool:
     return recipe.deviation == "over clients"
 
 
-def status(found: Outcome) -> str:
+def status(result: Outcome) -> str:
     """The status of a cell, in a few words."""
-    if found.status == "under way":
-        return f"round {found.rounds}"
-    if found.status == "trial":
-        return f"{found.rounds} round{'' if found.rounds == 1 else 's'} only"
-    return found.status
+    if result.status == "under way":
+        return f"round {result.rounds}"
+    if result.status == "trial":
+        return f"{result.rounds} round{'' if result.rounds == 1 else 's'} only"
+    return result.status
 
 
 def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
     """A line for each cell: paper, ours, difference and status; and notes that explain them."""
     keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
-    fixed = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
+    common = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
 
     def line(o: Outcome) -> tuple[str, ...]:
         cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
@@ -124,14 +126,14 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         f"A number matches within {MARGIN} points, or the 95 % interval over {SEEDS} seeds or more if that is wider."
     )
     notes = [
-        ", ".join(f"{k} {v}" for k, v in fixed.items() if v is not None),
+        ", ".join(f"{k} {v}" for k, v in common.items() if v is not None),
         *(f"Accuracy (%): {p}." for p in protocols),
         margin if protocols else "",
         "Minutes depend on the machine, so they have no verdict."
         if any(o.cell.reads == "minutes" for o in outcomes)
         else "",
-        *meant(recipe, [o.cell for o in outcomes]),
-        *half(o.cell for o in outcomes if o.value is not None),
+        *deviation_note(recipe, [o.cell for o in outcomes]),
+        *precision_note(o.cell for o in outcomes if o.value is not None),
         *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
         *recipe.doubts,
         *dict.fromkeys(o.said for o in outcomes),
@@ -148,43 +150,43 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
     above = head(recipe, outcomes)
     if not outcomes:
         return Group(Text(f"{above.title}\n\nThere is nothing to run: the {recipe.kind} has no numbers."))
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    lines = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for header, numbers in above.columns.items():
         folds = header in ("cell", "method")
-        shown.add_column(
+        lines.add_column(
             header, justify="right" if numbers else "left", no_wrap=not folds, overflow="fold" if folds else "ellipsis"
         )
     for o, row in zip(outcomes, above.rows, strict=True):
-        shown.add_row(*map(Text, row[:-1]), Text(row[-1], _STYLES.get(o.status, "dim")))
-    return Group(Text(f"{above.title}\n"), shown, Text("\n".join(["", *above.notes])))
+        lines.add_row(*map(Text, row[:-1]), Text(row[-1], _STYLES.get(o.status, "dim")))
+    return Group(Text(f"{above.title}\n"), lines, Text("\n".join(["", *above.notes])))
 
 
 def as_csv(outcomes: Iterable[Outcome]) -> str:
     """A line for each cell with all digits: its conditions, the paper's number, ours, and further numbers."""
-    measured = ("measured", "interval", "difference", "status", "rounds", "precision", "seconds")
-    plain = ("published", "published_std", *measured)
+    numbers = ("measured", "interval", "difference", "status", "rounds", "precision", "seconds")
+    plain = ("published", "published_std", *numbers)
     rows = []
-    for told in map(as_json, outcomes):
-        rows.append(told["where"] | {k: told[k] for k in plain} | told["facts"] | {"protocol": told["protocol"]})
+    for entry in map(as_json, outcomes):
+        rows.append(entry["where"] | {k: entry[k] for k in plain} | entry["facts"] | {"protocol": entry["protocol"]})
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
 
-def as_json(found: Outcome) -> dict[str, Any]:
+def as_json(result: Outcome) -> dict[str, Any]:
     """An outcome, ready for JSON."""
     return {
-        "where": dict(found.cell.where),
-        "published": found.cell.published,
-        "published_std": found.cell.std,
-        "measured": found.value,
-        "interval": found.interval,
-        "difference": found.difference,
-        "status": found.status,
-        "seeds": {str(k): v for k, v in (found.seeds or {}).items()},
-        "rounds": found.rounds,
-        "precision": None if found.cell.study is None else found.cell.study.precision,
-        "facts": dict(found.facts or {}),
-        "seconds": found.seconds,
-        "protocol": found.protocol,
-        "to_retry": found.to_retry,
-        "said": found.said,
+        "where": dict(result.cell.where),
+        "published": result.cell.published,
+        "published_std": result.cell.std,
+        "measured": result.value,
+        "interval": result.interval,
+        "difference": result.difference,
+        "status": result.status,
+        "seeds": {str(k): v for k, v in (result.seeds or {}).items()},
+        "rounds": result.rounds,
+        "precision": None if result.cell.study is None else result.cell.study.precision,
+        "facts": dict(result.facts or {}),
+        "seconds": result.seconds,
+        "protocol": result.protocol,
+        "to_retry": result.to_retry,
+        "said": result.said,
     }

@@ -46,7 +46,7 @@ S = TypeVar("S", bound=StudyFile)
 _START = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
 
 
-class Cell:
+class CellStore:
     """One method with one seed: its records, and its state on disk."""
 
     def __init__(self, folder: Path, study: str, label: str, seed: int) -> None:
@@ -235,10 +235,10 @@ class Store(Generic[S]):
                 "something else, start a new run", listed(labels, 5), self.folder,
             )  # fmt: skip
 
-    def cell(self, label: str, seed: int) -> Cell:
+    def cell(self, label: str, seed: int) -> CellStore:
         """The cell of a method and a seed."""
         labels = [u.label for u in self.study.methods]
-        return Cell(cell_folder(self.folder, labels, label, seed), self.study.name, label, seed)
+        return CellStore(cell_folder(self.folder, labels, label, seed), self.study.name, label, seed)
 
     def diverge(self, divergence: Divergence) -> None:
         """Write that a method's training with a seed diverged; it is not run again as long as this file says so."""

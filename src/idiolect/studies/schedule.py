@@ -14,7 +14,7 @@ from idiolect.core.errors import Diverged, Interrupted, RunError
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.folder import CHECKPOINT_FILE, client_states
-from idiolect.runs.store import Cell, Store
+from idiolect.runs.store import CellStore, Store
 from idiolect.simulation import Engine, Job, Part, Record, State, begin, fit_together
 from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
@@ -162,7 +162,7 @@ class Schedule:
 class _CellWriter:
     """Writes what a job measures into its cell, and says how far it is."""
 
-    def __init__(self, schedule: Schedule, job: Job, cell: Cell, state: State, watcher: Watcher) -> None:
+    def __init__(self, schedule: Schedule, job: Job, cell: CellStore, state: State, watcher: Watcher) -> None:
         self.job, self.cell, self.latest, self._watcher = job, cell, state, watcher
         self.trackers: ExitStack
         self.track: Callable[[int, dict[str, float]], object]

@@ -17,7 +17,7 @@ _NOT_VARIED = ("name", "data_dir", "checkpoint_every", "evaluate_every", "method
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Point:
     """A use of a method with its accuracy, and the settings in which it may differ from the method's other uses."""
 
     values: Mapping[str, Any]
@@ -35,7 +35,7 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
     their cells (``where``). They need at least three numbers, because two can be read from the table. For another
     value of another condition, such as the data set, there is another figure.
     """
-    uses: dict[str, list[_Measured]] = {}
+    uses: dict[str, list[_Point]] = {}
     in_cells = False
     for run in runs:
         settings = _flat({k: v for k, v in run.study.items() if k not in _NOT_VARIED})
@@ -46,19 +46,19 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
             if row is not None and row.accuracy is not None:
                 options = {f"{mine['name']}.{k}": v for k, v in mine["options"].items()}
                 in_cells |= "where" in mine
-                uses.setdefault(mine["name"], []).append(_Measured(mine.get("where", settings | options), row))
+                uses.setdefault(mine["name"], []).append(_Point(mine.get("where", settings | options), row))
     lines: dict[tuple[str, str], list[Json]] = {}
     shades: dict[str, str] = {}
-    for found in uses.values():
-        all_ = [one for each in uses.values() for one in each] if in_cells else found
+    for points in uses.values():
+        all_ = [one for each in uses.values() for one in each] if in_cells else points
         names = dict.fromkeys(name for one in all_ for name in one.values)
-        varied = [name for name in names if _varies(name, all_, in_cells)]
-        along = {name: groups for name in varied if (groups := _along(name, varied, found, all_, in_cells))}
+        variables = [name for name in names if _varies(name, all_, in_cells)]
+        along = {name: groups for name in variables if (groups := _along(name, variables, points, all_, in_cells))}
         if len(along) != 1:
             continue
         [(name, groups)] = along.items()
-        title = found[0].row.title.partition(" (")[0]
-        shades[title] = colours[found[0].row.label]
+        title = points[0].row.title.partition(" (")[0]
+        shades[title] = colours[points[0].row.label]
         for group, ones in groups.items():
             lines.setdefault((name, group), []).extend(
                 {"method": title, "x": one.values[name], "accuracy": round(100 * (one.row.accuracy or 0), 2)}
@@ -67,26 +67,26 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
     return [_curve(*of, values, shades, i) for i, (of, values) in enumerate(lines.items())]
 
 
-def _varies(name: str, all_: Sequence[_Measured], in_cells: bool) -> bool:
+def _varies(name: str, all_: Sequence[_Point], in_cells: bool) -> bool:
     """Whether a setting has several values; in cells of a table, among those that have it as a condition."""
     return len({one.key([name]) for one in all_ if name in one.values or not in_cells}) > 1
 
 
 def _along(
-    name: str, varied: Sequence[str], found: Sequence[_Measured], all_: Sequence[_Measured], in_cells: bool
-) -> dict[str, list[_Measured]]:
+    name: str, variables: Sequence[str], points: Sequence[_Point], all_: Sequence[_Point], in_cells: bool
+) -> dict[str, list[_Point]]:
     """Groups of uses that differ in this number only, by the other settings that differ; none with too few numbers."""
-    here = [one for one in found if _is_number(one.values.get(name))]
-    if len(here) < len(found) and not in_cells:
+    here = [one for one in points if _is_number(one.values.get(name))]
+    if len(here) < len(points) and not in_cells:
         return {}
     apart: list[str] = []
-    for other in varied:
+    for other in variables:
         if other != name and len({one.key([*apart, other]) for one in all_}) > len({one.key(apart) for one in all_}):
             apart.append(other)
-    groups: dict[str, list[_Measured]] = {}
+    groups: dict[str, list[_Point]] = {}
     for one in here:
-        told = {other: one.values[other] for other in apart if one.values.get(other) is not None}
-        text = ", ".join(str(v) if k in _SPEAKING else f"{_words(k)} {v}" for k, v in told.items())
+        conditions = {other: one.values[other] for other in apart if one.values.get(other) is not None}
+        text = ", ".join(str(v) if k in _SPEAKING else f"{_words(k)} {v}" for k, v in conditions.items())
         groups.setdefault(text, []).append(one)
     least = 3 if in_cells else 2
     return {text: ones for text, ones in groups.items() if len({one.values[name] for one in ones}) >= least}
@@ -118,7 +118,7 @@ def _words(name: str) -> str:
 
 def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int) -> Figure:
     """The figure of one number, with a line for each method."""
-    at, named = sorted({v["x"] for v in values}), _words(key)
+    at, words = sorted({v["x"] for v in values}), _words(key)
     above = [x for x in at if x > 0]
     wide = at[0] >= 0 and above[-1] / above[0] >= 50
     titles = list(dict.fromkeys(v["method"] for v in values))
@@ -127,7 +127,7 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
     if wide:
         scale = {"type": "log"} if at[0] else {"type": "symlog", "constant": above[0]}
     of = f" ({group})" if group else ""
-    x = {"field": "x", "type": "quantitative", "title": named, "scale": scale, "axis": {"values": at}}
+    x = {"field": "x", "type": "quantitative", "title": words, "scale": scale, "axis": {"values": at}}
     colour = {
         "field": "method",
         "type": "nominal",
@@ -136,8 +136,8 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
     }
     return Figure(
         f"curve-{number}",
-        f"{best['method']} reaches {best['accuracy']:.1f} % at {named} {best['x']:g}{of}",
-        f"Test accuracy against {named}{of}; nothing else differs between a method's results"
+        f"{best['method']} reaches {best['accuracy']:.1f} % at {words} {best['x']:g}{of}",
+        f"Test accuracy against {words}{of}; nothing else differs between a method's results"
         + (" (logarithmic scale)." if wide else "."),
         {
             "data": {"values": values},
@@ -147,7 +147,7 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
                 "x": x,
                 "y": per_cent("accuracy", "accuracy (%)"),
                 "color": colour,
-                "tooltip": tooltip("method", f"x={named}", "accuracy=accuracy (%)"),
+                "tooltip": tooltip("method", f"x={words}", "accuracy=accuracy (%)"),
             },
         },
     )
