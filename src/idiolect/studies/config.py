@@ -27,9 +27,11 @@ from idiolect.data.datasets.dataset import TaskName
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import on_uploads, poisoned
 from idiolect.simulation.measures import check, named
+from idiolect.simulation.privacy import mechanism_of
+from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
 from idiolect.studies.clients import warn_of_no_clients
-from idiolect.studies.defences import COMPLETE, check_defences, mechanism_or_none, rule_or_none
+from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
     all_different,
@@ -365,8 +367,9 @@ class Study(BaseModel):
         build = partial(methods.build, use.name, use.options, self.task_of(federation), server=server)
         return Job(
             use.label, build, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
-            attacks=on_uploads(self.attacks, federation.trained), robust=rule_or_none(self.robust),
-            privacy=mechanism_or_none(self.privacy), secure=self.secure_aggregation,
+            attacks=on_uploads(self.attacks, federation.trained),
+            robust=None if self.robust is None else rule_of(self.robust),
+            privacy=None if self.privacy is None else mechanism_of(self.privacy), secure=self.secure_aggregation,
         )  # fmt: skip
 
     def elsewhere(self, job: Job) -> Elsewhere | None:

@@ -11,8 +11,8 @@ from idiolect.core.reduce import needs_each
 from idiolect.core.reduction import Reduction
 from idiolect.simulation import Job, reception
 from idiolect.simulation.attacks import complete_attack
-from idiolect.simulation.privacy import Gaussian, complete_mechanism, mechanism_of
-from idiolect.simulation.robust import Rule, complete_rule, rule_of
+from idiolect.simulation.privacy import complete_mechanism
+from idiolect.simulation.robust import complete_rule
 from idiolect.simulation.uploads import complete_step
 from idiolect.studies.method_use import Use
 from idiolect.studies.naming import complete_shift
@@ -29,16 +29,6 @@ COMPLETE: dict[str, Callable[[Spec], Spec]] = {
     "attacks": complete_attack,
 }
 """For each setting of specs, what adds the options that a spec leaves out."""
-
-
-def rule_or_none(spec: Spec | None) -> Rule | None:
-    """The robust rule of a study, if it has one."""
-    return None if spec is None else rule_of(spec)
-
-
-def mechanism_or_none(spec: Spec | None) -> Gaussian | None:
-    """The privacy of a study, if it asks for some."""
-    return None if spec is None else mechanism_of(spec)
 
 
 def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
