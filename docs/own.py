@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from idiolect.reproduction.parts import digest
 
 from idiolect.report.compare import combined, interval, p_text, signed_rank
 from idiolect.reproduction import outcome_files, recipes

@@ -52,6 +52,6 @@ def test_the_data_take_the_same_where_nothing_decides() -> None:
         assert not data.follows_a_column(spec)
         assert data.build(source, spec).clients == USUAL_CLIENTS == Study(partition=partition).clients
     kind, alpha = USUAL_PARTITION.split(":alpha=")
-    assert divided(None, named=False) == f"{kind} (alpha {alpha}), because the data have no clients"
+    assert divided(None, by_user=False) == f"{kind} (alpha {alpha}), because the data have no clients"
     assert Study().partition.name == kind
     assert str(Study().partition.options["alpha"]) == alpha

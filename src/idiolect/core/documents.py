@@ -106,8 +106,8 @@ class _Bounded(yaml.SafeLoader):
             if kind not in ("int", "float") or len(node.value) <= _DIGITS:
                 return super().construct_object(node, deep)
         what = {"timestamp": "date", "int": "whole number", "float": "number"}.get(kind, kind)
-        said = f"{brief(node.value)} is not a valid {what}: put it in quotes if it is text"
-        raise ConstructorError(None, None, said, node.start_mark)
+        sentence = f"{brief(node.value)} is not a valid {what}: put it in quotes if it is text"
+        raise ConstructorError(None, None, sentence, node.start_mark)
 
 
 class _Quick(_Bounded):

@@ -29,7 +29,7 @@ def printable(text: str, code: Callable[[str], str] = ascii) -> str:
     >>> print(printable("a\x1b[31mb\u202e"))
     a\x1b[31mb\u202e
     """
-    return _UNPRINTABLE.sub(lambda found: code(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: code(match[0])[1:-1], text)
 
 
 class IdiolectError(Exception):
@@ -91,16 +91,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {every}" if close is None else f"did you mean {close!r}? Known: {every}"
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
+def near(name: str, names: Iterable[str]) -> str | None:
     """The known name that a misspelt one may mean, if one is near.
 
     >>> near("bundel", ["run", "bundle"]), near("tune", ["run", "bundle"])
     ('bundle', None)
     """
-    known = list(known)
-    plain = [_plain(k) for k in known]
+    names = list(names)
+    plain = [_plain(k) for k in names]
     close = [_plain(name)] if _plain(name) in plain else difflib.get_close_matches(_plain(name), plain, 1, _NEAR)
-    return known[plain.index(close[0])] if close else None
+    return names[plain.index(close[0])] if close else None
 
 
 def _plain(name: str) -> str:
@@ -131,8 +131,8 @@ def option(name: str, value: object = None) -> str:
         return _in_a_file[name] + ("" if value is None else f": {str(value).lower() if value is True else value}")
     if not _as_options:
         return f"{name}={'...' if value is None else repr(value)}"
-    written = f"--{name.replace('_', '-')}"
-    return written if value is None or value is True else f"{written} {value}"
+    text = f"--{name.replace('_', '-')}"
+    return text if value is None or value is True else f"{text} {value}"
 
 
 _as_options = False

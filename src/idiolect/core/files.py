@@ -63,14 +63,14 @@ def drafted(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         RunError: the path is not a regular file, the disk is full or the folder cannot be written.
     """
     draft = path.parent / DRAFT.replace("*", secrets.token_hex(8))
-    made = False
+    has_draft = False
     try:
         old = _regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         usual = 0o666 if old is None else stat.S_IMODE(old.st_mode)
         descriptor = os.open(draft, flags, usual if mode is None else mode)
-        made = True
+        has_draft = True
         with open(descriptor, "wb") as file:
             if old is not None and mode is None:
                 _as_before(descriptor, old)
@@ -85,7 +85,7 @@ def drafted(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise RunError(f"cannot write {path} ({reason}): free some space, or choose another place") from error
     finally:
-        if made:
+        if has_draft:
             with suppress(OSError):
                 draft.unlink()
 
@@ -93,12 +93,12 @@ def drafted(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 def _regular(path: Path) -> os.stat_result | None:
     """The status of a file that will be replaced; None if there is no such file."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
-    if stat.S_ISREG(found.st_mode):
-        return found
-    kind = "folder" if stat.S_ISDIR(found.st_mode) else "link" if stat.S_ISLNK(found.st_mode) else "device or a pipe"
+    if stat.S_ISREG(status.st_mode):
+        return status
+    kind = "folder" if stat.S_ISDIR(status.st_mode) else "link" if stat.S_ISLNK(status.st_mode) else "device or a pipe"
     raise OSError(errno.EINVAL, f"it is a {kind}, not a file")
 
 

@@ -174,10 +174,10 @@ def check(
     >>> check(f, {"alpha": 1}, "partition dirichlet")
     {'alpha': 1.0}
     """
-    known = options_of(function)
+    parameters = options_of(function)
     for key in options:
-        if key not in known:
-            raise InputError(f"{what} has no option {key!r}; {nearest(key, [*known, *beside])}")
+        if key not in parameters:
+            raise InputError(f"{what} has no option {key!r}; {nearest(key, [*parameters, *beside])}")
     try:
         checked = _model(function, tuple(options))(**options)
     except pydantic.ValidationError as error:
@@ -191,8 +191,8 @@ def check(
 @lru_cache(maxsize=1000)
 def _model(function: Callable[..., Any], names: tuple[str, ...]) -> type[BaseModel]:
     """Some options of a function as one model. To make one takes milliseconds, and recipes need hundreds."""
-    known = options_of(function)
-    fields: dict[str, Any] = {k: (known[k].annotation, ...) for k in names}
+    parameters = options_of(function)
+    fields: dict[str, Any] = {k: (parameters[k].annotation, ...) for k in names}
     config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, coerce_numbers_to_str=True)
     return pydantic.create_model("Options", __config__=config, **fields)
 
@@ -211,11 +211,11 @@ def made(spec: Spec, makers: Mapping[str, Callable[..., Any]], what: str) -> Any
     if spec.name not in makers:
         raise InputError(f"unknown {what} {spec.name!r}; {nearest(spec.name, makers)}")
     make = makers[spec.name]
-    given = check(make, spec.options, f"{what} {spec.name}")
+    options = check(make, spec.options, f"{what} {spec.name}")
     for name, about in options_of(make).items():
-        if about.default is about.empty and name not in given:
+        if about.default is about.empty and name not in options:
             raise InputError(f"{what} {spec.name} needs {name}: write {spec.name}:{name}=0.1, or another number")
-    return make(**given)
+    return make(**options)
 
 
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -61,8 +61,8 @@ _TABLE = pydantic.TypeAdapter(dict[str, Report])
 
 def to_json(reports: Mapping[str, Report]) -> dict[str, Any]:
     """A table by metric, as it is stored in a run folder's manifest."""
-    found: dict[str, Any] = _TABLE.dump_python(dict(reports), mode="json")
-    return found
+    table_: dict[str, Any] = _TABLE.dump_python(dict(reports), mode="json")
+    return table_
 
 
 def from_json(table: Mapping[str, Any]) -> dict[str, Report]:

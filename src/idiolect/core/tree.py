@@ -37,9 +37,9 @@ def map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
 
 def leaves(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in a fixed order."""
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
+    tensors: list[Tensor] = []
+    _collect(tree, tensors)
+    return tensors
 
 
 def flatten(tree: T) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], T]]:

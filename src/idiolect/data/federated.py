@@ -186,13 +186,13 @@ def _keeps_official(source: Source, split: Split) -> bool | None:
 
 def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """Each client's training samples in two parts: those for training, and those for validation."""
-    kept, valid = [], []
+    train_rest, valid = [], []
     for k, row_N in enumerate(train):
         count = min(len(row_N) - 1, max(1, round(share * len(row_N)))) if k < trained else 0
         order_N = torch.from_numpy(keys.generator(seed, k, "validation").permutation(len(row_N)))
         valid.append(row_N[order_N[:count].sort().values])
-        kept.append(row_N[order_N[count:].sort().values])
-    return kept, valid
+        train_rest.append(row_N[order_N[count:].sort().values])
+    return train_rest, valid
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:
@@ -239,8 +239,8 @@ def _warn_of_new_classes(data: FederatedData, split: Split, *, real: bool) -> No
 def _warn_of_split(data: FederatedData, source: Source, split: Split, partition: Spec | Partitioner) -> None:
     """Warn that a partition divides the official splits of the user's own data again, unless that was asked for."""
     name = partition.name if isinstance(partition, Spec) else type(partition).__name__
-    asked = isinstance(partition, Spec) and partition.options.get("official_split") is False
-    if data.official_split is not False or asked or name in _SAY_SO:
+    by_user = isinstance(partition, Spec) and partition.options.get("official_split") is False
+    if data.official_split is not False or by_user or name in _SAY_SO:
         return
     log.warning(
         "the official test split of %s is not kept: partition %s divides all samples again, and clients train on %d of "

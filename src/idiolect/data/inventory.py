@@ -53,7 +53,7 @@ def _normalisation(data: FederatedData) -> dict[str, Any]:
     Only of columns that are scaled: the names of other features may contain a value, as in ``sex=f``.
     """
     if data.encodings:
-        features = [(e.name, scaled) for e in data.encodings for scaled in e.scales]
-        found = zip(features, data.mean, data.std, strict=True)
-        return {"columns": {name: {"mean": m, "std": s} for (name, scaled), m, s in found if scaled}}
+        features = [(e.name, scale) for e in data.encodings for scale in e.scales]
+        scales = zip(features, data.mean, data.std, strict=True)
+        return {"columns": {name: {"mean": m, "std": s} for (name, scale), m, s in scales if scale}}
     return {"mean": list(data.mean), "std": list(data.std)}

@@ -21,29 +21,29 @@ def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], in
     text, names = str(new_clients).strip(), list(split.names or ())
     if text.isdecimal() or (text.removesuffix("%").replace(".", "", 1).isdecimal() and text.endswith("%")):
         new = round(count * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-        chosen = list(range(count - new, count))
+        newcomers = list(range(count - new, count))
         if text in names:
             log.warning(
                 "new_clients=%s means the last %s clients; for the client with the name %s write %s+", *[text] * 4
             )
     else:
-        asked = split_names(text, names)
-        asked = asked[:-1] if asked[1:] and not asked[-1] else asked  # the plus of 7+
-        if unknown := [name for name in asked if name not in names]:
+        pieces = split_names(text, names)
+        pieces = pieces[:-1] if pieces[1:] and not pieces[-1] else pieces  # the plus of 7+
+        if unknown := [name for name in pieces if name not in names]:
             hint = nearest(unknown[0], names) if names else "these clients have no names: give a number or a share"
             joined = f"; {PLUS}" if "+" in text else ""
             raise InputError(f"new_clients={text}: there is no client {unknown[0]!r}; {hint}{joined}")
-        if asked == [text] and set(apart := text.split("+")) <= set(names) and len(apart) > 1:
+        if pieces == [text] and set(apart := text.split("+")) <= set(names) and len(apart) > 1:
             log.warning(
                 "new_clients=%s means the client with this name; for %s write %s",
                 text, " and ".join(apart), "+".join(f'"{name}"' for name in apart),
             )  # fmt: skip
-        chosen = sorted({names.index(name) for name in asked})
-    if not 0 < len(chosen) < count:
+        newcomers = sorted({names.index(name) for name in pieces})
+    if not 0 < len(newcomers) < count:
         raise InputError(
             f"new_clients={text} leaves no clients that train, or no new ones: of {count}, 1 to {count - 1} can be new"
         )
-    return [k for k in range(count) if k not in set(chosen)] + chosen, len(chosen)
+    return [k for k in range(count) if k not in set(newcomers)] + newcomers, len(newcomers)
 
 
 def ordered(split: Split, order: Sequence[int]) -> Split:
@@ -58,13 +58,13 @@ def conditions_of(specs: Iterable[Spec]) -> list[Spec]:
     Raises:
         InputError: unknown name or option, or the option ``clients``, because each condition is for all new clients.
     """
-    found = []
+    conditions = []
     for spec in specs:
         each = spec.name == "corrupt" and spec.options.get("kind") == "each"
         kinds = [{"kind": kind} for kind in KINDS] if each else [{}]
-        found += [Spec(name=spec.name, options=spec.options | kind) for kind in kinds]
-    for spec in found:
+        conditions += [Spec(name=spec.name, options=spec.options | kind) for kind in kinds]
+    for spec in conditions:
         shift_of(spec)
         if "clients" in spec.options:
             raise InputError(f"new_shifts {spec}: this is done to every new client; leave out clients")
-    return found
+    return conditions

@@ -65,25 +65,25 @@ def check(size: float, what: str, fix: str) -> None:
 
 def most() -> float:
     """Bytes that the samples of a data set may take."""
-    asked = os.environ.get("IDIOLECT_MEMORY")
-    if asked is not None:
+    text = os.environ.get("IDIOLECT_MEMORY")
+    if text is not None:
         try:
-            return float(asked)
+            return float(text)
         except ValueError:
-            raise InputError(f"IDIOLECT_MEMORY={asked} is not a number of bytes: write one, for example 16e9") from None
+            raise InputError(f"IDIOLECT_MEMORY={text} is not a number of bytes: write one, for example 16e9") from None
     return _memory() / 2
 
 
 @cache
 def _memory() -> float:
     """Bytes of memory of this machine, or of the part that this process may use."""
-    found = [math.inf]
+    limits = [math.inf]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" if there is no limit
-            found.append(int(Path(limit).read_text()))
-    return min(found) if len(found) > 1 else _UNKNOWN
+            limits.append(int(Path(limit).read_text()))
+    return min(limits) if len(limits) > 1 else _UNKNOWN
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:

@@ -40,13 +40,13 @@ def fill(
         takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
         if not images and takes == Images:
             raise InputError(f"shift {step.text} changes images, and these samples are numbers: leave it out")
-    kept = cache.place(f"shifts-{_digest(source, views, seed)}") if steps else None
-    if kept and (found := cache.load(kept)):
-        x_R.copy_(found.tensors["x"])
-        y_R.copy_(found.tensors["y"])
+    place = cache.place(f"shifts-{_digest(source, views, seed)}") if steps else None
+    if place and (entry := cache.load(place)):
+        x_R.copy_(entry.tensors["x"])
+        y_R.copy_(entry.tensors["y"])
         with suppress(OSError):
-            kept.touch()  # used now
-        return tuple(json.loads(found.about["says"]))
+            place.touch()  # used now
+        return tuple(json.loads(entry.about["says"]))
     if not steps:  # at once: a call for each client would cost more than its samples
         row_R = torch.from_numpy(np.concatenate([view.row_N[view.at_N] for view in views]))
         torch.index_select(source.x_R, 0, row_R, out=x_R)
@@ -63,21 +63,21 @@ def fill(
             says.append("")
             continue
         row_N = torch.from_numpy(view.row_N)
-        x_N, y_N, done = source.x_R[row_N].numpy(), source.y_R[row_N].numpy(), []
+        x_N, y_N, steps_so_far = source.x_R[row_N].numpy(), source.y_R[row_N].numpy(), []
         for path, step in view.steps:
             who = Who(
                 view.client, places[id(step)][view.client], source.classes,
                 lambda *more, path=path: keys.generator(seed, "shift", "common", *path, *more),
             )  # fmt: skip
             rng = keys.generator(seed, "shift", view.client, *path)
-            x_N, y_N, said = step.function(x_N, y_N, who, rng, **step.options)
-            done.append(said)
+            x_N, y_N, words = step.function(x_N, y_N, who, rng, **step.options)
+            steps_so_far.append(words)
         x_R[start:end] = torch.from_numpy(np.ascontiguousarray(x_N[view.at_N]))
         y_R[start:end] = torch.from_numpy(np.ascontiguousarray(y_N[view.at_N]))
-        says.append(",".join(filter(None, done)))
-    if kept and time.monotonic() - begun > _WORTH_KEEPING:
-        cache.save(kept, {"x": x_R, "y": y_R}, {"says": json.dumps(says)})
-        cache.trim(kept, "shifts-", _KEPT)
+        says.append(",".join(filter(None, steps_so_far)))
+    if place and time.monotonic() - begun > _WORTH_KEEPING:
+        cache.save(place, {"x": x_R, "y": y_R}, {"says": json.dumps(says)})
+        cache.trim(place, "shifts-", _KEPT)
     return tuple(says)
 
 

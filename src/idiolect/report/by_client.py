@@ -71,7 +71,7 @@ def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
     """
     table = _Table(run, measure)
     p_MK = table.p_values() if table.size_K is not None else None
-    called, ends_of = names(run), table.intervals()
+    client_names, ends_of = names(run), table.intervals()
     rows = []
     for k, client in enumerate(table.clients):
         there = [m for m in range(len(table.labels)) if not np.isnan(table.mean_MK[m, k])]
@@ -85,7 +85,7 @@ def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
         rows.append(
             OfClient(
                 client,
-                called[client],
+                client_names[client],
                 run.test_rows[client],
                 {table.labels[m]: float(table.mean_MK[m, k]) for m in there},
                 {table.labels[m]: ends for m in there if (ends := ends_of(m, k)) is not None},
@@ -140,20 +140,20 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
 
     ``sample`` chooses the clients that are shown.
     """
-    saved = run.folder is not None and (run.folder / PREDICTIONS_FILE).exists()
+    with_predictions = run.folder is not None and (run.folder / PREDICTIONS_FILE).exists()
     how = (
         "McNemar's exact test on the saved predictions"
-        if saved and run.protocol.round == "last"
+        if with_predictions and run.protocol.round == "last"
         else "the largest p-value of McNemar's exact test that the numbers of right samples allow, because the "
         "predictions were not saved"
     )
-    found = []
+    lines_of_clients = []
     for metric in asked(run) if len(run.final) else ():
         if PER_CLASS.fullmatch(metric):
             continue
         every = by_client(run, metric)
-        chosen = set(sample([row.client for row in every]))
-        rows = [row for row in every if row.client in chosen]
+        sample_of_clients = set(sample([row.client for row in every]))
+        rows = [row for row in every if row.client in sample_of_clients]
         note = "In bold: the client's best method."
         if any(row.intervals for row in rows) and rows[0].alike is None:
             note += f" In small type: the 95 % interval{_HOW.get(metric, _RATE)}; it is about other test samples."
@@ -167,8 +167,8 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
             some = f"A sample of {len(rows):,} of {len(every):,} clients"
             note += f" {some}; idiolect report RUN --export clients writes all."
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
-        found.append(Shown(words(metric), labels, rows, note, len(rows) > _OPEN))
-    return found
+        lines_of_clients.append(Shown(words(metric), labels, rows, note, len(rows) > _OPEN))
+    return lines_of_clients
 
 
 def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
@@ -196,11 +196,11 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
 def asked(run: Run) -> list[str]:
     """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
     there = _metrics(run)
-    found = ["accuracy"]
+    measures = ["accuracy"]
     for name in requested(run):
         of_class = [m for m in there if (of := PER_CLASS.fullmatch(m)) and of[1] == name]
-        found += of_class if name == "recall" else [name]
-    return found
+        measures += of_class if name == "recall" else [name]
+    return measures
 
 
 def _metrics(run: Run) -> list[str]:
@@ -214,28 +214,28 @@ class _Table:
 
     def __init__(self, run: Run, measure: str) -> None:
         self.run, self.measure = run, measure
-        found = run.last_of(measure)
-        reached = {r.label: r.rounds for r in summary(run) if r.label in set(run.final["method"])}
-        latest = [label for label, rounds in reached.items() if rounds == max(reached.values())]
-        nobody = found.empty and measure in requested(run)
-        self.labels = [label for label in latest if nobody or label in set(found["method"])]
+        records = run.last_of(measure)
+        last_rounds = {r.label: r.rounds for r in summary(run) if r.label in set(run.final["method"])}
+        latest = [label for label, rounds in last_rounds.items() if rounds == max(last_rounds.values())]
+        nobody = records.empty and measure in requested(run)
+        self.labels = [label for label in latest if nobody or label in set(records["method"])]
         if not self.labels:
             what = f"the run {run.name} has no {measure!r} of its clients"
             there = _metrics(run)
             raise InputError(f"{what}: finish it first" if measure in there else f"{what}; {nearest(measure, there)}")
-        found = found[found["method"].isin(self.labels)]
+        records = records[records["method"].isin(self.labels)]
         self.clients = everybody(run, measure)
-        self.seeds: list[int] = sorted((run.final if nobody else found)["seed"].unique().tolist())
-        self.value_MSK = self._values(found)
+        self.seeds: list[int] = sorted((run.final if nobody else records)["seed"].unique().tolist())
+        self.value_MSK = self._values(records)
         self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
         sign = -1 if measure in _LESS_IS_BETTER else 1
         self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, sign * self.mean_MK).argmax(0)
         self.size_K = self._sizes()
 
-    def _values(self, found: pd.DataFrame) -> NDArray[np.float64]:
+    def _values(self, records: pd.DataFrame) -> NDArray[np.float64]:
         """Values of methods, seeds and clients; NaN if there is none."""
         index = pd.MultiIndex.from_product([self.labels, self.seeds, self.clients])
-        values = found.set_index(["method", "seed", "client"])["value"].reindex(index)
+        values = records.set_index(["method", "seed", "client"])["value"].reindex(index)
         return values.to_numpy(float).reshape(len(self.labels), len(self.seeds), len(self.clients))
 
     def intervals(self) -> Callable[[int, int], tuple[float, float] | None]:
@@ -315,13 +315,13 @@ class _Table:
     def _right(self, table: pa.Table) -> pd.DataFrame:
         """Whether each sample is predicted correctly: samples x (method, seed)."""
         p_RC = np.column_stack([table[name] for name in table.column_names if name.startswith("probability[")])
-        found = to_frame(table.select(["method", "seed", "client", "sample", "label"]))
-        found["right"] = p_RC.argmax(1) == found["label"].to_numpy()
-        found = found[found["client"].isin(self.clients) & found["method"].isin(self.labels)]
+        frame = to_frame(table.select(["method", "seed", "client", "sample", "label"]))
+        frame["right"] = p_RC.argmax(1) == frame["label"].to_numpy()
+        frame = frame[frame["client"].isin(self.clients) & frame["method"].isin(self.labels)]
         if (of := class_of(self.measure)) is not None:
-            found = found[found["label"] == of]
-        found = found.drop_duplicates(["method", "seed", "client", "sample"])  # of a file that was made by hand
-        wide: pd.DataFrame = found.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")
+            frame = frame[frame["label"] == of]
+        frame = frame.drop_duplicates(["method", "seed", "client", "sample"])  # of a file that was made by hand
+        wide: pd.DataFrame = frame.pivot(index=["client", "sample"], columns=["method", "seed"], values="right")
         return wide
 
 

@@ -78,34 +78,34 @@ def names(run: Run) -> dict[int, str]:
 @once
 def left_out(run: Run) -> list[LeftOut]:
     """The clients of the protocol that do not count, with the reason; empty if the run has no results yet."""
-    found, called = list[LeftOut](), names(run)
+    clients, name_of = list[LeftOut](), names(run)
     has: dict[tuple[int, int], set[str]] = {}
     for method, seed, client in run.final[["method", "seed", "client"]].itertuples(index=False):
         has.setdefault((int(seed), int(client)), set()).add(str(method))
     counts = set(zip(counted(run)["seed"], counted(run)["client"], strict=True))
     without = set(alone(run))
-    compared: dict[int, list[str]] = {}
+    methods_of: dict[int, list[str]] = {}
     for method, seed in _pairs(run.final):
         if (method, seed) not in without:
-            compared.setdefault(seed, []).append(method)
+            methods_of.setdefault(seed, []).append(method)
     for client in expected(run):
         if not run.test_rows.get(client):
-            found.append(LeftOut(client, called[client], "no test samples", True))
+            clients.append(LeftOut(client, name_of[client], "no test samples", True))
             continue
         lacking: dict[str, list[int]] = {}
-        for seed, methods in compared.items():
+        for seed, methods in methods_of.items():
             there = has.get((seed, client), set())
             if (seed, client) in counts or (run.protocol.clients == "participants" and not there):
                 continue
             if missing := [run.titles[m] for m in methods if m not in there]:
                 lacking.setdefault(f"no results of {_and(missing)}" if there else "no results", []).append(seed)
         if lacking:
-            whole = len(compared)
+            whole = len(methods_of)
             why = [w if len(seeds) == whole else f"{w} with {_seeds(seeds)}" for w, seeds in lacking.items()]
-            found.append(
-                LeftOut(client, called[client], "; ".join(why), all((s, client) not in counts for s in compared))
+            clients.append(
+                LeftOut(client, name_of[client], "; ".join(why), all((s, client) not in counts for s in methods_of))
             )
-    return found if len(run.final) else []
+    return clients if len(run.final) else []
 
 
 def alone(run: Run) -> list[tuple[str, int]]:
@@ -124,29 +124,29 @@ def _pairs(frame: pd.DataFrame) -> list[tuple[str, int]]:
 @once
 def whose(run: Run) -> str:
     """How many clients count, as a text for a sentence about the protocol; "" if all do."""
-    gone = sum(c.never for c in left_out(run))
+    count = sum(c.never for c in left_out(run))
     kind = {"all": "clients", "participants": "of the round's participants", "new": "new clients"}
     total = len(expected(run))
-    return f"{total - gone} of {total} {kind[run.protocol.clients]}" if gone else ""
+    return f"{total - count} of {total} {kind[run.protocol.clients]}" if count else ""
 
 
 @once
 def sentences(run: Run) -> list[str]:
     """Which clients do not count and why, and which methods have no number or lack seeds; empty if all is there."""
-    said, gone = [], left_out(run)
-    if gone:
+    lines, clients = [], left_out(run)
+    if clients:
         why: dict[str, list[str]] = {}
-        for c in gone:
+        for c in clients:
             why.setdefault(c.why, []).append(c.name)
         few = "; ".join(f"{listed(who, _NAMED)} ({reason})" for reason, who in why.items())
         over, total = whose(run), len(expected(run))
-        if sum(c.never for c in gone) == total:
+        if sum(c.never for c in clients) == total:
             start = f"There are no numbers, because none of the {total} clients has results of all methods"
         elif over:
             start = f"Numbers are over {over}, the same for every method"
         else:
             start = "Numbers are over the same clients for every method"
-        said.append(f"{start}. Not counted: {few}.")
+        lines.append(f"{start}. Not counted: {few}.")
     by_seed: dict[int, list[str]] = {}
     for method, seed in alone(run):
         by_seed.setdefault(seed, []).append(run.titles[method])
@@ -155,18 +155,18 @@ def sentences(run: Run) -> list[str]:
         seeds = [seed for seed, those in by_seed.items() if tuple(those) == titles]
         when = "" if set(seeds) == every else f" with {_seeds(seeds)}"
         verb, lack = ("shares", "it has no number") if len(titles) == 1 else ("share", "they have no numbers")
-        said.append(f"{_and(titles)} {verb} no client with another method{when}, so {lack} to compare{when}.")
+        lines.append(f"{_and(titles)} {verb} no client with another method{when}, so {lack} to compare{when}.")
     for method, title in run.titles.items():
         own = {int(s) for s in run.final.loc[run.final["method"] == method, "seed"]}
         if own and own != every:
-            said.append(f"{title} has no results of {_seeds(every - own)}: its numbers are of {_seeds(own)} alone.")
+            lines.append(f"{title} has no results of {_seeds(every - own)}: its numbers are of {_seeds(own)} alone.")
     new = run.settled(run.select("new", "accuracy"))
-    lost = sorted(set(new["client"]) - set(shared(new, "seed")["client"]))
-    if run.protocol.clients != "new" and lost:
-        called = names(run)
-        who = listed(dict.fromkeys(called.get(c, str(c)) for c in lost), _NAMED)
-        said.append(f"New clients count only where all methods have results of them. Not counted: {who}.")
-    return said
+    absent = sorted(set(new["client"]) - set(shared(new, "seed")["client"]))
+    if run.protocol.clients != "new" and absent:
+        client_names = names(run)
+        who = listed(dict.fromkeys(client_names.get(c, str(c)) for c in absent), _NAMED)
+        lines.append(f"New clients count only where all methods have results of them. Not counted: {who}.")
+    return lines
 
 
 def _seeds(seeds: Iterable[int]) -> str:

@@ -70,10 +70,10 @@ def compare(run: Run, method: str, base: str) -> Comparison:
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
-    if (found := _compared(run, run.final, method, base)) is None:
+    if (comparison := _compared(run, run.final, method, base)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         raise InputError(f"{what}: finish the run, or compare others")
-    return found
+    return comparison
 
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
@@ -126,9 +126,9 @@ def smallest_p(clients: int, seeds: int = 1) -> float:
     return min(1.0, 2.0 ** (1 - min(clients, 1000)) * (1 if seeds == 1 else 2))
 
 
-def too_few(found: Comparison) -> str:
+def too_few(comparison: Comparison) -> str:
     """A sentence if so few clients cannot show a difference at all; "" if they can."""
-    clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
+    clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     least = smallest_p(clients, seeds)
     if least < _LEVEL:
         return ""
@@ -146,11 +146,11 @@ def comparisons(run: Run) -> list[Comparison]:
     As in the table, only the clients count that all methods have.
     """
     rows = summary(run)
-    if not (done := finished(rows)):
+    if not (whole_rows := finished(rows)):
         return []
-    best = next(r for r in done if is_best(r, rows))
-    found = (_compared(run, counted(run), best.label, r.label) for r in done if r is not best)
-    return [c for c in found if c is not None]
+    best = next(r for r in whole_rows if is_best(r, rows))
+    pairs = (_compared(run, counted(run), best.label, r.label) for r in whole_rows if r is not best)
+    return [c for c in pairs if c is not None]
 
 
 def named(text: str) -> tuple[str, str]:
@@ -230,9 +230,9 @@ def _drawn(clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def _label(run: Run, name: str) -> str:
-    written = name.replace(":", ", ", 1)  # a title's options, which ``named`` has read as those of a label
+    title_text = name.replace(":", ", ", 1)  # a title's options, which ``named`` has read as those of a label
     by_title = {title: label for label, title in run.titles.items()}
-    label = name if name in run.titles else by_title.get(written) or run.find(name)
+    label = name if name in run.titles else by_title.get(title_text) or run.find(name)
     if label is None:
         raise InputError(f"cannot compare {name!r}: it is not in the run {run.name}; {nearest(name, run.titles)}")
     return label
@@ -278,10 +278,10 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def render_comparison(run: Run, found: Comparison) -> Table:
+def render_comparison(run: Run, comparison: Comparison) -> Table:
     """A comparison for a terminal: a line for each number, and a sentence about the tests."""
-    title, base = run.titles[found.method], run.titles[found.base]
-    clients, seeds = found.better + found.worse + found.equal, len(found.p_values)
+    title, base = run.titles[comparison.method], run.titles[comparison.base]
+    clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
     parts = [f"{count}; points of accuracy: {run.protocol}.", "Interval: 95 %, bootstrap over seeds and clients."]
     if seeds == 1:
@@ -292,28 +292,28 @@ def render_comparison(run: Run, found: Comparison) -> Table:
     )  # fmt: skip
     table.add_column(Text(f"{title} against {base}"), overflow="fold")
     table.add_column("", overflow="fold")
-    p = p_text(found.p_value)
+    p = p_text(comparison.p_value)
     if seeds > 1:
-        each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in found.p_values.items())
+        each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in comparison.p_values.items())
         p = f"{p}; {each}"
-    if few := too_few(found):
+    if few := too_few(comparison):
         table.caption = f"{table.caption} {few}"
         p = "-"
-    if found.p_value is None:
+    if comparison.p_value is None:
         p = "not tested, because the two are equal for every client"
     lines = [
-        ("Difference", f"{found.difference:+.2f} points, {found.low:+.2f} to {found.high:+.2f}"),
-        ("Clients", f"better {found.better}, worse {found.worse}, equal {found.equal}"),
+        ("Difference", f"{comparison.difference:+.2f} points, {comparison.low:+.2f} to {comparison.high:+.2f}"),
+        ("Clients", f"better {comparison.better}, worse {comparison.worse}, equal {comparison.equal}"),
         (
             worst(clients).capitalize(),
-            f"{100 * found.worst_decile:.1f} % against {100 * found.base_worst_decile:.1f} %",
+            f"{100 * comparison.worst_decile:.1f} % against {100 * comparison.base_worst_decile:.1f} %",
         ),
         ("Wilcoxon p", p),
     ]
-    harmed = [(t, n) for t, n in ((title, found.harmed), (base, found.base_harmed)) if n is not None]
-    if harmed:
-        said = ", ".join(f"{t} {n}" for t, n in harmed)
-        lines.append(("Worse than alone", f"clients harmed: {said}"))
+    counts = [(t, n) for t, n in ((title, comparison.harmed), (base, comparison.base_harmed)) if n is not None]
+    if counts:
+        sentence = ", ".join(f"{t} {n}" for t, n in counts)
+        lines.append(("Worse than alone", f"clients harmed: {sentence}"))
     for name, text in lines:
         table.add_row(name, Text(text))
     return table

@@ -10,21 +10,21 @@ from idiolect.runs.reader import Run
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """For the head of a page; none if the run had neither attackers nor a defence."""
-    found = []
+    lines = []
     if run.attackers:
         by_attack: dict[str, list[int]] = {}
         for client, attack in run.attackers.items():
             by_attack.setdefault(attack, []).append(client)
-        said = [f"{plain(a)}: client{'s' * (len(who) > 1)} {listed(who)}" for a, who in by_attack.items()]
-        found.append(("Attacks", "; ".join(said)))
+        texts = [f"{plain(a)}: client{'s' * (len(who) > 1)} {listed(who)}" for a, who in by_attack.items()]
+        lines.append(("Attacks", "; ".join(texts)))
     if run.study.get("robust"):
-        found.append(("Robust rule", plain(run.study["robust"]) + _refused(run)))
+        lines.append(("Robust rule", plain(run.study["robust"]) + _refused(run)))
     if run.study.get("secure_aggregation"):
-        found.append(("Secure aggregation", "the server had the sum of each round's uploads alone"))
+        lines.append(("Secure aggregation", "the server had the sum of each round's uploads alone"))
     if run.study.get("privacy"):
         spec = Spec.model_validate(run.study["privacy"])
-        found.append(("Privacy", f"{plain(spec)}; {epsilon(run)}"))
-    return found
+        lines.append(("Privacy", f"{plain(spec)}; {epsilon(run)}"))
+    return lines
 
 
 def _refused(run: Run) -> str:

@@ -52,10 +52,10 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     memory = data.x_R.numel() * data.x_R.element_size()
     shifts = Counter(map(short, data.shifts[:clients]))
     del shifts[""]
-    said = [f"{shift} on {count}" for shift, count in shifts.items()]
-    if len(said) > _SAID:
-        said = [f"{len(said)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
-    found = [
+    texts = [f"{shift} on {count}" for shift, count in shifts.items()]
+    if len(texts) > _SAID:
+        texts = [f"{len(texts)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
+    lines = [
         ("Data set", f"{data.name}: {data.classes} classes; a sample is {form}"),
         (
             "Partition",
@@ -67,11 +67,11 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
         ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
-        ("Shifts", ", ".join(said) or "none"),
+        ("Shifts", ", ".join(texts) or "none"),
         ("Memory", f"{size(memory)} of samples"),
     ]
     conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
-    return found + ([("New clients also under", ", ".join(conditions))] if conditions else [])
+    return lines + ([("New clients also under", ", ".join(conditions))] if conditions else [])
 
 
 def _spread(count_K: Any, total: bool = True) -> str:
@@ -94,12 +94,12 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     parts: list[Any] = [grid, ""]
     names = _names(data)
     clients, classes = about.train_KC.shape
-    mapped = classes <= _CLASSES
+    with_map = classes <= _CLASSES
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("Client", overflow="fold")
     table.add_column("Train", justify="right")
     table.add_column("Test", justify="right")
-    if mapped:
+    if with_map:
         table.add_column("".join(str(c % 10) for c in range(classes)), no_wrap=True)
     else:
         table.add_column("Classes", justify="right")
@@ -108,14 +108,14 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     for k in range(min(clients, _CLIENTS)):
         count_C = about.train_KC[k]
         level_C = np.ceil(count_C / max(1, count_C.max()) * (len(_SHADES) - 1)).astype(int)
-        cell = "".join(_SHADES[v] for v in level_C) if mapped else str(int((count_C > 0).sum()))
+        cell = "".join(_SHADES[v] for v in level_C) if with_map else str(int((count_C > 0).sum()))
         line = [names[k], f"{count_C.sum():,}", f"{about.test_KC[k].sum():,}", cell]
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
     if clients > _CLIENTS:
         where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, the JSON output all"
         parts.append(Text(f"... and {clients - _CLIENTS} more clients: {where}", "dim"))
-    if mapped:
+    if with_map:
         parts.append(
             Text(f"Darker: more of the client's training samples. Classes: {', '.join(data.class_names)}", "dim")
         )
@@ -124,10 +124,10 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
 
 def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -> dict[str, Any]:
     """The same numbers, per client and over all."""
-    described = zip(about.label_K.tolist(), about.feature_K.tolist(), holdings(data)["clients"], strict=False)
+    distances = zip(about.label_K.tolist(), about.feature_K.tolist(), holdings(data)["clients"], strict=False)
     clients = [
         client | {"label_divergence": round(label, 4), "feature_distance": round(feature, 4)}
-        for label, feature, client in described
+        for label, feature, client in distances
     ]
     return {
         "dataset": data.name,
@@ -143,7 +143,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
 
 
 def write_description(
-    facts: Sequence[tuple[str, str]], data: FederatedData, about: Description, shown: Sequence[int], out: Path
+    facts: Sequence[tuple[str, str]], data: FederatedData, about: Description, clients: Sequence[int], out: Path
 ) -> Path:
     """Write the page: facts, who has what, sizes, divergences, sample images of the clients ``shown``.
 
@@ -154,9 +154,9 @@ def write_description(
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'describe.html'}")
     count = len(about.train_KC)
-    listed = holdings(data)
-    listed["clients"] = listed["clients"][:count]
-    run = Run(data.name, {}, listed, pd.DataFrame(), pd.DataFrame())
+    inventory = holdings(data)
+    inventory["clients"] = inventory["clients"][:count]
+    run = Run(data.name, {}, inventory, pd.DataFrame(), pd.DataFrame())
     figures = partition_figures(run, about)
     names = _names(data)
     listed_K = np.arange(count)
@@ -180,7 +180,7 @@ def write_description(
         title=f"{data.name}, {count} clients",
         facts=facts,
         figures=figures,
-        samples=[_sample(data, k, names[k]) for k in shown] if _images(data) else [],
+        samples=[_sample(data, k, names[k]) for k in clients] if _images(data) else [],
         headers=["Training samples", "Test samples", "Classes", "Label divergence", "Feature distance"],
         lines=lines,
         clients=count,
@@ -194,14 +194,14 @@ def write_description(
 def typical(data: FederatedData, about: Description) -> list[int]:
     """Clients whose images are shown: the first without a shift, and the first of each shift, six at most."""
     first = {shift: k for k, shift in reversed(list(enumerate(data.shifts[: len(about.train_KC)])))}
-    found = sorted(first.values())[:6]
-    return found if len(found) > 1 else list(range(min(3, len(about.train_KC))))
+    clients = sorted(first.values())[:6]
+    return clients if len(clients) > 1 else list(range(min(3, len(about.train_KC))))
 
 
 def _names(data: FederatedData) -> list[str]:
-    named = data.names or tuple(map(str, range(data.clients)))
+    client_names = data.names or tuple(map(str, range(data.clients)))
     new = ["" if k < data.trained else " (new)" for k in range(data.clients)]
-    return [name + more for name, more in zip(named, new, strict=True)]
+    return [name + more for name, more in zip(client_names, new, strict=True)]
 
 
 def _images(data: FederatedData) -> bool:

@@ -59,22 +59,22 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
         if columns:
             raise InputError(f"{option('columns')} chooses columns of a table, and png has none: leave it out")
         return pictures([read(path) for path in paths], out)
-    found = merged(paths)
+    run = merged(paths)
     if form == "clients":
-        tables = {metric: _clients(found, metric, columns) for metric in asked(found)}
+        tables = {metric: _clients(run, metric, columns) for metric in asked(run)}
         names = {metric: "clients" if metric == "accuracy" else f"clients-{file_name(metric)}" for metric in tables}
         for metric, text in tables.items():
             files.write(out / f"{names[metric]}.csv", text)
         return [out / f"{name}.csv" for name in names.values()]
-    rows, path = summary(found), out / TABLES[form]
+    rows, path = summary(run), out / TABLES[form]
     if form == "latex":
-        some = chosen(columns_of(found), columns)
-        said = [
-            note for note in notes(found) if not note.startswith(AGAINST) or "versus_fedavg" in [c.field for c in some]
+        some = chosen(columns_of(run), columns)
+        lines_below = [
+            note for note in notes(run) if not note.startswith(AGAINST) or "versus_fedavg" in [c.field for c in some]
         ]
-        text = as_latex(rows, some, said)
+        text = as_latex(rows, some, lines_below)
     else:
-        text = as_csv(rows, [column.field for column in chosen(fields_of(found), columns)])
+        text = as_csv(rows, [column.field for column in chosen(fields_of(run), columns)])
     files.write(path, text)
     return [path]
 
@@ -94,17 +94,19 @@ def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
         RunError: a file cannot be written.
     """
     colours = palette(list(runs))
-    drawn = [(f"{file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]]
-    drawn += [("", figure) for figure in sensitivity(runs, colours)]
-    written = []
-    for prefix, figure in drawn:
-        written.append(out / f"{prefix}{figure.name}.png")
-        files.write(written[-1], _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
-    return written
+    named_figures = [
+        (f"{file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]
+    ]
+    named_figures += [("", figure) for figure in sensitivity(runs, colours)]
+    paths = []
+    for prefix, figure in named_figures:
+        paths.append(out / f"{prefix}{figure.name}.png")
+        files.write(paths[-1], _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
+    return paths
 
 
 def _png(spec: dict[str, Any], width: int) -> bytes:
     """The figure at twice its size in pixels."""
-    sized = spec if "facet" in spec else spec | {"width": width}
-    text = json.dumps(sized | {"config": _CONFIG}).replace("currentColor", _INK)
+    whole = spec if "facet" in spec else spec | {"width": width}
+    text = json.dumps(whole | {"config": _CONFIG}).replace("currentColor", _INK)
     return bytes(vl_convert.vegalite_to_png(text, scale=2))

@@ -27,7 +27,7 @@ def plain(text: object) -> str:
     return f"{spec.name} ({options})" if options else spec.name
 
 
-def divided(partition: object, named: bool, official: bool | None = None) -> str:
+def divided(partition: object, by_user: bool, official: bool | None = None) -> str:
     """How samples were divided, in words; if the study did not say it, what followed from its data.
 
     ``official``: whether an official test split was kept; None if there was none.
@@ -41,13 +41,13 @@ def divided(partition: object, named: bool, official: bool | None = None) -> str
     >>> divided("natural:test_fraction=0.2,official_split=false", True, official=False)
     'natural (test_fraction 0.2), official splits divided again'
     """
-    if partition is None and not named:
+    if partition is None and not by_user:
         words = plain(USUAL_PARTITION) + ", because the data have no clients"
     else:
         spec = _parse(partition or "natural")
         if isinstance(spec, Spec) and official is not None:
-            said = {"official_split", *(("test_fraction", "stratified") if official else ())}
-            spec = Spec(name=spec.name, options={k: v for k, v in spec.options.items() if k not in said})
+            implied = {"official_split", *(("test_fraction", "stratified") if official else ())}
+            spec = Spec(name=spec.name, options={k: v for k, v in spec.options.items() if k not in implied})
         words = plain(spec)
     return words + ("" if official is None else f", {'official test split' if official else _AGAIN}")
 

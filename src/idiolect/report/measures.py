@@ -63,11 +63,11 @@ def values(run: Run, measure: str) -> pd.DataFrame:
 
 def means(run: Run) -> dict[str, dict[str, float]]:
     """For each measure that the study asks for, the mean over clients and then over seeds, by method."""
-    found = {}
+    means_of = {}
     for measure in requested(run):
         each = values(run, measure).groupby(["method", "seed"])["value"].mean()
-        found[measure] = {str(k): float(v) for k, v in each.groupby("method").mean().items()}
-    return found
+        means_of[measure] = {str(k): float(v) for k, v in each.groupby("method").mean().items()}
+    return means_of
 
 
 def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
@@ -86,25 +86,25 @@ def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
 @once
 def missing(run: Run) -> list[str]:
     """A sentence for each measure that some clients have no value of, though they count: how many have, and why not."""
-    said, called = [], names(run)
+    lines, client_names = [], names(run)
     for measure, without in _without(run).items():
         groups: dict[str, list[str]] = {}
         for client in without:
-            groups.setdefault(why_missing(run, client, measure), []).append(called[client])
+            groups.setdefault(why_missing(run, client, measure), []).append(client_names[client])
         count = counted(run)["client"].nunique()
         why = "; ".join(_because(reason, who) for reason, who in groups.items())
-        said.append(f"{words(measure)}: {count - len(without)} of {count} clients; {why}.")
-    return said
+        lines.append(f"{words(measure)}: {count - len(without)} of {count} clients; {why}.")
+    return lines
 
 
 def _without(run: Run) -> dict[str, list[int]]:
     """The clients that count and have no value of a measure, by measure; recall is a mean over the classes there."""
-    count, found = sorted(set(counted(run)["client"])), {}
+    count, reasons = sorted(set(counted(run)["client"])), {}
     for measure in requested(run):
         there = set(values(run, measure)["client"])
         if measure != "recall" and (without := [c for c in count if c not in there]):
-            found[measure] = without
-    return found
+            reasons[measure] = without
+    return reasons
 
 
 def _because(reason: str, who: Sequence[str]) -> str:
@@ -120,16 +120,16 @@ def suggestion(run: Run) -> list[str]:
     without = {client for clients in _without(run).values() for client in clients}
     try:
         spec = Spec.model_validate(run.study["partition"] or "natural")
-        known: dict[str, Any] = dict(options_of(PARTITIONS[spec.name]))
+        options: dict[str, Any] = dict(options_of(PARTITIONS[spec.name]))
     except (InputError, KeyError, ValueError, TypeError):
         return []
-    if "stratified" not in known or spec.options.get("stratified") or spec.options.get("official_split"):
+    if "stratified" not in options or spec.options.get("stratified") or spec.options.get("official_split"):
         return []
     about = {c["id"]: c for c in run.manifest["clients"]}
     if not any(_would_help(about[c]["train"], about[c]["test"]) for c in without):
         return []
-    given = {k: v for k, v in spec.options.items() if k != "stratified" and v != known[k].default}
-    better = Spec(name=spec.name, options=given | {"stratified": True})
+    own_options = {k: v for k, v in spec.options.items() if k != "stratified" and v != options[k].default}
+    better = Spec(name=spec.name, options=own_options | {"stratified": True})
     return [f"Try {option('partition', str(better))}: it divides the samples of each class between training and test."]
 
 

@@ -38,17 +38,17 @@ def merged(folders: Sequence[Path]) -> Run:
     runs = [read(path) for path in folders]
     if len(runs) == 1:
         return runs[0]
-    called = _called(folders)
-    for other, name in zip(runs[1:], called[1:], strict=True):
-        if what := _apart(runs[0], other, called[0], name):
-            raise InputError(f"{called[0]} and {name} cannot stand in one table: {what}")
+    run_names = _called(folders)
+    for other, name in zip(runs[1:], run_names[1:], strict=True):
+        if what := _apart(runs[0], other, run_names[0], name):
+            raise InputError(f"{run_names[0]} and {name} cannot stand in one table: {what}")
     often = Counter(label for run in runs for label in run.titles)
-    runs = [_labelled(run, name, often) for run, name in zip(runs, called, strict=True)]
+    runs = [_labelled(run, name, often) for run, name in zip(runs, run_names, strict=True)]
     studies = [run.study for run in runs]
     first, measures = runs[0], [m for study in studies for m in study.get("measures") or ()]
     common = {k: v for k, v in first.study.items() if all(study.get(k) == v for study in studies)}
     study = common | {
-        "name": " and ".join(called), "dataset": first.study["dataset"], "partition": first.study["partition"],
+        "name": " and ".join(run_names), "dataset": first.study["dataset"], "partition": first.study["partition"],
         "clients": first.study["clients"], "protocol": first.study["protocol"],
         "rounds": max(s["rounds"] for s in studies),
         "seeds": list(dict.fromkeys(seed for s in studies for seed in s["seeds"])),
@@ -57,7 +57,7 @@ def merged(folders: Sequence[Path]) -> Run:
     manifest = first.manifest | {
         "methods": {label: about for run in runs for label, about in run.manifest["methods"].items()},
         "attackers": {k: v for run in runs for k, v in run.manifest.get("attackers", {}).items()},
-        "notes": [*_settings(studies, called), *_against(runs)],
+        "notes": [*_settings(studies, run_names), *_against(runs)],
     }
     return dataclasses.replace(
         first, name=study["name"], study=study, manifest=manifest, folder=None,
@@ -109,13 +109,13 @@ def _labelled(run: Run, name: str, often: Counter[str]) -> Run:
     )  # fmt: skip
 
 
-def _settings(studies: Sequence[dict[str, Any]], called: Sequence[str]) -> Iterator[str]:
+def _settings(studies: Sequence[dict[str, Any]], run_names: Sequence[str]) -> Iterator[str]:
     """A sentence about the settings in which the runs differ."""
     keys = [k for k in dict.fromkeys(k for study in studies for k in study) if k not in _OWN]
     for key in keys:
         values = [_said(study.get(key)) for study in studies]
         if len(set(values)) > 1:
-            each = ", ".join(f"{value} in {name}" for value, name in zip(values, called, strict=True))
+            each = ", ".join(f"{value} in {name}" for value, name in zip(values, run_names, strict=True))
             yield f"The runs differ in {key}: {each}."
 
 

@@ -131,8 +131,8 @@ def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
     )
 
 
-def _specs(anchor: str, drawn: list[Figure]) -> dict[str, Any]:
-    return {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in drawn}
+def _specs(anchor: str, figures_: list[Figure]) -> dict[str, Any]:
+    return {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in figures_}
 
 
 def _section(
@@ -141,7 +141,7 @@ def _section(
     rows = summary(run)
     drawn, missing = figures(run, colours)
     drawn += more
-    compared = comparisons(run)
+    pairs = comparisons(run)
     specs |= _specs(anchor, drawn)
     return {
         "anchor": anchor,
@@ -153,8 +153,8 @@ def _section(
         "best": [row for row in rows if is_best(row, rows)],
         "colours": colours,
         "copied": [("LaTeX", as_latex(rows, columns_of(run), notes(run))), ("CSV", as_csv(rows))],
-        "compared": compared,
-        "versus": _versus(run, compared),
+        "compared": pairs,
+        "versus": _versus(run, pairs),
         "worst": worst(counted(run)["client"].nunique()),
         "clients": shown(run, View(run, rows, colours).sample),
         "new_clients": new_clients(run),
@@ -164,20 +164,20 @@ def _section(
     }
 
 
-def _versus(run: Run, compared: list[Comparison]) -> str:
+def _versus(run: Run, pairs: list[Comparison]) -> str:
     """How the best method is compared, in words."""
-    if not compared:
+    if not pairs:
         return ""
-    best, seeds = compared[0], len({s for c in compared for s in c.p_values})
+    best, seeds = pairs[0], len({s for c in pairs for s in c.p_values})
     level = "seeds and clients" if seeds > 1 else "clients, so it says nothing about other seeds"
     p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
     p += "; for several seeds twice their mean, because the seeds have the same clients" if seeds > 1 else ""
-    harmed = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
-    few = next((f" {text}" for text in map(too_few, compared) if text), "")
+    harm = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
+    few = next((f" {text}" for text in map(too_few, pairs) if text), "")
     return (
         f"Difference: accuracy of {run.titles[best.method]} minus the other's, in points, with a 95 % interval by a "
         f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is, by their "
-        f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harmed}{few}"
+        f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harm}{few}"
     )
 
 
@@ -193,16 +193,16 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     train, test = (sum(sum(c[part]) for c in clients) for part in ("train", "test"))
     rows = f"{train:,} training and {test:,} test samples"
     shifts = {plain(s): n for s, n in Counter(run.shifts.values()).items() if s}
-    shifted = [f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()]
-    if len(shifted) > _SAID:
-        said = ", ".join([*list(shifts)[:3], "..."])
-        shifted = [f"{len(shifts)} different ones on {sum(shifts.values())} of {len(clients)} clients: {said}"]
+    texts = [f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()]
+    if len(texts) > _SAID:
+        examples = ", ".join([*list(shifts)[:3], "..."])
+        texts = [f"{len(shifts)} different ones on {sum(shifts.values())} of {len(clients)} clients: {examples}"]
     seeds = run.study["seeds"]
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
         ("Clients", _clients(run)),
         ("Partition", divided(run.study["partition"], "name" in clients[0], run.manifest.get("official_split"))),
-        ("Shifts", ", ".join(shifted) or "none"),
+        ("Shifts", ", ".join(texts) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),
         *defences.facts(run),
@@ -238,13 +238,13 @@ def _comparison(runs: list[Run], colours: dict[str, str]) -> list[dict[str, Any]
     tables = [{row.label: row for row in summary(run)} for run in runs]
     lines = []
     for label, colour in colours.items():
-        found = [(table.get(label), list(table.values())) for table in tables]
-        title = next(row.title for row, _ in found if row)
+        cells_of = [(table.get(label), list(table.values())) for table in tables]
+        title = next(row.title for row, _ in cells_of if row)
         cells = [
             {"text": accuracy_text(row), "value": row.accuracy, "best": is_best(row, rows)}
             if row
             else {"text": "-", "value": None, "best": False}
-            for row, rows in found
+            for row, rows in cells_of
         ]
         lines.append({"title": title, "colour": colour, "cells": cells})
     return lines
@@ -274,8 +274,8 @@ def _templates() -> jinja2.Environment:
 def _bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds, so it is cached on disk."""
     at = kept.place(f"vega-{version('vl-convert-python')}")
-    if at and (found := kept.load(at)) and set(found.tensors) == {"code"}:
-        return found.tensors["code"].numpy().tobytes().decode()
+    if at and (entry := kept.load(at)) and set(entry.tensors) == {"code"}:
+        return entry.tensors["code"].numpy().tobytes().decode()
     code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in code.lower() or "<!--" in code:
         raise RuntimeError("the Vega bundle cannot be put into a script element")

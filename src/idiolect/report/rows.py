@@ -62,8 +62,8 @@ class Row(NamedTuple):
 @once
 def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
-    final, gone = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
-    asked = means(run)
+    final, absent = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
+    measures = means(run)
     ends = {label: final[final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
@@ -95,8 +95,8 @@ def summary(run: Run) -> list[Row]:
                 _over_clients(brier[brier["method"] == label]),
                 min((d.round for d in run.diverged if d.method == label), default=None),
                 end["client"].nunique() or None,
-                gone,
-                {measure: by_method.get(label) for measure, by_method in asked.items()},
+                absent,
+                {measure: by_method.get(label) for measure, by_method in measures.items()},
             )
         )
     return rows

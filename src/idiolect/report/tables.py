@@ -119,8 +119,8 @@ def worst(clients: int) -> str:
 
 def columns_of(run: Run) -> tuple[Column, ...]:
     """The table's columns, with the header for so many clients, and those of the measures that the study asks for."""
-    named = worst(counted(run)["client"].nunique()).capitalize()
-    usual = [c._replace(header=named) if c.field == "worst_decile" else c for c in COLUMNS]
+    worst_name = worst(counted(run)["client"].nunique()).capitalize()
+    usual = [c._replace(header=worst_name) if c.field == "worst_decile" else c for c in COLUMNS]
     place = [c.field for c in COLUMNS].index("versus_fedavg") + 1
     return (*usual[:place], *(Column(m, header(m), _measure(m)) for m in requested(run)), *usual[place:])
 
@@ -135,8 +135,8 @@ def _measure(name: str) -> Callable[[Row], str]:
 
 def fields_of(run: Run) -> tuple[Column, ...]:
     """What table.csv has: every field of ``Row``, and the measures that the study asks for."""
-    known = {column.field: column for column in columns_of(run)}
-    return tuple(known.get(name, Column(name, name, str)) for name in fields(requested(run)))
+    columns = {column.field: column for column in columns_of(run)}
+    return tuple(columns.get(name, Column(name, name, str)) for name in fields(requested(run)))
 
 
 def fields(measures: Iterable[str]) -> list[str]:
@@ -160,11 +160,11 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     """
     if not names:
         return columns
-    known = {_SHORT.get(column.field, column.field): column for column in columns}
-    by_field = {column.field: column for column in columns} | known
+    by_name = {_SHORT.get(column.field, column.field): column for column in columns}
+    by_field = {column.field: column for column in columns} | by_name
     for name in names:
         if name not in by_field:
-            raise InputError(f"there is no column {name!r}; {nearest(name, list(known))}")
+            raise InputError(f"there is no column {name!r}; {nearest(name, list(by_name))}")
     first = [column for column in columns if column.field in ("label", "title")]
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
@@ -185,14 +185,14 @@ def _lines(column: Column) -> list[str]:
 
 def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """The columns that fit beside the methods, if those that can be spared are left out, and then the last measures."""
-    left = list(columns)
+    columns_ = list(columns)
     title = min(_TITLE, max((len(row.title) for row in rows), default=0))
     wide = {c.field: max(map(len, [*_lines(c), *(c.text(row) for row in rows)])) + 2 for c in columns}
-    spared = [*_SPARED, *reversed([c.field for c in columns if c.field not in _USUAL_FIELDS])]
-    while sum(wide[c.field] for c in left) + title > _WIDTH and spared:
-        gone = spared.pop(0)
-        left = [column for column in left if column.field != gone]
-    return left
+    candidates = [*_SPARED, *reversed([c.field for c in columns if c.field not in _USUAL_FIELDS])]
+    while sum(wide[c.field] for c in columns_) + title > _WIDTH and candidates:
+        field = candidates.pop(0)
+        columns_ = [column for column in columns_ if column.field != field]
+    return columns_
 
 
 def render(
@@ -208,8 +208,8 @@ def render(
     """
     every = [column for column in columns if column.field not in _PAGE_ONLY]
     columns = _fitting(rows, every)
-    if hidden := [c.header for c in every if c not in columns and c.field not in _USUAL_FIELDS]:
-        more = f"{more} There is no room for {', '.join(hidden)}: see the page.".strip()
+    if absent := [c.header for c in every if c not in columns and c.field not in _USUAL_FIELDS]:
+        more = f"{more} There is no room for {', '.join(absent)}: see the page.".strip()
     if any(column.field == "bytes_per_round" for column in columns):
         more = f"Bytes: down and up, per client and round. {more}"
     rounds = max((row.rounds for row in finished(rows)), default=0)
@@ -298,10 +298,10 @@ def _tex_number(text: str) -> str:
 
 
 def _tabular(columns: Mapping[str, bool], lines: Iterable[Sequence[str]]) -> str:
-    aligned = "".join("r" if number else "l" for number in columns.values())
+    alignment = "".join("r" if number else "l" for number in columns.values())
     head = [header.translate(_TEX) for header in columns]
     body = [" & ".join(cells) + r" \\" for cells in (head, *lines)]
-    parts = [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", body[0], r"\midrule", *body[1:]]
+    parts = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", body[0], r"\midrule", *body[1:]]
     return "\n".join([*parts, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

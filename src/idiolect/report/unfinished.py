@@ -23,22 +23,22 @@ def advice(run: Run) -> list[str]:
 
     Only methods count whose last evaluation is in the study's last round. See ``still_falls`` and ``_one_class``.
     """
-    said, lr = [], run.study.get("lr")
+    lines, lr = [], run.study.get("lr")
     larger = (
         f"a larger learning rate ({option('lr', 3 * lr)})" if isinstance(lr, int | float) else "a larger learning rate"
     )
     what = f"more rounds ({option('rounds', 2 * int(run.study['rounds']))}), or {larger}"
     ends = run.final.groupby("method")["round"].min()
-    done = [label for label in run.titles if ends.get(label, 0) == run.study["rounds"]]
-    stuck = [label for label in done if _one_class(run, label)]
-    falling = [label for label in done if label not in stuck and _learns(run, label)]
+    labels = [label for label in run.titles if ends.get(label, 0) == run.study["rounds"]]
+    stuck = [label for label in labels if _one_class(run, label)]
+    falling = [label for label in labels if label not in stuck and _learns(run, label)]
     if falling:
         title = listed(run.titles[label] for label in falling)
-        said.append(f"Training may not be finished: the training loss of {title} still falls steadily. Try {what}.")
+        lines.append(f"Training may not be finished: the training loss of {title} still falls steadily. Try {what}.")
     if stuck:
         title = listed(run.titles[label] for label in stuck)
-        said.append(f"Accuracy is that of always predicting the most frequent class: {title}. Try {what}.")
-    return said
+        lines.append(f"Accuracy is that of always predicting the most frequent class: {title}. Try {what}.")
+    return lines
 
 
 def still_falls(loss_T: Sequence[float]) -> bool:
@@ -90,15 +90,15 @@ def _one_class(run: Run, label: str) -> bool:
     if mine.empty:
         return False
     total_C = np.sum([c["train"] for c in run.manifest["clients"]], axis=0)
-    balanced = _of(counted(run, "balanced_accuracy"), label, clients)
-    even = balanced["client"].map({i: 1 / np.count_nonzero(c["test"]) for i, c in clients.items()})
-    if len(balanced) and abs(balanced["value"].mean() - even.mean()) > _NEAR:
+    macro = _of(counted(run, "balanced_accuracy"), label, clients)
+    even = macro["client"].map({i: 1 / np.count_nonzero(c["test"]) for i, c in clients.items()})
+    if len(macro) and abs(macro["value"].mean() - even.mean()) > _NEAR:
         return False
     for of_all in (True, False):
         most = {i: int(np.argmax(total_C if of_all else c["train"])) for i, c in clients.items()}
         share = mine["client"].map({i: c["test"][most[i]] / sum(c["test"]) for i, c in clients.items()})
-        apart = (mine["value"] - share).abs().max() if balanced.empty else abs(mine["value"].mean() - share.mean())
-        if apart <= (1e-9 if balanced.empty else _NEAR):
+        apart = (mine["value"] - share).abs().max() if macro.empty else abs(mine["value"].mean() - share.mean())
+        if apart <= (1e-9 if macro.empty else _NEAR):
             return True
     return False
 

@@ -72,23 +72,23 @@ def natural(
         return "a single sample, which cannot be divided" if len(rows) < (min_rows or 2) else ""
 
     lack_V = [lacks(rows) for rows in rows_V]
-    chosen = [v for v, lack in enumerate(lack_V) if min_rows is None or not lack]
-    if len(chosen) < len(rows_V):
-        log.info("partition natural: %d of %d clients are left out", len(rows_V) - len(chosen), len(rows_V))
+    values = [v for v, lack in enumerate(lack_V) if min_rows is None or not lack]
+    if len(values) < len(rows_V):
+        log.info("partition natural: %d of %d clients are left out", len(rows_V) - len(values), len(rows_V))
     again = "divide all samples again with partition natural:official_split=false"
     if official and all("official" in lack for lack in lack_V):
         raise InputError(
             f"partition natural: no client of {source.name} has samples in both official splits; give each client some "
             f"in both, or {again}"
         )
-    if not chosen or len(chosen) < (clients or 0):
+    if not values or len(values) < (clients or 0):
         limit = f" with min_rows={min_rows}" if min_rows else ""
         raise InputError(
-            f"partition natural: clients={clients or 'null'} is not possible: {source.name} has {len(chosen)}{limit}; "
+            f"partition natural: clients={clients or 'null'} is not possible: {source.name} has {len(values)}{limit}; "
             f"take fewer clients{' or a smaller min_rows' if min_rows else ''}"
         )
-    chosen = chosen[:clients]
-    if lacking := [v for v in chosen if lack_V[v]]:
+    values = values[:clients]
+    if lacking := [v for v in values if lack_V[v]]:
         first, *others = lacking
         more = f" ({len(others)} more cannot both train and test)" if others else ""
         ways = "leave such clients out with partition natural:min_rows=2"
@@ -97,8 +97,8 @@ def natural(
         raise InputError(
             f"partition natural: client {by.names[first]!r} of {source.name} has {lack_V[first]}{more}; {ways}"
         )
-    rows_K = [rng.permutation(rows_V[v]) for v in chosen]
-    names = tuple(by.names[v] for v in chosen)
+    rows_K = [rng.permutation(rows_V[v]) for v in values]
+    names = tuple(by.names[v] for v in values)
     if official:
         first_test = source.train_rows
         return Split([rows[rows < first_test] for rows in rows_K], [rows[rows >= first_test] for rows in rows_K], names)
@@ -170,8 +170,8 @@ def _part(source: Source, row_R: Rows, domain: str) -> Source:
     """Some samples of a source, as a source to divide. Its samples have a shape but cannot be read."""
 
     def part(column: Column) -> Column:
-        found, code_R = np.unique(column.code_R[row_R], return_inverse=True)
-        return Column(code_R.astype(np.int64), tuple(column.names[v] for v in found))
+        values, code_R = np.unique(column.code_R[row_R], return_inverse=True)
+        return Column(code_R.astype(np.int64), tuple(column.names[v] for v in values))
 
     return dataclasses.replace(
         source,

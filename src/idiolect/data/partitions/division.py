@@ -33,16 +33,16 @@ def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
         return PARTITIONS[spec.name], check(PARTITIONS[spec.name], spec.options, what)
     if "." not in spec.name:
         raise InputError(f"unknown partition {spec.name!r}; {nearest(spec.name, PARTITIONS)}")
-    found = by_path(spec.name, "partition")
-    if flower.is_kind(found):
-        flower.check(found, spec.options, what)
-        return found, dict(spec.options)
-    if not inspect.isfunction(found) or "source" not in inspect.signature(found).parameters:
+    code = by_path(spec.name, "partition")
+    if flower.is_kind(code):
+        flower.check(code, spec.options, what)
+        return code, dict(spec.options)
+    if not inspect.isfunction(code) or "source" not in inspect.signature(code).parameters:
         raise InputError(
             f"{what}: this is not a partition; give a function (source, clients, rng, *, options) -> Split, or a class "
             "of flwr_datasets.partitioner"
         )
-    return found, check(found, spec.options, what)
+    return code, check(code, spec.options, what)
 
 
 def follows_a_column(spec: Spec) -> bool:
@@ -52,11 +52,11 @@ def follows_a_column(spec: Spec) -> bool:
         InputError: as for ``partition_of``.
     """
     function, options = partition_of(spec)
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     if flower.is_kind(function):
-        return "num_partitions" not in known or "num_partitions" in options
+        return "num_partitions" not in parameters or "num_partitions" in options
     annotated = inspect.signature(function, eval_str=True).parameters
-    return "clients" in known and type(None) in get_args(annotated["clients"].annotation)
+    return "clients" in parameters and type(None) in get_args(annotated["clients"].annotation)
 
 
 def divide(
@@ -69,7 +69,7 @@ def divide(
     """
     rng = keys.generator(seed, "partition")
     draw = keys.generator(seed, "sizes")
-    sized = False
+    has_sizes = False
     if not isinstance(partition, Spec):
         name = type(partition).__name__
         split = flower.from_flower(partition, source, clients, rng)
@@ -81,22 +81,22 @@ def divide(
             split = flower.from_flower(partitioner, source, clients, rng, **more)
         else:
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
-            sized = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
-            more = {"sizes_K": draw_sizes(sizes, count, draw)} if sized and count else {}
+            has_sizes = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
+            more = {"sizes_K": draw_sizes(sizes, count, draw)} if has_sizes and count else {}
             call = partial(function, source, count, rng, **more, **options)
             split = call() if name in PARTITIONS else _guarded(call, name)
     _check_split(split, clients, len(source.y_R), name)
-    return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not sized else split
+    return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not has_sizes else split
 
 
 def _guarded(divide: Callable[[], Any], name: str) -> Split:
     """The result of the user's function, as a split."""
     try:
-        found = divide()
-        train, test = ([np.asarray(rows) for rows in part] for part in found[:2])
+        split = divide()
+        train, test = ([np.asarray(rows) for rows in part] for part in split[:2])
         if not all(rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) for rows in [*train, *test]):
             raise TypeError("sample numbers are whole numbers, in one array for each client")
-        return Split([r.astype(np.int64) for r in train], [r.astype(np.int64) for r in test], *found[2:])
+        return Split([r.astype(np.int64) for r in train], [r.astype(np.int64) for r in test], *split[2:])
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -123,9 +123,9 @@ def _check_split(split: Split, clients: int | None, rows: int, name: str) -> Non
     """Check what the rest of the program relies on, whoever wrote the partition."""
     count = len(split.train)
     if not 0 < count == len(split.test) == (clients or count):
-        asked = f" of {clients}" if clients else ""
+        of_count = f" of {clients}" if clients else ""
         fits = f", or take clients={count}" if count else ""
-        raise InputError(f"partition {name} made {count} clients{asked}: return one entry per client{fits}")
+        raise InputError(f"partition {name} made {count} clients{of_count}: return one entry per client{fits}")
     if split.names is not None and len(split.names) != count:
         raise InputError(f"partition {name} returns {len(split.names)} names for {count} clients: give each client one")
     for client, (train, test) in enumerate(zip(*split[:2], strict=True)):

@@ -130,10 +130,10 @@ def _released_slices(
             main = main_G[k % len(main_G)]
             uniform = int(np.floor(round(size * share / 100, 9)))
             hand = []
-            for chosen, rows in ((np.arange(source.classes), uniform), (main, size - uniform)):
-                each = rows // len(chosen)
-                take = [each] * (len(chosen) - 1) + [rows - each * (len(chosen) - 1)]
-                for c, count in zip(chosen, take, strict=True):
+            for own_labels, rows in ((np.arange(source.classes), uniform), (main, size - uniform)):
+                each = rows // len(own_labels)
+                take = [each] * (len(own_labels) - 1) + [rows - each * (len(own_labels) - 1)]
+                for c, count in zip(own_labels, take, strict=True):
                     if count > stock_C[c]:
                         raise InputError(
                             f"partition dominant: official_quirks needs {count} samples of class "
@@ -142,7 +142,7 @@ def _released_slices(
                         )
                     at = 0 if used_C[c] + count > stock_C[c] else used_C[c]
                     hand.append(row_C[c][at : at + count])
-                    used_C[c] = at + (each if characters and chosen is main else count)
+                    used_C[c] = at + (each if characters and own_labels is main else count)
             hands.append(rng.permutation(np.concatenate(hand)))
         parts.append(hands)
     return Split(parts[0], parts[1], shared=True)

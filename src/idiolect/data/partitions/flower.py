@@ -45,8 +45,8 @@ def made(kind: type[Partitioner], options: Mapping[str, Any], clients: int) -> t
     """
     check(kind, options, f"partition {kind.__name__}")
     own = {k: v for k, v in options.items() if k not in _OURS}
-    known = inspect.signature(kind).parameters
-    usual = {k: v for k, v in (("num_partitions", clients), ("partition_by", "label")) if k in known}
+    parameters = inspect.signature(kind).parameters
+    usual = {k: v for k, v in (("num_partitions", clients), ("partition_by", "label")) if k in parameters}
     try:
         return kind(**usual | own), {k: v for k, v in options.items() if k in _OURS}
     except (ValueError, TypeError) as error:
@@ -59,10 +59,10 @@ def check(kind: type[Partitioner], options: Mapping[str, Any], what: str) -> Non
     Raises:
         InputError: an option is unknown.
     """
-    known = [*inspect.signature(kind).parameters, *_OURS]
+    parameters = [*inspect.signature(kind).parameters, *_OURS]
     for key in options:
-        if key not in known:
-            raise InputError(f"{what} has no option {key!r}; {nearest(key, known)}")
+        if key not in parameters:
+            raise InputError(f"{what} has no option {key!r}; {nearest(key, parameters)}")
 
 
 def from_flower(

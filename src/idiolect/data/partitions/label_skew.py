@@ -179,9 +179,9 @@ def classes(
         )
     for _ in range(20 if draw == "random" else 1):
         first = (np.arange(clients)[:, None] + np.arange(per_client)) % len(present)
-        chosen = present[first if draw == "consecutive" else draw_classes(len(present), per_client, clients, rng)]
+        labels = present[first if draw == "consecutive" else draw_classes(len(present), per_client, clients, rng)]
         own_KC = np.zeros((clients, source.classes), bool)
-        np.put_along_axis(own_KC, chosen, True, axis=1)
+        np.put_along_axis(own_KC, labels, True, axis=1)
         count_KC = allocate(own_KC, total_K, stock_C, rng)
         if count_KC is not None:
             return cut(deal(y_R, np.arange(len(y_R)), count_KC, rng), test_K, y_R if stratified else None, rng)

@@ -44,13 +44,13 @@ def dirichlet_official(
     least = max(2, min(_LEAST, each // 2))
     y_R = source.y_R.numpy()
     rows_C = [np.flatnonzero(y_R == label) for label in range(source.classes)]
-    drawn = np.random.RandomState(_SEED)
+    draw = np.random.RandomState(_SEED)
     for _ in range(_TRIES):
-        before = drawn.get_state()
-        sizes_CK = _sizes(rows_C, clients, alpha, drawn)
+        before = draw.get_state()
+        sizes_CK = _sizes(rows_C, clients, alpha, draw)
         if sizes_CK is not None and sizes_CK.sum(0).min() >= least:
-            drawn.set_state(before)
-            rows_K = _dealt(rows_C, sizes_CK, alpha, drawn)
+            draw.set_state(before)
+            rows_K = _dealt(rows_C, sizes_CK, alpha, draw)
             halves = [train_test_split(rows, train_size=1 - test_fraction, random_state=_SEED) for rows in rows_K]
             return Split([train for train, _ in halves], [test for _, test in halves])
     raise InputError(
@@ -59,13 +59,13 @@ def dirichlet_official(
     )
 
 
-def _sizes(rows_C: list[np.ndarray], clients: int, alpha: float, drawn: np.random.RandomState) -> np.ndarray | None:
+def _sizes(rows_C: list[np.ndarray], clients: int, alpha: float, draw: np.random.RandomState) -> np.ndarray | None:
     """How many samples of each class a draw gives each client; None if a class has only full clients to go to."""
     full = sum(map(len, rows_C)) / clients
     sizes_CK = np.zeros((len(rows_C), clients), np.int64)
     for label, rows in enumerate(rows_C):
-        drawn.shuffle(np.empty_like(rows))  # takes as many random numbers as the samples
-        p_K = drawn.dirichlet(np.full(clients, alpha)) * (sizes_CK.sum(0) < full)
+        draw.shuffle(np.empty_like(rows))  # takes as many random numbers as the samples
+        p_K = draw.dirichlet(np.full(clients, alpha)) * (sizes_CK.sum(0) < full)
         if not p_K.sum() > 0:
             return None
         ends_K = (np.cumsum(p_K / p_K.sum()) * len(rows)).astype(np.int64)[:-1]
@@ -74,13 +74,13 @@ def _sizes(rows_C: list[np.ndarray], clients: int, alpha: float, drawn: np.rando
 
 
 def _dealt(
-    rows_C: list[np.ndarray], sizes_CK: np.ndarray, alpha: float, drawn: np.random.RandomState
+    rows_C: list[np.ndarray], sizes_CK: np.ndarray, alpha: float, draw: np.random.RandomState
 ) -> list[np.ndarray]:
     """The samples of each client, in the draw that gave these sizes."""
     parts_CK = []
     for rows, sizes_K in zip(rows_C, sizes_CK, strict=True):
         shuffled = rows.copy()
-        drawn.shuffle(shuffled)
-        drawn.dirichlet(np.full(len(sizes_K), alpha))
+        draw.shuffle(shuffled)
+        draw.dirichlet(np.full(len(sizes_K), alpha))
         parts_CK.append(np.split(shuffled, np.cumsum(sizes_K)[:-1]))
     return [np.concatenate(parts) for parts in zip(*parts_CK, strict=True)]

@@ -31,16 +31,16 @@ def members(value: object, clients: int, what: str) -> frozenset[int]:
     Raises:
         InputError: it cannot be read, or there is no such client; ``what`` names the setting.
     """
-    found: Iterable[int]
+    clients_: Iterable[int]
     if value == "all":
-        found = range(clients)
+        clients_ = range(clients)
     elif value == "half":
-        found = range((clients + 1) // 2)
+        clients_ = range((clients + 1) // 2)
     elif isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
-        found = value
+        clients_ = value
     else:
-        found = _ranges(str(value), clients, what)
-    numbers = frozenset(found)
+        clients_ = _ranges(str(value), clients, what)
+    numbers = frozenset(clients_)
     for number in sorted(numbers):
         if not 0 <= number < clients:
             raise InputError(f"{what}: there is no client {number}; the {clients} clients are 0 to {clients - 1}")

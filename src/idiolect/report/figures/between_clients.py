@@ -26,40 +26,40 @@ def between_clients(view: View) -> Iterator[Figure | str]:
     records = run.records[(run.records["stage"] == "server") & run.records["other"].notna()]
     records = records[records["value"].notna()]
     for label, title in run.titles.items():
-        told = {metric: report for metric, report in run.reports[label].items() if isinstance(report, PairValue)}
+        reports = {metric: report for metric, report in run.reports[label].items() if isinstance(report, PairValue)}
         mine = records[records["method"] == label]
-        for metric in dict.fromkeys([*told, *mine["metric"]]):
-            found = mine[mine["metric"] == metric]
-            if metric not in told:
+        for metric in dict.fromkeys([*reports, *mine["metric"]]):
+            records_of = mine[mine["metric"] == metric]
+            if metric not in reports:
                 colours = f"Each row is a client; its colours are the values of {metric} between it and the others"
-                told[metric] = PairValue(metric, f"{metric} between clients", colours, value=metric)
-            if found.empty:
-                yield f"No {told[metric].name} are recorded for {title}, so their figure is left out."
+                reports[metric] = PairValue(metric, f"{metric} between clients", colours, value=metric)
+            if records_of.empty:
+                yield f"No {reports[metric].name} are recorded for {title}, so their figure is left out."
             else:
-                yield _matrices(view, view.name_of(metric, label), title, told[metric], found)
+                yield _matrices(view, view.name_of(metric, label), title, reports[metric], records_of)
 
 
 def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.DataFrame) -> Figure:
     """A metric of one method: a matrix of clients for each of a few rounds."""
     final = last(records, "seed")["round"].min()
-    chosen = _near(records["round"], (*_EARLY, final))
-    records = records[records["round"].isin(chosen)].astype({"other": "int64"})
+    rounds = _near(records["round"], (*_EARLY, final))
+    records = records[records["round"].isin(rounds)].astype({"other": "int64"})
     frame = records.groupby(["round", "client", "other"])["value"].mean().reset_index()
     frame = frame[frame["other"].isin(list(view.clients))]
-    ends = frame[frame["round"] == chosen[-1]]
+    ends = frame[frame["round"] == rounds[-1]]
     own = ends.loc[ends["client"] == ends["other"], "value"].mean()
-    shown, met = list(view.clients), len(view.clients)
-    if met > PAIRS:  # from one round and seed: clients that never met have no value
-        there = records[records["round"] == chosen[-1]]
+    clients, total = list(view.clients), len(view.clients)
+    if total > PAIRS:  # from one round and seed: clients that never met have no value
+        there = records[records["round"] == rounds[-1]]
         ids = set(there.loc[there["seed"] == there["seed"].min(), "client"])
-        shown, met = view.sample(ids, PAIRS, PAIRS), len(ids)
-        frame = frame[frame["client"].isin(shown) & frame["other"].isin(shown)]
-        seen = frame.groupby("round")["client"].nunique()
-        chosen = [r for r in chosen if 2 * seen.get(r, 0) >= len(shown)]
-        frame = frame[frame["round"].isin(chosen)]
+        clients, total = view.sample(ids, PAIRS, PAIRS), len(ids)
+        frame = frame[frame["client"].isin(clients) & frame["other"].isin(clients)]
+        per_round = frame.groupby("round")["client"].nunique()
+        rounds = [r for r in rounds if 2 * per_round.get(r, 0) >= len(clients)]
+        frame = frame[frame["round"].isin(rounds)]
     frame["value"] = frame["value"].round(4)
     frame["client"] = frame["client"].map(view.clients)
-    alike = _alike(view.run, shown)
+    alike = _alike(view.run, clients)
     order = [view.names[c] for c in alike]
     frame["other"] = frame["other"].map(view.names)
     frame["round"] = frame["round"].map("round {}".format)
@@ -75,8 +75,8 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
     y = view.client_axis(alike) | {"title": report.row}
     y["scale"]["padding"] = 0.05
     y["axis"]["domain"] = False
-    bound, signed = float(frame["value"].abs().max()), bool((frame["value"] < 0).any())
-    scale = {"domain": [-bound, bound], "range": "diverging"} if signed else _POSITIVE
+    largest, with_sign = float(frame["value"].abs().max()), bool((frame["value"] < 0).any())
+    scale = {"domain": [-largest, largest], "range": "diverging"} if with_sign else _POSITIVE
     colour = {
         "field": "value",
         "type": "quantitative",
@@ -84,16 +84,17 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
         "legend": {"title": report.value, "orient": "bottom", "direction": "horizontal", "gradientLength": 180},
     }
     tip = tooltip("round", f"client={report.row}", f"other={report.column}", f"value={report.value}")
-    scaled = "orange below 0 and blue above" if signed else "on a square-root scale"
+    scaling = "orange below 0 and blue above" if with_sign else "on a square-root scale"
     share = report.own.replace("{}", f"{100 * own:.0f} %")
     return Figure(
         name,
         f"{title}: {share} on average" if share and own == own else f"{title}: {report.shows}",
-        f"{report.colours}, {scaled} (mean over seeds; the last evaluation round and the recorded rounds nearest "
-        "to 1, 20 and 50). Clients with similar classes and shifts are next to each other." + sample_note(shown, met),
+        f"{report.colours}, {scaling} (mean over seeds; the last evaluation round and the recorded rounds nearest "
+        "to 1, 20 and 50). Clients with similar classes and shifts are next to each other."
+        + sample_note(clients, total),
         side_by_side(
             "round",
-            [f"round {r}" for r in chosen],
+            [f"round {r}" for r in rounds],
             inline_data(frame),
             {
                 "width": 200,
@@ -102,14 +103,14 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
                 "encoding": {"x": x, "y": y, "color": colour, "tooltip": tip},
             },
         ),
-        wide=len(chosen) > 2,
+        wide=len(rounds) > 2,
     )
 
 
-def _near(rounds: pd.Series[int], wanted: Sequence[int]) -> list[int]:
+def _near(rounds: pd.Series[int], targets: Sequence[int]) -> list[int]:
     """The recorded rounds that are nearest to the wanted ones, without repetition."""
     there = np.unique(rounds)
-    return sorted({int(there[np.abs(there - r).argmin()]) for r in wanted})
+    return sorted({int(there[np.abs(there - r).argmin()]) for r in targets})
 
 
 def _alike(run: Run, clients: Sequence[int]) -> list[int]:
@@ -122,7 +123,7 @@ def _alike(run: Run, clients: Sequence[int]) -> list[int]:
     shifted_KS = pd.get_dummies(pd.Series([about[i]["shift"] for i in clients])).to_numpy(float)
     points = np.hstack([share_KC, shifted_KS])
     apart_KK = cdist(points, points)
-    order, left = [0], list(range(1, len(clients)))
-    while left:
-        order.append(left.pop(int(apart_KK[order[-1], left].argmin())))
+    order, rest = [0], list(range(1, len(clients)))
+    while rest:
+        order.append(rest.pop(int(apart_KK[order[-1], rest].argmin())))
     return [clients[i] for i in order]

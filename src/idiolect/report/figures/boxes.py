@@ -33,11 +33,11 @@ def boxed(view: View, frame: pd.DataFrame, dots: Json, size: int, keep: Sequence
     """
     x, y = dots["encoding"]["x"], dots["encoding"]["y"]
     there = set(frame["id"])
-    shown = view.sample(there)
-    few = len(shown) == len(there)
-    data = inline_data((frame if few else frame[frame["id"].isin(shown)])[list(keep)])
+    sample = view.sample(there)
+    few = len(sample) == len(there)
+    data = inline_data((frame if few else frame[frame["id"].isin(sample)])[list(keep)])
     layers = [_box(x, y, size), dots] if few else [*_boxes(frame, x, y, size), dots]
-    words = "" if few else f" The dots are a sample of {len(shown):,} of {len(there):,} clients; the box is for all."
+    words = "" if few else f" The dots are a sample of {len(sample):,} of {len(there):,} clients; the box is for all."
     return {"data": data, "layer": layers}, words
 
 

@@ -23,10 +23,10 @@ def pooled(run: Run) -> pd.DataFrame:
     Columns: method (label), bin, count (mean over seeds), predicted, observed (0..1).
     """
     keys = ["method", "seed", "client"]
-    found = run.records["metric"].drop_duplicates().str.extract(_BIN)[0].dropna()
+    bins = run.records["metric"].drop_duplicates().str.extract(_BIN)[0].dropna()
     seeds = {str(method): part.nunique() for method, part in run.final.groupby("method")["seed"]}
     lines = []
-    for b in sorted(int(text) for text in found):
+    for b in sorted(int(text) for text in bins):
         parts = [_of_bin(run, f"calibration_{what}[{b}]", keys) for what in ("count", "predicted", "observed")]
         table = pd.concat(parts, axis=1, join="inner", keys=["count", "predicted", "observed"])
         for method, mine in table.groupby(level="method"):
@@ -55,16 +55,16 @@ def calibration(view: View) -> Iterator[Figure | str]:
     frame = frame.sort_values(["order", "bin"]).drop(columns="order")
     frame["from"], frame["to"] = frame["bin"] / 10, (frame["bin"] + 1) / 10
     data = inline_data(frame)
-    said = f"mean probability of {name}" if two else "mean probability of the predicted class"
-    seen = f"share of {name}" if two else "share of right predictions"
-    tip = tooltip("method", f"predicted={said}", f"observed={seen}", "count=samples in the bin")
+    x_title = f"mean probability of {name}" if two else "mean probability of the predicted class"
+    y_title = f"share of {name}" if two else "share of right predictions"
+    tip = tooltip("method", f"predicted={x_title}", f"observed={y_title}", "count=samples in the bin")
 
     def channel(field: str, title: str) -> Json:
         scale = {"domain": [0, 1], "nice": False}
         return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": _AXIS}
 
     colour = view.method | {"legend": view.legend}
-    x, y = channel("predicted", said), channel("observed", seen)
+    x, y = channel("predicted", x_title), channel("observed", y_title)
     size = {"field": "count", "type": "quantitative", "scale": {"range": [15, 300]}, "legend": None}
     corners = {"values": [{"predicted": 0, "observed": 0}, {"predicted": 1, "observed": 1}]}
     layers: list[Json] = [
@@ -96,7 +96,7 @@ def calibration(view: View) -> Iterator[Figure | str]:
                 "x": {
                     "field": "from",
                     "type": "ordinal",
-                    "title": said.removeprefix("mean "),
+                    "title": x_title.removeprefix("mean "),
                     "scale": {"domain": [b / 10 for b in range(10)]},
                     "axis": {"labelExpr": "format(datum.value, '.0%') + ' –'", "labelAngle": 0, "labelOverlap": True},
                 },

@@ -52,17 +52,17 @@ def client_value(view: View) -> Iterator[Figure | str]:
             last(mine, "seed", "client").groupby("client")["value"].agg(["mean", "min", "max", "count"]).reset_index()
         )
         frame = frame.rename(columns={"mean": "value", "min": "low", "max": "high", "count": "seeds"})
-        shifted = frame["client"].map(lambda c: bool(run.shifts[c]))
-        with_shift, without = frame.loc[shifted, "value"].mean(), frame.loc[~shifted, "value"].mean()
+        has_shift = frame["client"].map(lambda c: bool(run.shifts[c]))
+        with_shift, without = frame.loc[has_shift, "value"].mean(), frame.loc[~has_shift, "value"].mean()
         frame["id"], frame["jitter"] = frame["client"], frame["client"].map(view.jitter)
         frame["kind"] = frame["client"].map(view.kind_of)
         frame["client"] = frame["client"].map(view.clients)
         x = _axis(report, frame["low"].min(), frame["high"].max())
-        known = bool(shifted.any()) and not bool(shifted.all())
+        by_kind = bool(has_shift.any()) and not bool(has_shift.all())
         name = view.name_of(metric, label)
         heading = (
             f"{title}: {symbol} is {with_shift:.2f} on average for shifted clients, {without:.2f} for the others"
-            if known
+            if by_kind
             else f"{title}: {report.shows}"
         )
         caption = f"{report.ends} (its last round"
@@ -78,9 +78,9 @@ def client_value(view: View) -> Iterator[Figure | str]:
                     "tooltip": tooltip("client", f"value={symbol}"),
                 },
             }
-            spec, sampled = boxed(view, frame, dots, 22, ["client", "kind", "jitter", "value"])
+            spec, note = boxed(view, frame, dots, 22, ["client", "kind", "jitter", "value"])
             words = f"{caption}, mean over seeds). The box has the middle half of the clients, its line is the median."
-            yield Figure(name, heading, words + sampled, spec | {"height": 60 * len(kinds)})
+            yield Figure(name, heading, words + note, spec | {"height": 60 * len(kinds)})
             continue
         y = view.client_axis(list(view.clients))
         y["axis"]["grid"] = True
@@ -109,8 +109,8 @@ def client_value(view: View) -> Iterator[Figure | str]:
 def by_shift(view: View) -> Iterator[Figure | str]:
     """The distribution of the value over the clients of each kind of shift; clients without a shift come first."""
     run = view.run
-    called = {shift: _kind_of_shift(shift) for shift in set(run.shifts.values())}
-    kinds = {c: called[run.shifts[c]] for c in view.clients}
+    kind_of = {shift: _kind_of_shift(shift) for shift in set(run.shifts.values())}
+    kinds = {c: kind_of[run.shifts[c]] for c in view.clients}
     order = sorted(set(kinds.values()), key=lambda kind: (kind != _CLEAN, kind))
     if len(order) < 2 or len(order) == len(kinds):
         return
@@ -131,14 +131,14 @@ def by_shift(view: View) -> Iterator[Figure | str]:
         tip = tooltip("client", "kind", f"value={symbol}")
         x = _axis(report, frame["value"].min(), frame["value"].max())
         dots = {"mark": DOT, "encoding": {"x": x, "y": y, "color": colour, "tooltip": tip}}
-        spec, sampled = boxed(view, frame, dots, 16, ["client", "value", "kind"])
+        spec, note = boxed(view, frame, dots, 16, ["client", "value", "kind"])
         yield Figure(
             view.name_of(f"{metric}-shift", label),
             f"{title}: half of the clients with {most.replace('_', ' ')} have {symbol} above {middle.max():.2f}"
             if most != _CLEAN
             else f"{title}: {symbol} is largest for clients without a shift, at a median of {middle.max():.2f}",
             "Each dot is one client in its last round (mean over seeds), by the kind of its shift; the box has "
-            f"the middle half of the clients, its line is the median.{sampled}",
+            f"the middle half of the clients, its line is the median.{note}",
             spec | {"height": 36 * len(order)},
         )
 

@@ -69,7 +69,7 @@ def spread(view: View) -> Iterator[Figure | str]:
     titles = _titles(view, frame)
     x = per_cent("accuracy", "accuracy of one client (%)")
     dots = _dots(view, titles, x, "accuracy=accuracy (%)")
-    spec, sampled = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
+    spec, note = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
     top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
     who = worst(frame["id"].nunique())
     who += " of clients" if who == "worst tenth" else ""
@@ -78,7 +78,7 @@ def spread(view: View) -> Iterator[Figure | str]:
         "spread",
         f"The {who} {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
         "Each dot is one client's final accuracy (mean over seeds); the box has the middle half of the clients, "
-        f"its line is the median.{sampled}",
+        f"its line is the median.{note}",
         spec | {"height": 40 * len(titles)},
     )
 
@@ -130,12 +130,12 @@ def _verdict(run: Run, method: str, base: str, words: str, better: int, clients:
 
 def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     """A heat map of clients x methods with the points that each client gains: caption, specification, width."""
-    bound = max(1.0, float(others["points"].abs().max()))
+    largest = max(1.0, float(others["points"].abs().max()))
     titles = _titles(view, others)
     colour = {
         "field": "points",
         "type": "quantitative",
-        "scale": {"domain": [-bound, bound], "range": "diverging", "interpolate": "lab"},
+        "scale": {"domain": [-largest, largest], "range": "diverging", "interpolate": "lab"},
         "legend": {
             "title": "points",
             "orient": "bottom",
@@ -188,11 +188,11 @@ def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     axis = {"labelExpr": _SIGNED, "tickCount": TICKS}
     x = {"field": "points", "type": "quantitative", "title": "points", "axis": axis}
     dots = _dots(view, titles, x, "points")
-    spec, sampled = boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
+    spec, note = boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
     zero = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3], **RULE}}
     spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
     return {
         "caption": f"Final accuracy of a client minus its accuracy with {base}, in points (mean over seeds): right of "
-        f"0 it gains, left of 0 it loses. The box has the middle half of the clients, its line is the median.{sampled}",
+        f"0 it gains, left of 0 it loses. The box has the middle half of the clients, its line is the median.{note}",
         "spec": spec | {"height": 40 * len(titles)},
     }

@@ -23,9 +23,9 @@ def cost(view: View) -> Iterator[Figure | str]:
     percent = [100 * (r.accuracy or 0) for r in rows]
     low, high = min(percent), max(percent)
     apart = max(high - low, 1.0) / 14
-    named = rows if len(rows) <= NAMED else _front(rows)
+    rows_with_names = rows if len(rows) <= NAMED else _front(rows)
     place: dict[str, float] = {}
-    for r in sorted(named, key=lambda r: r.accuracy or 0):
+    for r in sorted(rows_with_names, key=lambda r: r.accuracy or 0):
         place[r.label] = max([100 * (r.accuracy or 0), *(y + apart for y in place.values())])
     values = [
         {
@@ -69,7 +69,7 @@ def cost(view: View) -> Iterator[Figure | str]:
         "are at the upper left."
         + (
             ""
-            if len(named) == len(rows)
+            if len(rows_with_names) == len(rows)
             else " Names are shown where no method with as many bytes or fewer is better; point at a dot for others."
         ),
         {"data": {"values": values}, "height": 300, "layer": [dots, names]},

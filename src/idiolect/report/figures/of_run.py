@@ -26,5 +26,5 @@ _MAKERS = (
 def figures(run: Run, colours: Mapping[str, str]) -> tuple[list[Figure], list[str]]:
     """All figures for which a run has data, and sentences that say which others are missing and why."""
     view = View(run, summary(run), colours)
-    found = [thing for make in _MAKERS for thing in make(view)]
-    return [f for f in found if isinstance(f, Figure)], [f for f in found if isinstance(f, str)]
+    things = [thing for make in _MAKERS for thing in make(view)]
+    return [f for f in things if isinstance(f, Figure)], [f for f in things if isinstance(f, str)]

@@ -61,11 +61,11 @@ def over_rounds(view: View) -> Iterator[Figure | str]:
         low = per_cent("low", "accuracy (%)")
         band = {"x": x, "y": low, "y2": {"field": "high"}, "color": colour, "opacity": shown(0.16, 0.02)}
         layers.insert(0, {"mark": "area", "encoding": band})
-    done = finished(view.rows)
+    rows = finished(view.rows)
     title = "No method has finished"
-    if done:
-        top = max(done, key=lambda r: r.accuracy or 0)
-        title = f"{top.title} ends {'highest, ' if len(done) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %"
+    if rows:
+        top = max(rows, key=lambda r: r.accuracy or 0)
+        title = f"{top.title} ends {'highest, ' if len(rows) > 1 else ''}at {100 * (top.accuracy or 0):.1f} %"
     yield Figure(
         "rounds",
         title,

@@ -17,15 +17,15 @@ from idiolect.runs.reader import Run
 def partition_figures(run: Run, about: Description) -> list[Figure]:
     """The figures of a partition before anything is trained: classes and sizes of clients, and how they differ."""
     view = View(run, [], {})
-    found = [f for f in label_map(view) if isinstance(f, Figure)]
-    return [*found, _sizes(about), *_divergence(view, about)]
+    maps = [f for f in label_map(view) if isinstance(f, Figure)]
+    return [*maps, _sizes(about), *_divergence(view, about)]
 
 
 def label_map(view: View) -> Iterator[Figure | str]:
     """Clients x classes, with a circle whose size shows the number of training samples."""
     manifest = view.run.manifest
-    names, shown = manifest["class_names"], view.sample(view.clients)
-    drawn = set(shown)
+    names, clients = manifest["class_names"], view.sample(view.clients)
+    sample = set(clients)
     values = [
         {
             "client": view.clients[c["id"]],
@@ -35,13 +35,13 @@ def label_map(view: View) -> Iterator[Figure | str]:
             "kind": view.kind_of(c["id"]),
         }
         for c in manifest["clients"]
-        if c["id"] in drawn
+        if c["id"] in sample
         for k, rows in enumerate(c["train"])
         if rows
     ]
     if not values:
         return
-    step = height_for(len(shown)) / len(shown)
+    step = height_for(len(clients)) / len(clients)
     largest = max(10.0, min(260.0, 0.9 * step * step))
     x = {
         "field": "class",
@@ -56,7 +56,7 @@ def label_map(view: View) -> Iterator[Figure | str]:
         "scale": {"range": [2, largest], "domainMin": 0},
         "legend": {"title": "training samples", "orient": "bottom", **GREY_SYMBOL, "tickCount": 4},
     }
-    y = view.client_axis(shown)
+    y = view.client_axis(clients)
     y["axis"]["grid"] = True
     encoding = {
         "x": x,
@@ -70,10 +70,10 @@ def label_map(view: View) -> Iterator[Figure | str]:
         "Which client has which classes",
         "The larger the circle, the more training samples of that class a client has"
         + ("; shifted clients are orange." if view.shifted else ".")
-        + sample_note(shown, len(view.clients)),
+        + sample_note(clients, len(view.clients)),
         {
             "data": {"values": values},
-            "height": height_for(len(shown)),
+            "height": height_for(len(clients)),
             "mark": {"type": "circle", "opacity": 0.9},
             "encoding": encoding,
         },

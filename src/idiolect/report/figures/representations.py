@@ -22,10 +22,10 @@ def gaussianity(view: View) -> Iterator[Figure | str]:
         ),
     )
     for metric, what, unit, words in forms:
-        found = view.run.of_protocol(metric)
-        if found.empty:
+        records = view.run.of_protocol(metric)
+        if records.empty:
             continue
-        frame = found.groupby(["method", "round"])["value"].mean().reset_index(name="nats")
+        frame = records.groupby(["method", "round"])["value"].mean().reset_index(name="nats")
         frame["method"] = frame["method"].map(view.run.titles)
         x = {"field": "round", "type": "quantitative", "title": "round", "axis": {"tickMinStep": 1, "format": "d"}}
         y = {"field": "nats", "type": "quantitative", "title": unit, "scale": {"zero": False}}
@@ -52,20 +52,20 @@ def gaussianity(view: View) -> Iterator[Figure | str]:
 def representations(view: View) -> Iterator[Figure | str]:
     """Representations of a few clients' test samples in two dimensions, coloured by class."""
     run = view.run
-    found = run.records[run.records["metric"].str.startswith("feature") & run.records["value"].notna()]
-    if found.empty:
+    records = run.records[run.records["metric"].str.startswith("feature") & run.records["value"].notna()]
+    if records.empty:
         return
-    parts = found["metric"].str.extract(r"^(?P<what>feature|feature_class)\[(?P<row>\d+)(?P<axis>,\d)?\]$")
-    found = found.assign(what=parts["what"] + parts["axis"].fillna(""), row=parts["row"])
-    found = found[found["seed"] == found.groupby("method")["seed"].transform("min")]
-    frame = found.pivot(index=["method", "client", "row"], columns="what", values="value").reset_index()
+    parts = records["metric"].str.extract(r"^(?P<what>feature|feature_class)\[(?P<row>\d+)(?P<axis>,\d)?\]$")
+    records = records.assign(what=parts["what"] + parts["axis"].fillna(""), row=parts["row"])
+    records = records[records["seed"] == records.groupby("method")["seed"].transform("min")]
+    frame = records.pivot(index=["method", "client", "row"], columns="what", values="value").reset_index()
     frame = frame.rename(columns={"feature,0": "first", "feature,1": "second"})
     names, there = run.manifest["class_names"], set(frame["client"])
-    called = view.clients | {c: f"new client {view.names.get(c, c)}" for c in run.new_clients}
-    clients = [name for c, name in called.items() if c in there]
+    client_names = view.clients | {c: f"new client {view.names.get(c, c)}" for c in run.new_clients}
+    clients = [name for c, name in client_names.items() if c in there]
     methods = [title for label, title in run.titles.items() if label in set(frame["method"])]
     frame["class"] = frame["feature_class"].astype(int).map(dict(enumerate(names)))
-    frame["client"], frame["method"] = frame["client"].map(called), frame["method"].map(run.titles)
+    frame["client"], frame["method"] = frame["client"].map(client_names), frame["method"].map(run.titles)
     present = [n for n in names if n in set(frame["class"])]
     few = len(present) <= len(PALETTE)
     colour = {

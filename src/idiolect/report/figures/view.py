@@ -80,18 +80,18 @@ class View:
 
     def sample(self, clients: Collection[int], most: int = DRAWN, count: int = SAMPLE) -> list[int]:
         """The clients of these that are drawn one by one: all, or ``count`` if there are more than ``most``."""
-        found = set(clients)
-        if len(found) > most:
-            found = set(sorted(found, key=self._turn.__getitem__)[:count])
-        return [c for c in self.clients if c in found]
+        sample = set(clients)
+        if len(sample) > most:
+            sample = set(sorted(sample, key=self._turn.__getitem__)[:count])
+        return [c for c in self.clients if c in sample]
 
-    def client_axis(self, shown: Sequence[int]) -> Json:
+    def client_axis(self, clients: Sequence[int]) -> Json:
         """The y channel of clients, one line each."""
         return {
             "field": "client",
             "type": "nominal",
             "title": "client · shift" if self.shifted else "client",
-            "scale": {"domain": [self.clients[c] for c in shown]},
+            "scale": {"domain": [self.clients[c] for c in clients]},
             "axis": {"labelOverlap": True, "labelLimit": 130},
         }
 
@@ -128,6 +128,6 @@ def height_for(count: int) -> int:
     return count * (20 if count <= 40 else max(3, 800 // count))
 
 
-def sample_note(shown: Collection[int], clients: int) -> str:
+def sample_note(sample: Collection[int], clients: int) -> str:
     """A sentence for the caption if not all clients are drawn."""
-    return f" A sample of {len(shown):,} of {clients:,} clients." if len(shown) < clients else ""
+    return f" A sample of {len(sample):,} of {clients:,} clients." if len(sample) < clients else ""
