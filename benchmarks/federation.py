@@ -44,7 +44,7 @@ from idiolect.federation.server import conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.authority import provision
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 from rehearsal import rehearsed
 
 LOOKED = (10, 30, 50)  # rounds at which memory is read
@@ -79,7 +79,7 @@ class Measured(NamedTuple):
     up: bytes = b""
 
 
-class Clock(Silent):
+class Clock(Watcher):
     """Notes when rounds end, and what the processes hold and have spent by then."""
 
     def __init__(self, sites: Sequence[int]) -> None:

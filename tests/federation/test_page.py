@@ -28,7 +28,7 @@ from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.authority import provision
 from idiolect.federation.trust.policy import Policy
-from idiolect.studies.progress import Several, Silent
+from idiolect.studies.progress import Several, Watcher
 
 _EVIL = "<script>alert(1)</script>\u202e"
 
@@ -62,7 +62,7 @@ class Watched:
         self.link.tamper["east"] = lambda question, reply: hostile(question, reply) if asked(reply) else reply
         self.result = conduct(
             self.study, self.overview, list(NAMES), self.out, say, terms=Terms(Patience(least=3)),
-            watcher=Several(Silent(), self.overview),
+            watcher=Several(Watcher(), self.overview),
         )  # fmt: skip
         self.status = self.overview.status()
 

@@ -66,12 +66,12 @@ def _halve(place: Path) -> None:
     """The same run as a signal leaves it: one method done, the other after its first round."""
     from idiolect.core.errors import Interrupted
     from idiolect.studies import Study, run
-    from idiolect.studies.progress import Silent
+    from idiolect.studies.progress import Watcher
 
     study = Study.read("whole/study.yaml")
     half = place / "half"
 
-    class Impatient(Silent):
+    class Impatient(Watcher):
         def advance(self, label: str, *more: Any, **others: Any) -> None:
             if label == "ditto":  # whose first round is on disk
                 raise KeyboardInterrupt

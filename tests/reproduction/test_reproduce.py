@@ -36,7 +36,7 @@ from idiolect.reproduction import (
 from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
@@ -254,7 +254,7 @@ def test_a_finished_run_whose_records_were_not_joined_is_not_read(
     mine = made("local", checkpoint_every=1)
     (part,) = seed_runs.seed_runs(mine, tmp_path / "cells")
 
-    class Stop(Silent):
+    class Stop(Watcher):
         def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
             if round == 2:
                 raise KeyboardInterrupt

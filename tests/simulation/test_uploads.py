@@ -27,7 +27,7 @@ from idiolect.engines import Processes, Sequential, Vectorised
 from idiolect.simulation import Job, Record, State, adding, fit, rounds, uploads
 from idiolect.simulation.attacks import Attackers, NotANumber, SignFlip
 from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 
 KEY = keys.key(7)
 VALUE = {"a": torch.tensor([[3.0, -4.0], [0.0, 1.0]]), "b": torch.tensor([12.0, -0.5]), "n": torch.tensor([2, 3])}
@@ -268,7 +268,7 @@ def test_a_study_says_what_happens_to_uploads(tmp_path: Path) -> None:
     study = idl.Study(clients=4, rounds=1, methods="fedavg", uploads=["clip:norm=0.1", "quantise:bits=4"])
     assert [str(s) for s in study.uploads] == ["clip:norm=0.1", "quantise:bits=4"]
     whole, small = (
-        idl.run(study.model_copy(update=how), tmp_path / name, engine="sequential", watcher=Silent())
+        idl.run(study.model_copy(update=how), tmp_path / name, engine="sequential", watcher=Watcher())
         for name, how in (("plain", {"uploads": ()}), ("small", {}))
     )
     (up,), (less,) = (set(r.records.query("metric == 'bytes_up'")["value"]) for r in (whole, small))

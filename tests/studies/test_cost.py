@@ -13,7 +13,7 @@ from idiolect.core.errors import as_options
 from idiolect.simulation.rounds import participants
 from idiolect.studies import Study, cost
 from idiolect.studies.cost import evaluation_warning, turns
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 
 K = 1_000
 
@@ -93,12 +93,12 @@ def test_a_run_says_it_before_its_first_round(
     monkeypatch.setattr(cost, "_MANY", 5)
     seen: list[int] = []
 
-    class Watcher(Silent):
+    class Counter(Watcher):
         def start(self, label: str, seed: int, done: int) -> None:
             seen.append(len(caplog.records))
 
     study = Study(clients=6, participation=0.1, rounds=1, methods="ditto", model="mlp", local_epochs=1)
-    idl.run(study, tmp_path / "run", engine="sequential", watcher=Watcher())
+    idl.run(study, tmp_path / "run", engine="sequential", watcher=Counter())
     assert seen == [1]
     assert "5 times in the evaluations, 1 times in the rounds" in caplog.text
     idl.run(study, tmp_path / "run", engine="sequential", resume=True)

@@ -27,7 +27,7 @@ from idiolect.core import files
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.simulation import client_store, rounds
 from idiolect.studies import Study, use
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 
 STUDY = Study(
     methods="fedavg,fedpac,local", clients=5, rounds=6, participation=0.6, local_epochs=1, model="mlp", lr=0.05,
@@ -242,7 +242,7 @@ def test_stopped(
     assert (out / "records.parquet").read_bytes() == whole
 
 
-class Disturbs(Silent):
+class Disturbs(Watcher):
     """Does something after a round of a method."""
 
     def __init__(self, label: str, round: int, do: Callable[[], object]) -> None:
@@ -337,7 +337,7 @@ def test_a_failure_beside_another_method(whole: bytes, tmp_path: Path, monkeypat
 
 
 def test_stop_before_the_first_round(tmp_path: Path) -> None:
-    class Early(Silent):
+    class Early(Watcher):
         def start(self, label: str, total: int, done: int) -> None:
             signal.raise_signal(signal.SIGINT)
 

@@ -16,7 +16,7 @@ from idiolect.core.errors import Diverged, Interrupted
 from idiolect.data import FederatedData
 from idiolect.runs import checkpoint
 from idiolect.simulation import begin, client_runner
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 from idiolect.training.sharing import same_training
 
 USES = ("fedavg", "fedavg_ft:epochs=1", "local", "knnper:k=2", "pfedfda", "pfedfda:drop_last_adapt=true")
@@ -139,7 +139,7 @@ def test_states_that_differ_are_not_mixed(tmp_path: Path, trained: list[str], fe
     assert [trained.count(use) for use in USES[:2]] == [2, 2]
 
 
-class _Stop(Silent):
+class _Stop(Watcher):
     """Stops a run when the last of the uses has ended its first round."""
 
     def __init__(self, stops: Iterator[bool]) -> None:

@@ -24,7 +24,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.reproduction import recipes, reproduce
 from idiolect.simulation import Record
 from idiolect.studies import Study
-from idiolect.studies.progress import Silent
+from idiolect.studies.progress import Watcher
 from idiolect.studies.trackers import MLflow, TensorBoard, Tracker, measures
 
 STUDY = Study(
@@ -52,8 +52,8 @@ class Noted:
         self.told.append(status)
 
 
-def stops_at(round: int) -> Silent:
-    class Stops(Silent):
+def stops_at(round: int) -> Watcher:
+    class Stops(Watcher):
         def advance(self, label: str, seed: int, at: int, accuracy: float | None) -> None:
             if at == round:
                 signal.raise_signal(signal.SIGTERM)

@@ -163,14 +163,14 @@ def serve_command(
     from idiolect.federation.server.conduct import Terms
     from idiolect.federation.trust.kits import server_kit
     from idiolect.studies import watcher
-    from idiolect.studies.progress import Silent
+    from idiolect.studies.progress import Watcher
 
     for name, value in (("deadline", deadline), ("lost-after", lost_after), ("most-norm", most_norm)):
         if not value > 0:
             raise InputError(f"--{name} {value:g} is not possible: give a number above 0")
     least = len(server_kit(kit, out).roster.keys()) // 2 + 1 if min_sites is None else min_sites
     terms = Terms(Patience(least, deadline, lost_after), most_norm, start_with)
-    show = Silent() if quiet or not err_console.is_terminal else watcher(err_console)
+    show = Watcher() if quiet or not err_console.is_terminal else watcher(err_console)
     result = serve(kit, study, out, listen=listen, page=page, terms=terms, watcher=show, say=Events(quiet=quiet))
     out_console.print(result.table())
     say(out_console, f"Report: {result.page}")

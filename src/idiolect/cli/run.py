@@ -63,10 +63,10 @@ def run_command(
     Example: idiolect run --methods local,fedavg,fedpac --shift rotate:clients=0-4
     """
     from idiolect.studies import run, watcher
-    from idiolect.studies.progress import Silent
+    from idiolect.studies.progress import Watcher
 
     whole = study_of(study, settings, set_ or [], out if resume else None, allow_import)
-    show = Silent() if quiet else watcher(err_console)
+    show = Watcher() if quiet else watcher(err_console)
     result = run(
         whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show, track=track or ()
     )

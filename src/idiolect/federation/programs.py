@@ -27,7 +27,7 @@ from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import private_folder
 from idiolect.studies import Result
-from idiolect.studies.progress import Several, Silent, Watcher
+from idiolect.studies.progress import Several, Watcher
 
 PAGE = "page.url"
 """The file of a server's kit that has the address of the operator's page while it is served."""
@@ -79,7 +79,7 @@ def serve(
         if page_address is not None:
             silence = terms.patience.silence
             carrier = overview = Overview(link, server.name, whole.name, link.sites, out, say, silence)
-            watcher = Several(watcher or Silent(), overview)
+            watcher = Several(watcher or Watcher(), overview)
             url = open_.enter_context(Page(overview.status, server, page_address, say)).url
             open_.callback((kit / PAGE).unlink, missing_ok=True)
             files.write(kit / PAGE, f"{url}\n", mode=0o600)

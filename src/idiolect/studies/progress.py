@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,11 +25,12 @@ Key = tuple[str, int]
 _SILENT = 60.0  # after so many seconds without a line, the next round writes one
 
 
-class Watcher(Protocol):
-    """Is told about the progress of a study."""
+class Watcher:
+    """Is told about the progress of a study. This one does nothing; others override what they show."""
 
     def __enter__(self) -> Self:
         """Start showing."""
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -52,34 +53,7 @@ class Watcher(Protocol):
         """A method's training diverged in a round, now or in an earlier run; it does not continue."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
-        """Nothing."""
-
-    def start(self, label: str, seed: int, done: int) -> None:
-        """Nothing."""
-
-    def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
-        """Nothing."""
-
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """Nothing."""
-
-    def diverged(self, label: str, seed: int, round: int) -> None:
-        """Nothing."""
-
-
-class Several:
+class Several(Watcher):
     """Tells several watchers.
 
     Args:
@@ -144,7 +118,7 @@ class _Job:
         return pace(self.seconds) if self.seconds else None
 
 
-class Bars(Silent):
+class Bars(Watcher):
     """A live table: the progress of each method and seed, and a line for all; never higher than the terminal."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -287,7 +261,7 @@ def _names(jobs: Sequence[_Job], accuracy: bool = False) -> str:
     return ", ".join(one(label, mine) for label, mine in groups.items()) or "none"
 
 
-class Lines(Silent):
+class Lines(Watcher):
     """A plain line at each evaluation."""
 
     def __init__(self, console: Console) -> None:

@@ -34,7 +34,7 @@ from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.cost import evaluation_warning
 from idiolect.studies.method_use import Use, title_of
-from idiolect.studies.progress import Silent, Watcher
+from idiolect.studies.progress import Watcher
 from idiolect.studies.result import Result
 from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Make, Tracking
@@ -104,7 +104,7 @@ def run(
     with closing(store), signals.received(lambda number: KeyboardInterrupt()) as numbers:
         _join_predictions(store)  # so that a broken file is noticed before anything is trained
         try:
-            with tracking, watcher or Silent() as show, executor:
+            with tracking, watcher or Watcher() as show, executor:
                 start = time.monotonic()
                 try:
                     schedule.run([job for _, job in jobs], show, numbers)

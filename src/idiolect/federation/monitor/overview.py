@@ -18,7 +18,7 @@ from idiolect.federation.events import FILE, Events, read
 from idiolect.federation.messages import Refused, head
 from idiolect.federation.rounds.conversation import Carrier, Replied
 from idiolect.simulation import Engine, Record
-from idiolect.studies.progress import Key, Silent
+from idiolect.studies.progress import Key, Watcher
 
 _ALARMS = ("refused", "missing", "lost", "diverged", "back", "late", "expires", "skew", "revoked", "added", "ended")
 """What marks an event that the operator should see."""
@@ -50,7 +50,7 @@ class _Site:
     """By method: seed and round of the last evaluation, and the accuracy at each stage."""
 
 
-class Overview(Silent):
+class Overview(Watcher):
     """Carries a server's messages, watches its run and hears its events; ``status`` says what it knows.
 
     Args:
