@@ -45,7 +45,8 @@ class Marks(NamedTuple):
 PLAIN = Marks()
 READINGS = tuple(Marks(decimal, mark) for decimal, other in ((".", ","), (",", ".")) for mark in ("", other, " ", "'"))
 _ALL: int = 2 ** len(READINGS) - 1
-_POINTS: int = sum(1 << k for k, marks in enumerate(READINGS) if marks.decimal == ".")
+_BY_DECIMAL = {mark: sum(1 << k for k, marks in enumerate(READINGS) if marks.decimal == mark) for mark in ".,"}
+_POINTS = _BY_DECIMAL["."]
 _GROUP = {",": ",", ".": r"\.", " ": f"[{_SPACES}]", "'": f"[{_APOSTROPHES}]"}
 
 
@@ -68,14 +69,24 @@ def readings_of(cell_N: pd.Series[Any], columns: int) -> NDArray[np.int64]:
     one, but in no common way; a column without known cells is as one of plain whole numbers.
     """
     text_N = pa.array(cell_N, pa.string(), from_pandas=True)
-    bit_N = np.where(_matches(text_N, rf"^(?i:{INFINITE.pattern})$", missing=True), _ALL, 0)
-    if not _has(text_N, _MARKED):
+    bit_N = np.where(text_N.is_null().to_numpy(False), _ALL, 0)
+    if _holds(text_N, "nN"):
+        bit_N |= np.where(_matches(text_N, rf"^(?i:{INFINITE.pattern})$"), _ALL, 0)
+    there = [mark for mark in ",." if _holds(text_N, mark)]
+    spaced = _holds(text_N, _SPACES + _APOSTROPHES)
+    if not there and not spaced:
         bit_N |= np.where(_matches(text_N, _PATTERNS[0]), _ALL, 0)
-    elif not _has(text_N, f"[,{_SPACES}{_APOSTROPHES}]"):  # points alone
-        grouped = READINGS.index(Marks(",", "."))
-        dotted_N = np.where(_matches(text_N, r"\."), _POINTS, _ALL)
-        bit_N |= np.where(_matches(text_N, _PATTERNS[0]), dotted_N, 0)
+    elif len(there) == 1 and not spaced:
+        mark, other = there[0], "." if there[0] == "," else ","
+        plain, grouped = READINGS.index(Marks(mark)), READINGS.index(Marks(other, mark))
+        marked_N = np.where(_known(pc.match_substring(text_N, mark)), _BY_DECIMAL[mark], _ALL)
+        bit_N |= np.where(_matches(text_N, _PATTERNS[plain]), marked_N, 0)
         bit_N |= np.where(_matches(text_N, _PATTERNS[grouped]), 1 << grouped, 0)
+    elif not spaced:
+        for mark, other in (",.", ".,"):
+            plain, grouped = READINGS.index(Marks(mark)), READINGS.index(Marks(mark, other))
+            bit_N |= np.where(_matches(text_N, _PATTERNS[plain]), _BY_DECIMAL[mark], 0)
+            bit_N |= np.where(_matches(text_N, _PATTERNS[grouped]), 1 << grouped, 0)
     else:
         for k, pattern in enumerate(_PATTERNS):
             bit_N |= np.where(_matches(text_N, pattern), 1 << k, 0)
@@ -84,9 +95,19 @@ def readings_of(cell_N: pd.Series[Any], columns: int) -> NDArray[np.int64]:
     return np.where((common_C == 0) & (bit_CR != 0).all(axis=1), -1, common_C)
 
 
-def _matches(text_N: pa.Array, pattern: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.fill_null(pc.match_substring_regex(text_N, pattern), missing).to_numpy(False)
-    return found
+def _matches(text_N: pa.Array, pattern: str) -> NDArray[np.bool_]:
+    return _known(pc.match_substring_regex(text_N, pattern))
+
+
+def _known(true_N: pa.Array) -> NDArray[np.bool_]:
+    """Truth values, false where one is missing."""
+    values: NDArray[np.bool_] = pc.fill_null(true_N, False).to_numpy(False)
+    return values
+
+
+def _holds(text_N: pa.Array, characters: str) -> bool:
+    """Whether one of these is in a text: one by one, which takes a tenth of the time of an expression."""
+    return any(pc.any(pc.match_substring(text_N, one)).as_py() for one in characters)
 
 
 def _has(text_N: pa.Array, pattern: str) -> bool:

@@ -10,6 +10,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +31,7 @@ from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.hub import said
 from idiolect.data.custom.images import SUFFIXES, Encoded
 from idiolect.data.custom.inside import Within
-from idiolect.data.custom.numbers import MISSING, Evidence, fit_commas
+from idiolect.data.custom.numbers import MISSING, Evidence, Marks, fit, fit_commas
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.text_files import (
     EXCEL,
@@ -185,12 +187,19 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     used = [name for name in features if numbers(name)]
     begun = False
 
-    def rows(floats: Collection[str]) -> Iterator[pd.DataFrame]:
-        """Some rows at a time: these columns as numbers, and all others as stripped texts."""
-        kinds = {name: pa.float64() if name in floats else pa.string() for name in names}
-        how = ConvertOptions(column_types=kinds, null_values=MISSING, strings_can_be_null=False)
-        for table in parsed(path, names, parsing, how):
-            texts = {name: _known(table.column(name), name in features) for name in names if name not in floats}
+    def rows(floats: Collection[str], decimal: str = ".") -> Iterator[pd.DataFrame]:
+        """Some rows at a time: these columns as numbers, and all others as stripped texts.
+
+        Numbers with a decimal comma stay texts where Arrow cannot read them.
+        """
+        types = {name: pa.float64() if name in floats else pa.string() for name in names}
+        how = partial(ConvertOptions, null_values=MISSING, strings_can_be_null=False, decimal_point=decimal)
+        ways = [how(column_types=types)]
+        if decimal != ".":
+            ways.append(how(column_types=dict.fromkeys(names, pa.string())))
+        for table in parsed(path, names, parsing, ways):
+            found = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
+            texts = {name: _known(table.column(name), name in features) for name in found}
             columns = {name: texts[name] if name in texts else table.column(name) for name in names}
             yield to_frame(pa.table(columns), split_blocks=True)
 
@@ -206,9 +215,13 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
                 evidence.add(str(path), looked_at, readings_by(looked_at))
             marks = marks_of(evidence, str(path), [separator], label, roles)
             bits = {name: evidence.bits(str(path), name) for name in used}
-            for frame in rows(()):
+            commas = marks == Marks(",") and parsed is _in_parallel
+            floats = [name for name in used if commas and fit(bits[name], marks)]
+            for frame in rows(floats, marks.decimal if floats else "."):
                 begun = True
-                yield Part(pd.DataFrame(typed({name: frame[name] for name in names}, marks, bits, roles)))
+                numeric = frame.select_dtypes("float").columns
+                still = {name: of_column for name, of_column in bits.items() if name not in numeric}
+                yield Part(pd.DataFrame(typed({name: frame[name] for name in names}, marks, still, roles)))
     except (pa.ArrowException, OSError) as error:
         if begun:
             what = "a line has too many cells, or a text where the others have numbers"
@@ -244,10 +257,12 @@ def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -
     return any(bits > 0 and not fit_commas(bits) for bits in found)
 
 
-def _in_order(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.RecordBatch]:
+def _in_order(
+    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions]
+) -> Iterator[pa.RecordBatch]:
     """Any text file, as one whose cells hold several lines; while one block is used, the next is parsed."""
     reading = ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names, skip_rows=1)
-    with pyarrow.csv.open_csv(path, reading, parsing, how) as file, ThreadPoolExecutor(1) as reader:
+    with pyarrow.csv.open_csv(path, reading, parsing, ways[0]) as file, ThreadPoolExecutor(1) as reader:
         items = iter(file)
         coming = reader.submit(next, items, None)
         while (batch := coming.result()) is not None:
@@ -255,12 +270,20 @@ def _in_order(path: Path, names: list[str], parsing: ParseOptions, how: ConvertO
             yield batch
 
 
-def _in_parallel(path: Path, names: list[str], parsing: ParseOptions, how: ConvertOptions) -> Iterator[pa.Table]:
-    """A text file whose lines are rows: every core parses a block of them, a few blocks ahead of what is used."""
+def _in_parallel(
+    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions]
+) -> Iterator[pa.Table]:
+    """A text file whose lines are rows: every core parses a block of them, a few blocks ahead of what is used.
+
+    A block has the first of the ways in which it can be read.
+    """
     reading = ReadOptions(use_threads=False, block_size=2 * _BLOCK, column_names=names)
 
     def parse(lines: bytes) -> pa.Table:
-        return pyarrow.csv.read_csv(pa.BufferReader(lines), reading, parsing, how)
+        for how in ways[:-1]:
+            with suppress(pa.ArrowInvalid):
+                return pyarrow.csv.read_csv(pa.BufferReader(lines), reading, parsing, how)
+        return pyarrow.csv.read_csv(pa.BufferReader(lines), reading, parsing, ways[-1])
 
     several = min(_CORES, cores())
     with path.open("rb") as file, ThreadPoolExecutor(several) as pool:
