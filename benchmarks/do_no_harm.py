@@ -21,7 +21,7 @@ import torch
 import idiolect as idl
 from idiolect.data.shifts import SHIFTS, Who
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
-from idiolect.deploy.join import joined
+from idiolect.deploy.join import candidates_of
 from idiolect.deploy.samples import Samples
 
 METHODS = "fedavg_ft,fedrep,fedpac,fedlda,pfedfda,knnper"
@@ -124,7 +124,7 @@ def joins(dataset: str, folder: Path, args: argparse.Namespace) -> list[dict[str
     for use in study.methods:
         bundle: Bundle = result.bundle(use.label, folder / f"{dataset}-{use.label}")
         for k, one in enumerate(sites):
-            found = joined(bundle, one.samples, client=bundle.about.clients + k)
+            found = candidates_of(bundle, one.samples, client=bundle.about.clients + k)
             down, weights = bundle.model().down, found.choice.weights
             models = {**{name: {name: 1.0} for name in found.clients}, "ships": weights}
             true = {

@@ -24,7 +24,7 @@ from idiolect.data.shifts import SHIFTS, Who
 from idiolect.deploy import harm
 from idiolect.deploy.join import join
 from idiolect.deploy.samples import Samples
-from idiolect.deploy.watch import Watched, watch
+from idiolect.deploy.watch import WatchResult, watch
 
 SIZES = {"digits": (20, 35, 50, 75, 100, 150), "fashion_mnist": (20, 50, 100, 200, 400, 600)}
 POWER = 36  # sites of which the shifts are measured
@@ -88,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     harm.FEW_FOR_LOCAL = 10**9  # a local model would take nearly all of the time
-    found: dict[tuple[str, float, int], list[Watched]] = defaultdict(list)
+    found: dict[tuple[str, float, int], list[WatchResult]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source, pool = halves(args.dataset, args.seed)
@@ -114,7 +114,7 @@ def main() -> None:
     table(found)
 
 
-def table(found: dict[tuple[str, float, int], list[Watched]]) -> None:
+def table(found: dict[tuple[str, float, int], list[WatchResult]]) -> None:
     """The share of alarms by change, strength and number of own samples."""
     print("| change | strength | own samples | sites | alarm | features | classes |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

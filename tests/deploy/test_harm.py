@@ -80,12 +80,12 @@ def test_the_interval_of_an_accuracy(right: int, count: int) -> None:
 
 def test_folds_hold_about_as_many_of_each_class() -> None:
     y_N = torch.tensor([0] * 31 + [1] * 12 + [2] * 3)
-    fold_N = harm.divided(y_N, 5, keys.key(3))
+    fold_N = harm.fold_numbers(y_N, 5, keys.key(3))
     for c in range(3):
         counts = torch.bincount(fold_N[y_N == c], minlength=5)
         assert counts.max() - counts.min() <= 1
-    assert torch.equal(fold_N, harm.divided(y_N, 5, keys.key(3)))
-    assert not torch.equal(fold_N, harm.divided(y_N, 5, keys.key(4)))
+    assert torch.equal(fold_N, harm.fold_numbers(y_N, 5, keys.key(3)))
+    assert not torch.equal(fold_N, harm.fold_numbers(y_N, 5, keys.key(4)))
 
 
 def test_no_sample_is_predicted_by_a_model_or_weights_made_with_it() -> None:

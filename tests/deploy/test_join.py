@@ -15,7 +15,7 @@ from PIL import Image
 import idiolect as idl
 from idiolect import cli
 from idiolect.deploy.bundle import Bundle, log_probabilities
-from idiolect.deploy.join import join, joined
+from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.samples import Samples, read
 
 
@@ -60,14 +60,14 @@ def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
 
 def test_the_joined_model_is_what_was_compared(of_table: Bundle, here: Path) -> None:
     mine = samples("graz.csv", of_table)
-    found = joined(of_table, mine)
+    found = candidates_of(of_table, mine)
     assert set(found.clients) == {"global", "personal", "local"}
     for name, logp_NC in found.choice.logp_NC.items():
         assert logp_NC.shape == (60, 2), name
         np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
-    again = joined(of_table, mine)
+    again = candidates_of(of_table, mine)
     assert again.choice.weights == found.choice.weights
-    few = joined(of_table, type(mine)(mine.x_N[:30], mine.y_N[:30]))
+    few = candidates_of(of_table, type(mine)(mine.x_N[:30], mine.y_N[:30]))
     assert set(few.clients) == {"global", "personal"}
 
 

@@ -17,7 +17,7 @@ from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import join
-from idiolect.deploy.predict import predict, predicted
+from idiolect.deploy.predict import predict, prediction_table
 from idiolect.deploy.samples import read
 
 
@@ -116,7 +116,7 @@ def test_sets_hold_the_right_class_as_often_as_asked() -> None:
 
 def test_a_label_is_given_where_the_set_has_one_class() -> None:
     p_NC = torch.tensor([[0.9, 0.1], [0.55, 0.45], [0.3, 0.7]])
-    found = predicted(p_NC, ("a", "b"), 0.4, pd.DataFrame({"label": [1, 2, 3]})).to_pydict()
+    found = prediction_table(p_NC, ("a", "b"), 0.4, pd.DataFrame({"label": [1, 2, 3]})).to_pydict()
     assert found["set"] == ["a", "a|b", "b"]
     assert found["label"] == ["a", None, "b"]
     assert found["label of the data"] == [1, 2, 3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from idiolect.deploy.schema import Scale
-from idiolect.deploy.units import apart, hidden_gaps, scale_of, together
+from idiolect.deploy.units import apart, common_scale, hidden_gaps, scale_of
 
 N = 400
 
@@ -110,5 +110,5 @@ def test_what_is_said_is_coarse_and_of_many_numbers() -> None:
     assert scale_of(x_R[:19], 20) == Scale()
     assert scale_of(np.concatenate([x_R[:19], np.zeros(100)]), 20).quartiles is None
     assert scale_of(np.full(5, np.nan)) == Scale()
-    assert together([]) == Scale()
-    assert together([found, Scale(zeros=1.0), found]).quartiles == found.quartiles
+    assert common_scale([]) == Scale()
+    assert common_scale([found, Scale(zeros=1.0), found]).quartiles == found.quartiles

@@ -22,7 +22,7 @@ from idiolect.core import keys
 from idiolect.deploy import reference
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
-from idiolect.deploy.harm import divided
+from idiolect.deploy.harm import fold_numbers
 from idiolect.deploy.join import join
 from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.samples import read
@@ -110,7 +110,7 @@ def test_own_distances_are_by_gaussians_made_without_them() -> None:
     z, y = gaussians(np.random.default_rng(2), 40, np.full(CLASSES, 1 / CLASSES))
     key = keys.key(0, "watch")
     kept = reference.make(z, y, y, key)
-    half = divided(y, 2, key).numpy()
+    half = fold_numbers(y, 2, key).numpy()
     np.testing.assert_array_equal(kept.half_N, half)
     z_Nd, y_N = z.numpy(), y.numpy()
     for h in range(2):

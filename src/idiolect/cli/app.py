@@ -50,8 +50,8 @@ _UNREAD = 128 + 13  # as SIGPIPE ends other programs
 UsageError: Any = typer.BadParameter.__mro__[1]  # from click, which typer includes under changing names
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         print(f"idiolect {__version__}")
         raise typer.Exit
 
@@ -131,10 +131,10 @@ def _usage(error: Any) -> str:
     unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if context is None or type(error).__name__ != "NoSuchOption":
         return " ".join(error.format_message().replace("Value error, ", "").split())
-    known = [
+    names = [
         name for p in context.command.get_params(context) for name in (*p.opts, *p.secondary_opts) if name[0] == "-"
     ]
-    close = near(str(unknown), known)
+    close = near(str(unknown), names)
     hint = "" if close is None else f"did you mean {close}? "
     return f"unknown option {unknown}; {hint}{'All' if close else 'all'} options: {context.command_path} --help"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idiolect.cli import opened
-from idiolect.cli.opened import StateKey, Study
+from idiolect.cli import model_folder
+from idiolect.cli.model_folder import StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 from idiolect.core.errors import InputError
@@ -42,24 +42,24 @@ def bundle_command(
 
         if method or out or client or seed is not None:
             raise InputError("--check only reads a bundle: leave out the other options")
-        found = Bundle.read(run, allow_import=allow_import)
-        found.check()
-        say(out_console, f"{run} is whole: {found.about.method.title}, {found.about.kind}, digest {found.digest}")
+        bundle = Bundle.read(run, allow_import=allow_import)
+        bundle.check()
+        say(out_console, f"{run} is whole: {bundle.about.method.title}, {bundle.about.kind}, digest {bundle.digest}")
         return
     if out is None:
         raise InputError("give --out (a new folder)")
-    if opened.is_state(run):
+    if model_folder.is_state(run):
         if client is not None:
             raise InputError("a site's state folder has the personal model of this site alone: leave out --client")
-        model = opened.state(run, method=method, seed=seed, study=study, state_key=state_key)
-        made = model.to_bundle(out)
+        model = model_folder.state(run, method=method, seed=seed, study=study, state_key=state_key)
+        bundle = model.to_bundle(out)
     else:
-        opened.refuse(run, study=study, state_key=state_key)
+        model_folder.refuse(run, study=study, state_key=state_key)
         if method is None:
             raise InputError("give --method (one of the run's)")
-        made = _result(run, allow_import).bundle(method, out, seed=seed, client=client)
-    size = sum(path.stat().st_size for path in made.folder.iterdir())
-    say(out_console, f"Bundle: {made.folder} ({size / 1e6:,.1f} MB), digest {made.digest}")
+        bundle = _result(run, allow_import).bundle(method, out, seed=seed, client=client)
+    size = sum(path.stat().st_size for path in bundle.folder.iterdir())
+    say(out_console, f"Bundle: {bundle.folder} ({size / 1e6:,.1f} MB), digest {bundle.digest}")
 
 
 def _result(run: Path, allow_import: bool) -> Result:

@@ -41,12 +41,12 @@ def describe_command(
     federation = whole.federation()
     whole.task_of(federation)  # here a network that does not fit the samples is an error
     about = heterogeneity.describe_clients(federation)
-    written = whole.model_dump(mode="json")
-    shown = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)
-    facts = drawing.facts(written, federation, about)
-    page = drawing.write_description(facts, federation, about, shown, out or Path("runs", "describe.html"))
+    values = whole.model_dump(mode="json")
+    clients = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)
+    facts = drawing.facts(values, federation, about)
+    page = drawing.write_description(facts, federation, about, clients, out or Path("runs", "describe.html"))
     if as_json:
-        print_json(drawing.as_json(written, federation, about) | {"page": str(page)})
+        print_json(drawing.as_json(values, federation, about) | {"page": str(page)})
     else:
         out_console.print(drawing.terminal(facts, federation, about))
         say(out_console, f"\nPage: {page}")

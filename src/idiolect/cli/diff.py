@@ -36,11 +36,11 @@ def diff_command(
             raise InputError(f"there is no run folder {other} and no table {other}: idiolect list recipes has them all")
         theirs = diff.of_run(Path(other))
     else:
-        made = recipes.get(other)
-        mine, theirs = diff.of_recipe(made, recipes.chosen(made, conditions(only)), mine)
-    found = diff.compare(mine, theirs)
+        recipe = recipes.get(other)
+        mine, theirs = diff.of_recipe(recipe, recipes.chosen(recipe, conditions(only)), mine)
+    differences = diff.compare(mine, theirs)
     if as_json:
-        print_json(found.as_json())
+        print_json(differences.as_json())
     else:
-        for part in diff.render(found):
+        for part in diff.render(differences):
             out_console.print(part)

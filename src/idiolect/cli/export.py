@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from idiolect.cli.join import AsIs, Resize
-from idiolect.cli.opened import Method, Seed, StateKey, Study, model
+from idiolect.cli.model_folder import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, option
 from idiolect.cli.output import out_console, say
 
@@ -47,11 +47,11 @@ def export_command(
     from idiolect.deploy.export import export
     from idiolect.deploy.samples import read
 
-    found = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
+    bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     x_R = None
     if data is not None:
-        x_R = read(data, found.about.inputs, found.about.classes, target, resize=resize, as_is=as_is or ()).x_N
+        x_R = read(data, bundle.about.inputs, bundle.about.classes, target, resize=resize, as_is=as_is or ()).x_N
     path = out or Path("model.onnx" if format is Format.onnx else "model.pt2")
-    checked = export(found, path, format=format.value, client=client, x_R=x_R)
+    check = export(bundle, path, format=format.value, client=client, x_R=x_R)
     what = "synthetic samples" if data is None else "samples"
-    say(out_console, f"{path}: probabilities of {checked.samples} {what} differ by at most {checked.difference:.1e}")
+    say(out_console, f"{path}: probabilities of {check.samples} {what} differ by at most {check.difference:.1e}")

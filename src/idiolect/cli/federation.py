@@ -32,7 +32,7 @@ def provision_command(
 
     Example: idiolect federation provision federation.yaml --out kits
     """
-    _needed()
+    _check_packages()
     from idiolect.federation.trust.authority import provision
     from idiolect.federation.trust.kits import describe
 
@@ -62,14 +62,14 @@ def add_command(
 
     Example: idiolect federation add kits/operator coast
     """
-    _needed()
+    _check_packages()
     from idiolect.federation.trust import authority
 
     place = operator.parent / f"site-{site}" if out is None else out
     with authority.operator(operator, ca_key) as who:
         authority.add(who, site, place, request)
     say(out_console, f"{place}: give it to {site}" + ("" if request is None else ", which puts its site.key into it"))
-    _passed_on(operator)
+    _next_step(operator)
 
 
 @app.command("renew", cls=Command)
@@ -78,14 +78,14 @@ def renew_command(operator: Operator, ca_key: AuthorityKey = None) -> None:
 
     Example: idiolect federation renew kits/operator
     """
-    _needed()
+    _check_packages()
     from idiolect.federation.trust import authority
 
     with authority.operator(operator, ca_key) as who:
         roster = authority.renew(who)
     ends = min(m.x509.not_valid_after_utc for m in roster.members if not m.revoked)
     say(out_console, f"The certificates are valid until {ends:%Y-%m-%d}.")
-    _passed_on(operator, "server.pem and ")
+    _next_step(operator, "server.pem and ")
 
 
 @app.command("revoke", cls=Command)
@@ -94,13 +94,13 @@ def revoke_command(operator: Operator, site: SiteName, ca_key: AuthorityKey = No
 
     Example: idiolect federation revoke kits/operator coast
     """
-    _needed()
+    _check_packages()
     from idiolect.federation.trust import authority
 
     with authority.operator(operator, ca_key) as who:
         authority.revoke(who, site)
     say(out_console, f"The key of {site} is revoked.")
-    _passed_on(operator)
+    _next_step(operator)
 
 
 @app.command("request", cls=Command)
@@ -112,7 +112,7 @@ def request_command(
 
     Example: idiolect federation request coast
     """
-    _needed()
+    _check_packages()
     from idiolect.federation.trust import authority
 
     request = authority.ask(site, out)
@@ -120,7 +120,7 @@ def request_command(
     say(out_console, f"Keep {out / 'site.key'} here, and copy it into the kit that comes back.")
 
 
-def _passed_on(operator: Path, more: str = "") -> None:
+def _next_step(operator: Path, more: str = "") -> None:
     """Say how the server learns of a change."""
     if (operator.parent / "server" / "server.json").exists():
         say(out_console, "The server's kit beside it has the new roster; a running server takes it within seconds.")
@@ -155,7 +155,7 @@ def serve_command(
 
     Example: idiolect federation serve kits/server study.yaml --out run
     """
-    _needed()
+    _check_packages()
     from idiolect.core.errors import InputError
     from idiolect.federation.events import Events
     from idiolect.federation.programs import serve
@@ -203,7 +203,7 @@ def site_command(
 
     Example: idiolect site kits/site-north --data my.csv --target diagnosis --state state
     """
-    _needed()
+    _check_packages()
     from idiolect.core.errors import InputError
     from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.events import Events
@@ -222,7 +222,7 @@ def site_command(
     take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet))
 
 
-def _needed() -> None:
+def _check_packages() -> None:
     """Say how to install what a federation needs.
 
     Raises:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idiolect.cli import opened
-from idiolect.cli.opened import Method, Seed, StateKey, Study
+from idiolect.cli import model_folder
+from idiolect.cli.model_folder import Method, Seed, StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 
@@ -64,18 +64,18 @@ def join_command(
     if ships not in (None, *names):
         raise InputError(f"--ships {ships} is not a model; {nearest(str(ships), names)}")
     vacant(out)
-    if opened.is_state(bundle):
+    if model_folder.is_state(bundle):
         if client is not None or resize:
             raise InputError("--client and --resize are for a bundle, not for a site's state folder: leave them out")
-        model = opened.state(bundle, method=method, seed=seed, study=study, state_key=state_key)
-        made = _of_state(model, data, target, test, as_is or (), out, ships)
-        _say(made, out)
+        model = model_folder.state(bundle, method=method, seed=seed, study=study, state_key=state_key)
+        site = _of_state(model, data, target, test, as_is or (), out, ships)
+        _say(site, out)
         return
-    found = Bundle.read(bundle, allow_import=allow_import)
-    opened.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
-    samples = read(data, found.about.inputs, found.about.classes, target, resize=resize, as_is=as_is or ())
-    made = join(found, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
-    _say(made, out)
+    source = Bundle.read(bundle, allow_import=allow_import)
+    model_folder.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
+    samples = read(data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or ())
+    site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
+    _say(site, out)
 
 
 def _of_state(
@@ -89,8 +89,8 @@ def _of_state(
     return join(model, samples, out, ships=ships)  # type: ignore[arg-type]
 
 
-def _say(made: Bundle, out: Path) -> None:
-    site = made.about.site
+def _say(bundle: Bundle, out: Path) -> None:
+    site = bundle.about.site
     assert site is not None
     say(out_console, f"This site's model: {site.why}")
     say(out_console, f"Site: {out} (report: {out / 'report.html'})")

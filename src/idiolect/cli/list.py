@@ -89,7 +89,7 @@ def _first_line(documented: Any) -> str:
     return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "")
 
 
-def _functions(known: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _functions(functions: dict[str, Any]) -> dict[str, dict[str, Any]]:
     from idiolect.core.option_spec import options_of
 
     return {
@@ -97,7 +97,7 @@ def _functions(known: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "summary": _first_line(function),
             "options": {k: p.default for k, p in options_of(function).items()},
         }
-        for name, function in known.items()
+        for name, function in functions.items()
     }
 
 
@@ -140,9 +140,9 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
     shape, classes, clients = tuple(about["shape"]), about["classes"], USUAL_CLIENTS
     model = models.choose(model, shape)
     network = models.build(model, shape, classes)
-    counted = {"dataset": dataset, "model": model, "weights": sum(w.numel() for w in tree.leaves(network.init(key(0))))}
+    basis = {"dataset": dataset, "model": model, "weights": sum(w.numel() for w in tree.leaves(network.init(key(0))))}
 
-    counted = counted | {"clients": clients}
+    basis = basis | {"clients": clients}
 
     def of(name: str, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
@@ -151,15 +151,15 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
             say(err_console, f"idiolect: {error}; fix it, or uninstall its package")
             return None
 
-    def entry(name: str, known: dict[str, Any]) -> dict[str, Any]:
+    def entry(name: str, listing: dict[str, Any]) -> dict[str, Any]:
         mine = of(name, {})
         variants = {
-            t: {"options": o, "anatomy": mine if known["options"] | o == known["options"] else of(name, o)}
-            for t, o in known["variants"].items()
+            t: {"options": o, "anatomy": mine if listing["options"] | o == listing["options"] else of(name, o)}
+            for t, o in listing["variants"].items()
         }
-        return known | {"variants": variants, "counted_for": counted, "anatomy": mine}
+        return listing | {"variants": variants, "counted_for": basis, "anatomy": mine}
 
-    return {name: entry(name, known) for name, known in entries.items()}
+    return {name: entry(name, listing) for name, listing in entries.items()}
 
 
 def _datasets() -> dict[str, dict[str, Any]]:

@@ -32,7 +32,7 @@ def flag(name: str, help: str, panel: str | None = None) -> Any:
     return option(help, "", f"--{name}", panel=panel)
 
 
-class Form(StrEnum):
+class RecipeForm(StrEnum):
     """What ``--export`` writes of a recipe."""
 
     latex = "latex"
@@ -93,10 +93,10 @@ class Command(TyperCommand):
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option."""
-        found: Any = super().get_help_option(ctx)
-        if found is not None:
-            found.rich_help_panel = OUTPUT
-        return found
+        parameter: Any = super().get_help_option(ctx)
+        if parameter is not None:
+            parameter.rich_help_panel = OUTPUT
+        return parameter
 
 
 class Group(TyperGroup):
@@ -119,33 +119,33 @@ def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Calla
         every = sorted([*options.values(), *(p for p in own if p.name != "settings")], key=_panel)
 
         @wraps(command)
-        def called(**given: Any) -> None:
-            values = {name: given.pop(made.name) for name, made in options.items()}
+        def command_with_settings(**arguments: Any) -> None:
+            values = {name: arguments.pop(parameter.name) for name, parameter in options.items()}
             settings = {k: str(v) if isinstance(v, Path) else v for k, v in values.items() if v is not None}
-            command(settings=settings, **given)
+            command(settings=settings, **arguments)
 
-        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in every}
-        return called
+        command_with_settings.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        command_with_settings.__annotations__ = {p.name: p.annotation for p in every}
+        return command_with_settings
 
     return decorate
 
 
 def _option_of(name: str) -> inspect.Parameter:
     setting = SETTINGS[name]
-    named = setting.option or name
-    written = f"--{named.replace('_', '-')}"
+    long_name = setting.option or name
+    flag_name = f"--{long_name.replace('_', '-')}"
     switch = setting.type is bool
-    made = option(
+    annotation_value = option(
         setting.about,
         "" if switch else setting.shown,
-        f"{written}/--no{written[1:]}" if switch else written,
+        f"{flag_name}/--no{flag_name[1:]}" if switch else flag_name,
         metavar=setting.metavar or ("<str>" if setting.repeat else None),
         panel=COMMON if setting.common else setting.group,
     )
     kind: Any = list[str] if setting.repeat else setting.type
-    annotation = Annotated[kind | None, made]
-    return inspect.Parameter(named, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+    annotation = Annotated[kind | None, annotation_value]
+    return inspect.Parameter(long_name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 
 def _panel(parameter: inspect.Parameter) -> int:
@@ -157,11 +157,11 @@ def _panel(parameter: inspect.Parameter) -> int:
 def conditions(text: str | None) -> dict[str, str]:
     """The ``KEY=VALUE`` pairs of ``--only``."""
     pairs = [piece.partition("=") for piece in (text or "").split(",") if piece.strip()]
-    if wrong := next((k for k, equals, _ in pairs if not equals), None):
+    if piece := next((k for k, equals, _ in pairs if not equals), None):
         raise InputError(
-            f"--only {text}: cannot read {wrong!r}; write KEY=VALUE,KEY=VALUE, for example dataset=cifar10"
+            f"--only {text}: cannot read {piece!r}; write KEY=VALUE,KEY=VALUE, for example dataset=cifar10"
         )
-    found = {k.strip(): v.strip() for k, _, v in pairs}
-    if len(found) < len(pairs):
+    values = {k.strip(): v.strip() for k, _, v in pairs}
+    if len(values) < len(pairs):
         raise InputError(f"--only {text}: a key is given twice; write its values with +, for example clients=20+100")
-    return found
+    return values

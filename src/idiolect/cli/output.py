@@ -30,13 +30,13 @@ def say(console: Console, text: str) -> None:
 
 def spell_out() -> None:
     """Escape characters that the terminal's encoding does not have, and bytes that are not characters."""
-    codecs.register_error("idiolect", _spelt)
+    codecs.register_error("idiolect", _escape)
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="idiolect")  # type: ignore[union-attr]
 
 
-def _spelt(error: UnicodeError) -> tuple[str, int]:
+def _escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]
@@ -45,19 +45,19 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 def last_words(error: Exception) -> str:
     """A sentence for an error that no other code has explained."""
-    said = " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())[:300]
     if isinstance(error, MemoryError):
         return (
-            f"there is not enough memory ({said or 'none is left'}): take fewer samples or workers, or smaller images"
+            f"there is not enough memory ({text or 'none is left'}): take fewer samples or workers, or smaller images"
         )
     if isinstance(error, RecursionError):
-        return f"something that was read is nested too deeply ({said}): check the study and the data"
+        return f"something that was read is nested too deeply ({text}): check the study and the data"
     if isinstance(error, UnicodeError):
-        return f"a name or a text is not UTF-8 ({said}): rename it, or save it in UTF-8"
+        return f"a name or a text is not UTF-8 ({text}): rename it, or save it in UTF-8"
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename} ({error.strerror}): allow access, or give another path"
     what = error.strerror if isinstance(error, OSError) else None
-    return f"cannot read or write ({what or said}): free some space, or send the output elsewhere"
+    return f"cannot read or write ({what or text}): free some space, or send the output elsewhere"
 
 
 def finish(sentence: str, code: int) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from idiolect.cli.join import AsIs, Resize
-from idiolect.cli.opened import Method, Seed, StateKey, Study, is_state, model, state
+from idiolect.cli.model_folder import Method, Seed, StateKey, Study, is_state, model, state
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 
@@ -46,13 +46,13 @@ def predict_command(
 
     if own == (data is not None):
         raise InputError("give --data (new samples), or --own for the test samples of a site's state folder")
-    chosen: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
+    choice: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
     if data is None and is_state(site):
-        counted = save(out, state(site, **chosen).predictions(level))
+        counts = save(out, state(site, **choice).predictions(level))
     else:
-        found = model(site, allow_import=allow_import, **chosen)
+        bundle = model(site, allow_import=allow_import, **choice)
         if data is None:
             raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
-        counted = predict(found, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
-    without = f", {counted.abstained:,} of them without a label" if level is not None else ""
-    say(out_console, f"{counted.samples:,} samples predicted{without}: {out}")
+        counts = predict(bundle, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
+    without = f", {counts.abstained:,} of them without a label" if level is not None else ""
+    say(out_console, f"{counts.samples:,} samples predicted{without}: {out}")

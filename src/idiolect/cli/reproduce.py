@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.options import ENGINE, USUAL_ENGINE, AsJson, Form, Quiet, Track, Workers, conditions, flag, option
+from idiolect.cli.options import (
+    ENGINE,
+    USUAL_ENGINE,
+    AsJson,
+    Quiet,
+    RecipeForm,
+    Track,
+    Workers,
+    conditions,
+    flag,
+    option,
+)
 from idiolect.cli.output import err_console, out_console, print_json, say
 from idiolect.core.errors import InputError
 from idiolect.studies.settings import OUTPUT, SETTINGS
@@ -61,7 +72,7 @@ def reproduce_command(
         str | None, option("Compare two methods client by client, in each setting.", metavar="A,B", panel=OUTPUT)
     ] = None,
     export: Annotated[
-        Form | None,
+        RecipeForm | None,
         option("Write the table (latex, csv), or all figures (png), into a folder of --out.", panel=OUTPUT),
     ] = None,
     track: Track = None,
@@ -78,8 +89,8 @@ def reproduce_command(
 
     if measure and not dry_run:
         raise InputError("--measure is for --dry-run: it says how long a table takes, and trains nothing")
-    made = recipes.get(recipe)
-    cells = recipes.chosen(made, conditions(only), methods.split(",") if methods else None)
+    table = recipes.get(recipe)
+    cells = recipes.chosen(table, conditions(only), methods.split(",") if methods else None)
     some, seconds = _seeds(seeds), _seconds(budget)
     # These lines check the settings: within a run, an error would count as a cell without data.
     study = Study(seeds=some, precision=precision, **({} if rounds is None else {"rounds": rounds}))
@@ -87,68 +98,71 @@ def reproduce_command(
     for one in track or ():
         trackers.tracker(one)
     pair = _two(compare, pages.labels(cells)) if compare else None
-    kept = results if rounds is None else None
-    cells = [outcome_files.in_precision(made, c, kept, study.precision) for c in cells]
+    folder = results if rounds is None else None
+    cells = [outcome_files.in_precision(table, c, folder, study.precision) for c in cells]
     if others := sum(c.study is not None and c.study.precision != study.precision for c in cells):
         which = "1 cell keeps" if others == 1 else f"{others} cells keep"
         say(err_console, f"{which} the precision of the numbers in {results}, which is not {study.precision}")
-    there = {c.slug: outcome_files.kept_results(made, c, kept) if kept else {} for c in cells}
+    there = {c.slug: outcome_files.kept_results(table, c, folder) if folder else {} for c in cells}
 
-    def known(cell: recipes.Cell) -> Mapping[int, outcomes.SeedResult]:
+    def outcomes_of(cell: recipes.Cell) -> Mapping[int, outcomes.SeedResult]:
         return there[cell.slug]
 
     if dry_run:
-        rows = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, measure=measure, known=known)
+        rows = forecast.forecast(
+            cells, out, rounds=rounds, seeds=some, workers=workers, measure=measure, known=outcomes_of
+        )
         if as_json:
             print_json([r._asdict() for r in rows])
         else:
-            out_console.print(forecast.render(made, rows))
+            out_console.print(forecast.render(table, rows))
         return
-    planned = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=known)
-    if said := forecast.sentence(planned):
-        say(err_console, said)
-    found = list(
+    planned = forecast.forecast(cells, out, rounds=rounds, seeds=some, workers=workers, known=outcomes_of)
+    if sentence := forecast.sentence(planned):
+        say(err_console, sentence)
+    cell_results = list(
         reproduce.reproduce(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
-            told=lambda text: say(err_console, text), known=known,
+            told=lambda text: say(err_console, text), known=outcomes_of,
         )
     )  # fmt: skip
     if results is not None and rounds is not None:
         say(err_console, f"nothing is written to {results}, because --rounds makes this a trial")
     elif results is not None:
-        for each in found:
-            outcome_files.keep(made, each, results)
-    drawn, head = [one.cell for one in found if one.status != "no data"], verdicts.head(made, found)
-    runs = pages.runs_of(drawn, out, rounds=rounds, seeds=some)
-    page = pages.page(made, runs, out, head)
-    whole = pages.runs_of(drawn, out, rounds=rounds, seeds=some, whole=True) if pair else []
-    compared = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
+        for each in cell_results:
+            outcome_files.keep(table, each, results)
+    cells_with_data = [one.cell for one in cell_results if one.status != "no data"]
+    head = verdicts.head(table, cell_results)
+    runs = pages.runs_of(cells_with_data, out, rounds=rounds, seeds=some)
+    page = pages.page(table, runs, out, head)
+    whole = pages.runs_of(cells_with_data, out, rounds=rounds, seeds=some, whole=True) if pair else []
+    comparisons = [(run, both) for run in whole if pair and (both := report.compared(run, *pair))]
     if as_json:
         print_json(
             {
                 "recipe": recipe,
                 "page": None if page is None else str(page),
-                "cells": [verdicts.as_json(one) for one in found],
-                "compared": [{"setting": run.name} | both._asdict() for run, both in compared],
+                "cells": [verdicts.as_json(one) for one in cell_results],
+                "compared": [{"setting": run.name} | both._asdict() for run, both in comparisons],
             }
         )
     else:
-        out_console.print(verdicts.table(made, found))
-        for run, both in compared:
+        out_console.print(verdicts.table(table, cell_results))
+        for run, both in comparisons:
             say(out_console, f"\n{run.name}")
             out_console.print(report.render_comparison(run, both))
         if page is not None:
             say(out_console, f"\nPage: {page}")
-    if pair and not compared:
+    if pair and not comparisons:
         say(err_console, f"--compare {compare}: no setting has finished runs of both yet")
     if export:
-        written = pages.export(made, export.value, runs, head, out)
-        for path in written:
+        paths = pages.export(table, export.value, runs, head, out)
+        for path in paths:
             say(err_console if as_json else out_console, f"Written: {path}")
-        if not written:
+        if not paths:
             say(err_console, f"--export {export.value}: there is nothing to write yet")
-    if any(one.to_retry for one in found):
+    if any(one.to_retry for one in cell_results):
         raise typer.Exit(1)
 
 

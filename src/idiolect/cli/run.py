@@ -85,7 +85,7 @@ def run_command(
         if (newcomers := result.new_clients_table()) is not None:
             out_console.print()
             out_console.print(newcomers)
-        say(out_console, f"\n{_worked(result)}Report: {result.page}")
+        say(out_console, f"\n{_workload(result)}Report: {result.page}")
     if result.diverged:
         raise typer.Exit(1)
 
@@ -94,15 +94,15 @@ def _at(engine: str, ray_address: str | None) -> str:
     """The engine with the cluster that ``--ray-address`` names."""
     from idiolect.core.option_spec import Spec
 
-    asked = Spec.parse(engine)
+    spec = Spec.parse(engine)
     if ray_address is None:
         return engine
-    if asked.name not in ("auto", "ray"):
-        raise InputError(f"--ray-address is for --engine ray, not {asked.name}: leave one of the two out")
-    return str(Spec(name="ray", options=asked.options | {"address": ray_address}))
+    if spec.name not in ("auto", "ray"):
+        raise InputError(f"--ray-address is for --engine ray, not {spec.name}: leave one of the two out")
+    return str(Spec(name="ray", options=spec.options | {"address": ray_address}))
 
 
-def _worked(result: Result) -> str:
+def _workload(result: Result) -> str:
     """How busy the workers were when the run was last finished."""
     from idiolect.report.tables import duration
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from idiolect.cli.join import AsIs, Resize
-from idiolect.cli.opened import Method, Seed, StateKey, Study, model
+from idiolect.cli.model_folder import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, AsJson, flag, option
 from idiolect.cli.output import out_console, print_json, say
 
@@ -45,16 +45,16 @@ def watch_command(
         vacant(out)
     bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or ())
-    found = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
-    written = out if out is not None and found.adaptable else None
-    if written is not None:
-        watching.adapt(bundle, found, written)
+    result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
+    folder = out if out is not None and result.adaptable else None
+    if folder is not None:
+        watching.adapt(bundle, result, folder)
     if as_json:
-        print_json(found.as_json() | {"adapted": str(written) if written else None})
+        print_json(result.as_json() | {"adapted": str(folder) if folder else None})
     else:
-        for sentence in watching.sentences(found):
+        for sentence in watching.sentences(result):
             say(out_console, sentence)
         if adapt:
-            say(out_console, f"Adapted site: {written}" if written else "No site was written.")
-    if found.alarm:
+            say(out_console, f"Adapted site: {folder}" if folder else "No site was written.")
+    if result.alarm:
         raise typer.Exit(1)

@@ -91,10 +91,10 @@ class Bundle:
         bundle._check_sizes(numbers.stat().st_size)
         return bundle
 
-    def _check_sizes(self, held: int) -> None:
-        """Check that what is built for these ``held`` bytes of numbers is not much larger than they are."""
+    def _check_sizes(self, size: int) -> None:
+        """Check that what is built for these ``size`` bytes of numbers is not much larger than they are."""
         about = self.about
-        with limited(self.folder, held, about.method.options, _FIX), blame(f"method {about.method.name}, on a sample"):
+        with limited(self.folder, size, about.method.options, _FIX), blame(f"method {about.method.name}, on a sample"):
             x_R, down, fresh = torch.zeros(1, *about.inputs.shape, dtype=self.dtype), self._down, self.fresh
             if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
                 self.received.predict(down, fresh, x_R)
@@ -135,10 +135,10 @@ class Bundle:
 
     def _compare(self, name: str) -> None:
         try:
-            found = _sha256(self.folder / name)
+            digest = _sha256(self.folder / name)
         except OSError as error:
             raise InputError(f"{self.folder / name} cannot be read ({error.strerror}): {_FIX}") from None
-        if found != self.about.files.get(name):
+        if digest != self.about.files.get(name):
             raise InputError(f"{self.folder / name} has changed since the bundle was made: {_FIX}")
 
     @cached_property
@@ -226,12 +226,12 @@ class Bundle:
 
     @cached_property
     def _shared(self) -> Tree:
-        wanted = tree.named(self._template.down.shared)
+        form = tree.named(self._template.down.shared)
         with self._reading():
-            found = {path: self._file.get_tensor(f"shared/{path}") for path in wanted}
-            if [(a.shape, a.dtype) for a in found.values()] != [(a.shape, a.dtype) for a in wanted.values()]:
+            tensors = {path: self._file.get_tensor(f"shared/{path}") for path in form}
+            if [(a.shape, a.dtype) for a in tensors.values()] != [(a.shape, a.dtype) for a in form.values()]:
                 raise ValueError("its tensors have other shapes")
-        return tree.flatten(self._template.down.shared)[1](list(found.values()))
+        return tree.flatten(self._template.down.shared)[1](list(tensors.values()))
 
     def model(self, name: str | int | None = None) -> Personal:
         """One of the models, by its name or its place; only its own numbers are read.
@@ -351,8 +351,8 @@ def _about(folder: Path) -> tuple[About, str]:
     try:
         raw = json.loads(files.read(path, _MOST).decode())
     except (OSError, ValueError, RecursionError) as error:
-        said = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
-        raise InputError(f"{path} cannot be read ({said}): {_FIX}") from None
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise InputError(f"{path} cannot be read ({reason}): {_FIX}") from None
     if not isinstance(raw, dict) or raw.get("format") != About.model_fields["format"].default:
         raise InputError(f"{path} is not that of a bundle: give the folder that idiolect bundle or idiolect join wrote")
     version = raw.get("version")
@@ -366,11 +366,11 @@ def _about(folder: Path) -> tuple[About, str]:
         if not {NUMBERS, CARD} <= set(about.files) or any("/" in name or "\\" in name for name in about.files):
             raise ValueError("files: it does not list the files of a bundle")
     except (pydantic.ValidationError, ValueError) as error:
-        said = str(error)
+        reason = str(error)
         if isinstance(error, pydantic.ValidationError):
             first = error.errors()[0]
-            said = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
-        raise InputError(f"{path} cannot be used ({said}): {_FIX}") from None
+            reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
+        raise InputError(f"{path} cannot be used ({reason}): {_FIX}") from None
     return about, digest
 
 

@@ -59,8 +59,8 @@ def _inputs(about: About) -> str:
         lines += ["| column | kind | mean | standard deviation |", "| --- | --- | --- | --- |"]
         at = 0
         for column in inputs.columns:
-            known = [_plain(t) for t in column.texts if t]
-            kind = f"one of {', '.join(known)}" if column.kind == "text" else "number"
+            texts = [_plain(t) for t in column.texts if t]
+            kind = f"one of {', '.join(texts)}" if column.kind == "text" else "number"
             mean, std = inputs.mean[at], inputs.std[at]
             scale = f"{mean + column.shift:.4g} | {std:.4g}" if column.scaled and column.kind == "number" else "|"
             lines.append(f"| {_plain(column.name)} | {kind}{', may be missing' if column.gaps else ''} | {scale} |")
@@ -71,11 +71,11 @@ def _inputs(about: About) -> str:
 
 
 def _training(about: About) -> str:
-    made = about.provenance
-    if made is None:
+    source = about.provenance
+    if source is None:
         return ""
-    study = made.study
-    counts = ", ".join(f"{_plain(c)} {n:,}" for c, n in list(zip(about.classes, made.samples, strict=True))[:_SHOWN])
+    study = source.study
+    counts = ", ".join(f"{_plain(c)} {n:,}" for c, n in list(zip(about.classes, source.samples, strict=True))[:_SHOWN])
     count = participants(about)
     who = f"{about.clients} in the federation, over" if count is None else f"{count} trained together for"
     lines = [
@@ -84,9 +84,9 @@ def _training(about: About) -> str:
         f"- Clients: {who} {_count(about.key.round, 'round')} of "
         f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
         f"- Network: {_plain(about.network.model)}.",
-        f"- Training samples: {sum(made.samples):,} ({counts}).",
-        f"- Data: {_data(made.dataset, study)}.",
-        f"- Made on {made.made} with idiolect {made.versions.get('idiolect', '?')}.\n",
+        f"- Training samples: {sum(source.samples):,} ({counts}).",
+        f"- Data: {_data(source.dataset, study)}.",
+        f"- Made on {source.made} with idiolect {source.versions.get('idiolect', '?')}.\n",
     ]
     return "\n".join(lines)
 
@@ -107,28 +107,28 @@ def _data(name: str, study: Mapping[str, object]) -> str:
 
 
 def _results(about: About) -> str:
-    found = about.evaluation
-    if found is None or not found.clients:
+    measures = about.evaluation
+    if measures is None or not measures.clients:
         return ""
-    lines = ["## How well it did in the run\n", f"Accuracy on each client's test samples: {found.protocol}.\n"]
+    lines = ["## How well it did in the run\n", f"Accuracy on each client's test samples: {measures.protocol}.\n"]
     lines += ["| clients | model | mean | standard deviation | worst tenth |", "| --- | --- | --- | --- | --- |"]
     for new, who in ((False, "trained"), (True, "new")):
         for field, what in (("personal", "personal"), ("received", "as received")):
-            values = [v for c in found.clients if c.new == new and (v := getattr(c, field)) is not None]
+            values = [v for c in measures.clients if c.new == new and (v := getattr(c, field)) is not None]
             if values:
                 lines.append(f"| {len(values)} {who} | {what} | {_summary(values)} |")
-    if found.loss is not None and found.calibration_error is not None:
+    if measures.loss is not None and measures.calibration_error is not None:
         lines.append(
-            f"\nMean log loss {found.loss:.3f}, expected calibration error {100 * found.calibration_error:.1f}% (the "
-            "mean distance between how sure the model is and how often it is right)."
+            f"\nMean log loss {measures.loss:.3f}, expected calibration error {100 * measures.calibration_error:.1f}% "
+            "(the mean distance between how sure the model is and how often it is right)."
         )
     lines += [
         "\n| client | training samples | test samples | personal | as received |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [_row(c) for c in found.clients[:_SHOWN]]
-    if len(found.clients) > _SHOWN:
-        lines.append(f"| {len(found.clients) - _SHOWN} more: see bundle.json | | | | |")
+    lines += [_row(c) for c in measures.clients[:_SHOWN]]
+    if len(measures.clients) > _SHOWN:
+        lines.append(f"| {len(measures.clients) - _SHOWN} more: see bundle.json | | | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -145,26 +145,26 @@ def _summary(values: Sequence[float]) -> str:
 def _site(about: About) -> str:
     site = about.site
     assert site is not None
-    measured = f"Measured on {site.samples} of the site's samples."
-    return f"## This site's model\n\n{measured} It is the {site.ships} model: {site.why}\n"
+    basis = f"Measured on {site.samples} of the site's samples."
+    return f"## This site's model\n\n{basis} It is the {site.ships} model: {site.why}\n"
 
 
 def _reveals(about: About) -> str:
-    if (found := about.revealed) is None:
+    if (content := about.revealed) is None:
         return ""
     sums = (
         "The server's state depends only on sums over clients."
-        if found.uploads_are_sums
+        if content.uploads_are_sums
         else "The server saw what each client sent, not only sums over clients."
     )
     lines = [
         "## What it reveals\n",
-        f"Every round each client received {_parts(found.down)} ({found.bytes_down:,} bytes) and sent "
-        f"{_parts(found.up)} ({found.bytes_up:,} bytes). {sums} No sample as it was is in this bundle, but numbers "
+        f"Every round each client received {_parts(content.down)} ({content.bytes_down:,} bytes) and sent "
+        f"{_parts(content.up)} ({content.bytes_up:,} bytes). {sums} No sample as it was is in this bundle, but numbers "
         "that were computed from samples are: an attacker may learn from them whether a person's sample was used. The "
         "file bundle.json also has the names of clients, their numbers of samples and their accuracy.\n",
     ]
-    if found.per_sample:
+    if content.per_sample:
         lines.append(
             "**This model holds numbers for each training sample of its client**, such as their features: give it to "
             "nobody who may not see the samples.\n"
@@ -192,15 +192,15 @@ def _options(options: dict[str, object]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(_plain, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    text = ", ".join(map(_plain, names[:_SHOWN]))
+    return text + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _specs(written: object) -> str:
+def _specs(values: object) -> str:
     """Partitions and shifts of a study, as one writes them."""
-    if isinstance(written, list | tuple):
-        return ", ".join(map(_specs, written))
-    return str(Spec.model_validate(written)) if isinstance(written, dict) else str(written or "")
+    if isinstance(values, list | tuple):
+        return ", ".join(map(_specs, values))
+    return str(Spec.model_validate(values)) if isinstance(values, dict) else str(values or "")
 
 
 def _count(number: int, what: str) -> str:

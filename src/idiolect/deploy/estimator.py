@@ -20,7 +20,7 @@ from idiolect.data.custom.columns import text_of
 from idiolect.data.custom.parts import Part
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
-from idiolect.deploy.join import chosen, joined
+from idiolect.deploy.join import candidates_of, shipping_weights
 
 
 class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -59,8 +59,8 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: the samples or labels are not what the bundle takes, or it has models that are ready.
         """
-        opened = self._open()
-        if opened.about.kind != "join":
+        bundle = self._open()
+        if bundle.about.kind != "join":
             raise InputError(f"{self.bundle} has models that are ready: predict with them, without fit")
         if y is None:
             raise ValueError("PersonalClassifier requires y to be passed, but the target y is None")
@@ -71,19 +71,19 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y = y[:, 0]
         if y.ndim != 1 or len(y) != len(x_N):
             raise ValueError(f"y has the shape {y.shape} for {len(x_N)} samples: give one label per sample")
-        y_N = torch.from_numpy(samples.labels(pd.Series(y), opened.about.classes, "y"))
-        found = joined(opened, samples.Samples(x_N, y_N))
+        y_N = torch.from_numpy(samples.labels(pd.Series(y), bundle.about.classes, "y"))
+        candidates = candidates_of(bundle, samples.Samples(x_N, y_N))
         if self.ships not in (None, "global", "personal", "local"):
             raise InputError(f"ships={self.ships!r} is not global, personal or local: leave it out")
-        self.weights_ = chosen(found, self.ships)  # type: ignore[arg-type]
-        self._model = Personal(opened.model().down, found.client(self.weights_))
-        self._method, self.choice_ = opened.method_of(self.weights_), found.choice
+        self.weights_ = shipping_weights(candidates, self.ships)  # type: ignore[arg-type]
+        self._model = Personal(bundle.model().down, candidates.client(self.weights_))
+        self._method, self.choice_ = bundle.method_of(self.weights_), candidates.choice
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most likely class (N,) of each sample."""
-        named: NDArray[Any] = np.take(self.classes_, self.predict_proba(X).argmax(1))
-        return named
+        labels: NDArray[Any] = np.take(self.classes_, self.predict_proba(X).argmax(1))
+        return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, C), in the order of ``classes_``."""
@@ -116,23 +116,23 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_model") or self._open().about.kind == "models"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_opened", "_method")}
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_cache", "_method")}
 
     def _open(self) -> Bundle:
         key = (str(self.bundle), self.allow_import)
-        if getattr(self, "_opened", (None, None))[0] != key:
-            self._opened = key, Bundle.read(self.bundle, allow_import=self.allow_import)
-        return self._opened[1]
+        if getattr(self, "_cache", (None, None))[0] != key:
+            self._cache = key, Bundle.read(self.bundle, allow_import=self.allow_import)
+        return self._cache[1]
 
     def _ready(self) -> tuple[Personal, Any]:
-        opened = self._open()
+        bundle = self._open()
         if not hasattr(self, "_model"):
-            if opened.about.kind == "join":
+            if bundle.about.kind == "join":
                 raise NotFittedError("this site has no model yet: call fit with its samples and labels")
-            self._model = opened.model(self.client)
+            self._model = bundle.model(self.client)
         if not hasattr(self, "_method"):
             weights = getattr(self, "weights_", None)
-            self._method = opened.predicting if weights is None else opened.method_of(weights)
+            self._method = bundle.predicting if weights is None else bundle.method_of(weights)
         return self._model, self._method
 
     def _samples(self, X: Any) -> Tensor:
@@ -163,10 +163,10 @@ def load(path: str | Path, *, client: str | int | None = None, allow_import: boo
     Raises:
         InputError: as ``Bundle.read``, or there is no such client.
     """
-    made = PersonalClassifier(path, client=client, allow_import=allow_import)
-    if made._open().about.kind == "models":
-        made._ready()
-    return made
+    classifier = PersonalClassifier(path, client=client, allow_import=allow_import)
+    if classifier._open().about.kind == "models":
+        classifier._ready()
+    return classifier
 
 
 def _images(x_N: NDArray[Any], shape: tuple[int, ...]) -> Tensor:

@@ -30,7 +30,7 @@ _OPSET = 20
 _EXAMPLES = 64
 
 
-class Checked(NamedTuple):
+class Check(NamedTuple):
     """What the file was compared on."""
 
     samples: int
@@ -38,7 +38,7 @@ class Checked(NamedTuple):
     """The largest difference of a probability."""
 
 
-class _Exported(nn.Module):
+class _Module(nn.Module):
     """The model as a module, whose weights are buffers."""
 
     def __init__(self, model: Personal, method: Method) -> None:
@@ -61,7 +61,7 @@ def export(
     format: Format = "onnx",
     client: str | int | None = None,
     x_R: Tensor | None = None,
-) -> Checked:
+) -> Check:
     """Write a model as one file, and compare its probabilities with the bundle's before it has its name.
 
     ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
@@ -83,22 +83,22 @@ def export(
     model, method = bundle.model(client), bundle.predicting
     inputs = bundle.about.inputs
     x_R = examples(inputs) if x_R is None else x_R
-    wanted = log_probabilities(model, method, x_R).exp().numpy()
-    module = _Exported(model, method).eval()
+    reference = log_probabilities(model, method, x_R).exp().numpy()
+    module = _Module(model, method).eval()
     if format == "torch":
-        return _torch(module, out, x_R, wanted)
+        return _torch(module, out, x_R, reference)
     optional("onnxscript", "onnx", "exporting to ONNX")
     onnx, runtime = optional("onnx", "onnx", "exporting to ONNX"), optional("onnxruntime", "onnx", "exporting to ONNX")
-    made = _program(module, x_R, "images" if inputs.kind == "images" else "samples")
+    program = _program(module, x_R, "images" if inputs.kind == "images" else "samples")
     if inputs.kind == "table":
-        made = onnx.compose.merge_models(_columns(onnx, inputs.columns), made, [("samples", "samples")])
-    _describe(onnx, made, bundle)
-    content = made.SerializeToString()
+        program = onnx.compose.merge_models(_columns(onnx, inputs.columns), program, [("samples", "samples")])
+    _describe(onnx, program, bundle)
+    content = program.SerializeToString()
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    found = session.run(["probabilities"], _feed(inputs, x_R))[0]
-    checked = _compared(found, wanted)
+    p_RC = session.run(["probabilities"], _feed(inputs, x_R))[0]
+    check = _check(p_RC, reference)
     files.write(out, content)
-    return checked
+    return check
 
 
 def examples(inputs: Inputs, count: int = _EXAMPLES) -> Tensor:
@@ -113,14 +113,14 @@ def examples(inputs: Inputs, count: int = _EXAMPLES) -> Tensor:
     for encoding in inputs.columns:
         width = len(encoding.features)
         if encoding.kind == "text":
-            known = [k for k, text in enumerate(encoding.texts) if text] + [width - 1] * encoding.gaps
-            which = torch.tensor(known)[torch.randint(len(known), (count,), generator=draw)]
+            places = [k for k, text in enumerate(encoding.texts) if text] + [width - 1] * encoding.gaps
+            which = torch.tensor(places)[torch.randint(len(places), (count,), generator=draw)]
             x_R[:, at : at + width] = torch.nn.functional.one_hot(which, width).float()
         elif encoding.gaps:
-            gone = torch.rand(count, generator=draw) < 0.2
-            x_R[:, at + width - 1] = gone.float()
+            gap_R = torch.rand(count, generator=draw) < 0.2
+            x_R[:, at + width - 1] = gap_R.float()
             if encoding.value:
-                x_R[gone, at] = torch.nan
+                x_R[gap_R, at] = torch.nan
         at += width
     return x_R
 
@@ -130,7 +130,7 @@ def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
     try:
         with _quietly():
             program = torch.onnx.export(
-                _computed(module, x_R), (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
+                _with_constants(module, x_R), (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
                 output_names=["probabilities"], dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
                 custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
             )  # fmt: skip
@@ -141,28 +141,28 @@ def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
     return program.model_proto
 
 
-def _computed(module: nn.Module, x_R: Tensor) -> nn.Module:
+def _with_constants(module: nn.Module, x_R: Tensor) -> nn.Module:
     """The module with all that does not depend on the samples computed: ONNX has no Cholesky factors."""
     shapes = ({0: torch.export.Dim("samples", min=1)},)
-    made: Any = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False).module()
-    graph = made.graph
+    program: Any = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False).module()
+    graph = program.graph
     value: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
-            value[node] = getattr(made, node.target)
+            value[node] = getattr(program, node.target)
         elif node.op == "call_function" and all(n in value for n in node.all_input_nodes):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value.__getitem__)
             value[node] = node.target(*args, **kwargs)
-    computed = [node for node in value if node.op == "call_function"]
-    for node in computed:
+    constants = [node for node in value if node.op == "call_function"]
+    for node in constants:
         if isinstance(value[node], Tensor):
-            made.register_buffer(f"computed_{node.name}", value[node])
+            program.register_buffer(f"computed_{node.name}", value[node])
             with graph.inserting_before(node):
                 node.replace_all_uses_with(graph.get_attr(f"computed_{node.name}"), lambda user: user not in value)
-    for node in reversed(computed):  # checks of their types too, which nothing else would remove
+    for node in reversed(constants):  # checks of their types too, which nothing else would remove
         graph.erase_node(node)
-    made.recompile()
-    return cast(nn.Module, made)
+    program.recompile()
+    return cast(nn.Module, program)
 
 
 def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
@@ -177,7 +177,7 @@ def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
     make, kind = onnx.helper, onnx.TensorProto
     nodes: list[Any] = []
     features: list[str] = []
-    given: list[Any] = []
+    sources: list[Any] = []
     constants: list[Any] = []
 
     def constant(name: str, type: int, values: list[Any]) -> str:
@@ -194,12 +194,12 @@ def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
     constant("axis", kind.INT64, [1])
     for column in columns:
         text = column.kind == "text"
-        given.append(make.make_tensor_value_info(column.name, kind.STRING if text else kind.DOUBLE, ["samples"]))
+        sources.append(make.make_tensor_value_info(column.name, kind.STRING if text else kind.DOUBLE, ["samples"]))
         if text:
             for value in column.texts:  # one that is not named equals nothing
                 unnamed = f"\0{column.name}"
-                known = constant(f"{column.name}={value}", kind.STRING, [(value or unnamed).encode()])
-                feature("Equal", column.name, known)
+                constant_name = constant(f"{column.name}={value}", kind.STRING, [(value or unnamed).encode()])
+                feature("Equal", column.name, constant_name)
             if column.gaps:
                 feature("Equal", column.name, constant(f"{column.name} missing", kind.STRING, [b""]))
         else:
@@ -208,8 +208,8 @@ def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
             if column.gaps:
                 feature("IsNaN", column.name)
     nodes.append(make.make_node("Concat", features, ["samples"], axis=1))
-    made = make.make_tensor_value_info("samples", kind.FLOAT, ["samples", len(features)])
-    graph = make.make_graph(nodes, "columns", given, [made], constants)
+    output = make.make_tensor_value_info("samples", kind.FLOAT, ["samples", len(features)])
+    graph = make.make_graph(nodes, "columns", sources, [output], constants)
     return make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=10)
 
 
@@ -217,50 +217,50 @@ def _feed(inputs: Inputs, x_R: Tensor) -> dict[str, np.ndarray[Any, Any]]:
     """Samples as stored, as the file takes them."""
     if inputs.kind != "table":
         return {"images" if inputs.kind == "images" else "samples": x_R.numpy()}
-    fed, at = {}, 0
+    values, at = {}, 0
     for column in inputs.columns:
         width = len(column.features)
         x_RF = x_R[:, at : at + width].numpy()
         if column.kind == "text":
             texts = np.array([*column.texts, *([""] if column.gaps else []), "a text that is not known"], dtype=object)
-            known = x_RF.any(1)
-            fed[column.name] = texts[np.where(known, x_RF.argmax(1), len(texts) - 1)]
+            has_text = x_RF.any(1)
+            values[column.name] = texts[np.where(has_text, x_RF.argmax(1), len(texts) - 1)]
         elif column.value:
-            fed[column.name] = x_RF[:, 0].astype(np.float64) + column.shift
+            values[column.name] = x_RF[:, 0].astype(np.float64) + column.shift
         else:
-            fed[column.name] = np.where(x_RF[:, 0] > 0, np.nan, 0.0)
+            values[column.name] = np.where(x_RF[:, 0] > 0, np.nan, 0.0)
         at += width
-    return fed
+    return values
 
 
-def _describe(onnx: Any, made: Any, bundle: Bundle) -> None:
+def _describe(onnx: Any, program: Any, bundle: Bundle) -> None:
     classes = bundle.about.classes
-    made.producer_name = "idiolect"
-    made.doc_string = f"{bundle.about.method.title}: probabilities of {', '.join(classes)}"
+    program.producer_name = "idiolect"
+    program.doc_string = f"{bundle.about.method.title}: probabilities of {', '.join(classes)}"
     onnx.helper.set_model_props(
-        made, {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
+        program, {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
     )
 
 
-def _torch(module: nn.Module, out: Path, x_R: Tensor, wanted: np.ndarray[Any, Any]) -> Checked:
+def _torch(module: nn.Module, out: Path, x_R: Tensor, reference: np.ndarray[Any, Any]) -> Check:
     with _quietly():
         shapes = ({0: torch.export.Dim("samples", min=1)},)
         program = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False)
         with torch.no_grad():
-            checked = _compared(program.module()(x_R).numpy(), wanted)
+            check = _check(program.module()(x_R).numpy(), reference)
         with files.drafted(out) as file:
             torch.export.save(program, file)
-    return checked
+    return check
 
 
-def _compared(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Checked:
-    difference = float(np.abs(found - wanted).max())
+def _check(p_RC: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> Check:
+    difference = float(np.abs(p_RC - reference).max())
     if not difference <= FARTHEST:
         raise RunError(
             f"the exported file's probabilities differ by {difference:.2g}, more than {FARTHEST:g}: it was not "
             "written; take another format"
         )
-    return Checked(len(wanted), difference)
+    return Check(len(reference), difference)
 
 
 @contextlib.contextmanager

@@ -75,11 +75,11 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
-    fold_N = _divided(y_N, key, folds)
-    return _weighed({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N)
+    fold_N = _fold_numbers(y_N, key, folds)
+    return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N)
 
 
-def weighed(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
+def choice_of(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
     """As ``compare``, of models that were all made without these samples.
 
     Args:
@@ -90,28 +90,28 @@ def weighed(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
     Raises:
         RunError: the global model's probabilities are not numbers.
     """
-    return _weighed(logp, y_N, _divided(y_N, key))
+    return _choice_of(logp, y_N, _fold_numbers(y_N, key))
 
 
-def _divided(y_N: Tensor, key: Tensor, folds: int | None = None) -> Tensor:
-    return divided(y_N, folds or (10 if len(y_N) < 200 else 5), key)
+def _fold_numbers(y_N: Tensor, key: Tensor, folds: int | None = None) -> Tensor:
+    return fold_numbers(y_N, folds or (10 if len(y_N) < 200 else 5), key)
 
 
-def _weighed(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Choice:
+def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Choice:
     models = {name: logp_NC for name, logp_NC in models.items() if not logp_NC.isnan().any()}
     if "global" not in models:
         raise RunError("the global model's probabilities of these samples are not numbers: check the columns' units")
-    found = weights(models, y_N)
+    weight = weights(models, y_N)
     logp: dict[Ships, Tensor] = dict(models.items())
     logp["blend"] = _nested(models, y_N, fold_N)
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     difference: dict[Ships, Difference] = {
         name: paired(r, right["global"]) for name, r in right.items() if name != "global"
     }
-    return Choice(found, _why(found, difference["blend"], len(y_N)), logp, difference, _settled(models, right))
+    return Choice(weight, _why(weight, difference["blend"], len(y_N)), logp, difference, _settled(models, right))
 
 
-def divided(y_N: Tensor, folds: int, key: Tensor) -> Tensor:
+def fold_numbers(y_N: Tensor, folds: int, key: Tensor) -> Tensor:
     """The fold (N,) of each sample: of each class about equally many in every fold, at random."""
     folds = max(2, min(folds, len(y_N)))
     order_N = keys.order(key, torch.ones(len(y_N)))
@@ -139,11 +139,11 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
         return -logp_NC[row_N, label_N].sum() + _WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
 
     bounds = [(0, MOST)] * len(names)
-    found = optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
-    kept = {name: w for name, w in zip(names, found.tolist(), strict=True) if w >= _LEAST}
-    if len(kept) > 1:
-        return kept
-    return {next(iter(kept), "global"): 1.0}
+    best_M = optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
+    large = {name: w for name, w in zip(names, best_M.tolist(), strict=True) if w >= _LEAST}
+    if len(large) > 1:
+        return large
+    return {next(iter(large), "global"): 1.0}
 
 
 def sure(logp_NC: Tensor) -> Tensor:
@@ -165,28 +165,28 @@ def paired(right_N: Tensor, other_N: Tensor) -> Difference:
     Source: Agresti & Min, Simple improved confidence intervals for comparing matched proportions, 2005.
     """
     count = len(right_N) + 2
-    gained, lost = int((right_N & ~other_N).sum()) + 0.5, int((other_N & ~right_N).sum()) + 0.5
-    mean = (gained - lost) / count
-    half = _Z * math.sqrt(gained + lost - (gained - lost) ** 2 / count) / count
+    gains, losses = int((right_N & ~other_N).sum()) + 0.5, int((other_N & ~right_N).sum()) + 0.5
+    mean = (gains - losses) / count
+    half = _Z * math.sqrt(gains + losses - (gains - losses) ** 2 / count) / count
     return Difference(mean, mean - half, mean + half)
 
 
 def _out_of_fold(fit: Fit, fold_N: Tensor) -> Tensor:
     logp = torch.empty(0)
     for fold in range(int(fold_N.max()) + 1):
-        held = torch.nonzero(fold_N == fold)[:, 0]
-        found = fit(torch.nonzero(fold_N != fold)[:, 0])(held)
-        logp = logp if len(logp) else found.new_empty(len(fold_N), found.shape[1])
-        logp[held] = found
+        row_M = torch.nonzero(fold_N == fold)[:, 0]
+        part = fit(torch.nonzero(fold_N != fold)[:, 0])(row_M)
+        logp = logp if len(logp) else part.new_empty(len(fold_N), part.shape[1])
+        logp[row_M] = part
     return logp
 
 
 def _nested(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Tensor:
     logp_NC = torch.empty_like(models["global"])
     for fold in range(int(fold_N.max()) + 1):
-        held = fold_N == fold
-        weight = weights({name: p[~held] for name, p in models.items()}, y_N[~held])
-        logp_NC[held] = blend(weight, {name: p[held] for name, p in models.items()})
+        inside_N = fold_N == fold
+        weight = weights({name: p[~inside_N] for name, p in models.items()}, y_N[~inside_N])
+        logp_NC[inside_N] = blend(weight, {name: p[inside_N] for name, p in models.items()})
     return logp_NC
 
 
@@ -211,5 +211,5 @@ def _settled(models: Mapping[Name, Tensor], right: Mapping[Ships, Tensor]) -> in
     first, second = sorted(models, key=lambda name: -float(right[name].double().mean()))[:2]
     gain_N = right[first].double() - right[second].double()
     gap = max(float(gain_N.mean()), 1e-3)
-    needed = math.ceil(_Z**2 * max(float((gain_N**2).mean()) - gap**2, 1e-4) / gap**2)
-    return needed if needed > len(gain_N) else None
+    count = math.ceil(_Z**2 * max(float((gain_N**2).mean()) - gap**2, 1e-4) / gap**2)
+    return count if count > len(gain_N) else None

@@ -21,7 +21,7 @@ from idiolect.deploy.schema import Site
 from idiolect.engines.threads import OneThread
 
 
-class Joined(NamedTuple):
+class Candidates(NamedTuple):
     """A site's models, and what their comparison found."""
 
     clients: dict[harm.Name, Tree]
@@ -35,7 +35,7 @@ class Joined(NamedTuple):
         return own if len(own) > 1 else next(iter(own.values()))
 
 
-def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Joined:
+def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Candidates:
     """A site's models, made from its samples and compared on them by cross-validation.
 
     Args:
@@ -57,7 +57,7 @@ def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Jo
     names: list[harm.Name] = ["global", "personal", "local"]
     names = names if count >= harm.FEW_FOR_LOCAL else names[:2]
 
-    def made(name: harm.Name, row_N: Tensor) -> Tree:
+    def client_of(name: harm.Name, row_N: Tensor) -> Tree:
         """The client's state from some of the samples, with the draws that the simulator makes.
 
         That of the global model depends on them only where the network measures its batch normalisation at the client.
@@ -68,7 +68,7 @@ def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Jo
 
     def fit(name: harm.Name) -> harm.Fit:
         def from_rows(row_N: Tensor) -> Callable[[Tensor], Tensor]:
-            model = Personal(down, made(name, row_N))
+            model = Personal(down, client_of(name, row_N))
             return lambda held: log_probabilities(model, bundle.methods[name], samples.x_N[held]).double()
 
         return from_rows
@@ -76,7 +76,7 @@ def joined(bundle: Bundle, samples: Samples, *, client: int | None = None) -> Jo
     with OneThread():
         choice = harm.compare({name: fit(name) for name in names}, samples.y_N, bundle.key("folds", client))
         every = torch.arange(count)
-        return Joined({name: made(name, every) for name in names if name in choice.logp_NC}, choice)
+        return Candidates({name: client_of(name, every) for name in names if name in choice.logp_NC}, choice)
 
 
 def join(
@@ -88,30 +88,30 @@ def join(
         bundle: what a new client gets.
         samples: the site's.
         out: a new or empty folder.
-        client: see ``joined``.
+        client: see ``candidates_of``.
         ships: the model to take whatever the comparison says; None takes its choice.
 
     Raises:
-        InputError: as ``joined``, or the folder is not empty, or there are too few samples for the model asked for.
+        InputError: as ``candidates_of``, the folder is not empty, or there are too few samples for the model asked for.
         RunError: a model cannot be made, or the disk is full.
     """
     vacant(out)
-    return ship(bundle, joined(bundle, samples, client=client), samples, out, client=client, ships=ships)
+    return ship(bundle, candidates_of(bundle, samples, client=client), samples, out, client=client, ships=ships)
 
 
 def ship(
-    bundle: Bundle, found: Joined, samples: Samples, out: Path, *, name: str = "this site",
+    bundle: Bundle, candidates: Candidates, samples: Samples, out: Path, *, name: str = "this site",
     client: int | None = None, ships: harm.Name | None = None,
 ) -> Bundle:  # fmt: skip
     """Write a site's model after a comparison; see ``join``.
 
     Args:
         bundle: what the models were made of.
-        found: the models.
+        candidates: the models.
         samples: on which they were compared.
         out: a new or empty folder.
         name: of the model.
-        client: see ``joined``.
+        client: see ``candidates_of``.
         ships: see ``join``.
 
     Raises:
@@ -121,50 +121,50 @@ def ship(
     from idiolect.deploy import page
 
     vacant(out)
-    weights = chosen(found, ships)
-    site = _site(found, samples, weights)
+    weights = shipping_weights(candidates, ships)
+    site = _site(candidates, samples, weights)
     key = bundle.about.key.model_copy(update={} if client is None else {"client": client})
     about = bundle.about.model_copy(update={"kind": "models", "models": (name,), "key": key, "site": site, "files": {}})
-    if about.revealed and per_sample(found.client(weights), len(samples.y_N)):
+    if about.revealed and per_sample(candidates.client(weights), len(samples.y_N)):
         about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
-    more: dict[str, str | bytes] = {"report.html": page.text(about, found.choice, samples.y_N)}
+    more: dict[str, str | bytes] = {"report.html": page.text(about, candidates.choice, samples.y_N)}
     if len(samples.y_N) >= reference.LEAST and bundle.task.network.buffers != "local":
-        said_N = found.choice.logp_NC[site.ships].argmax(1)
+        said_N = candidates.choice.logp_NC[site.ships].argmax(1)
         with OneThread():
             more[reference.FILE] = reference.of_site(bundle, samples, said_N, bundle.key("watch", client))
-    own = [(down.own, found.client(weights))]
+    own = [(down.own, candidates.client(weights))]
     return write(out, about, down.shared, own, card.text(about), more=more)
 
 
-def chosen(found: Joined, ships: harm.Name | None) -> dict[harm.Name, float]:
+def shipping_weights(candidates: Candidates, ships: harm.Name | None) -> dict[harm.Name, float]:
     """The weights of what ships: those of the comparison, or one model alone where it is asked for.
 
     Raises:
         InputError: there are too few samples for this model.
     """
     if ships is None:
-        return found.choice.weights
-    if ships not in found.clients:
+        return candidates.choice.weights
+    if ships not in candidates.clients:
         raise InputError(
             f"a local model needs {harm.FEW_FOR_LOCAL} samples or more: give {harm.FEW_FOR_LOCAL}, or leave out ships"
         )
     return {ships: 1.0}
 
 
-def _site(found: Joined, samples: Samples, weights: Mapping[harm.Name, float]) -> Site:
-    choice, y_N = found.choice, samples.y_N
+def _site(candidates: Candidates, samples: Samples, weights: Mapping[harm.Name, float]) -> Site:
+    choice, y_N = candidates.choice, samples.y_N
     ships: harm.Ships = "blend" if len(weights) > 1 else next(iter(weights))
-    asked = dict(weights) != choice.weights
-    compared: dict[str, dict[str, float | None]] = {
+    override = dict(weights) != choice.weights
+    rows: dict[str, dict[str, float | None]] = {
         name: {"accuracy": _accuracy(logp, y_N), "loss": _loss(logp, y_N)}
         | (choice.difference[name]._asdict() if name in choice.difference else {})
         for name, logp in choice.logp_NC.items()
     }
     right_N = choice.logp_NC[ships].gather(1, y_N[:, None])[:, 0].exp()
     return Site(
-        ships=ships, weights=dict(weights), samples=len(y_N), compared=compared,
-        why=f"it was asked for; by the comparison {choice.why}" if asked else choice.why,
+        ships=ships, weights=dict(weights), samples=len(y_N), compared=rows,
+        why=f"it was asked for; by the comparison {choice.why}" if override else choice.why,
         scores=tuple(sorted(right_N.tolist())),
     )  # fmt: skip
 

@@ -20,8 +20,8 @@ _STEP = 2**13  # bytes that each step counts at least, so that a million small m
 
 
 @contextmanager
-def limited(folder: Path, held: int, options: Mapping[str, Any], fix: str) -> Iterator[None]:
-    """Inside the block, no tensor is made that is too large for a bundle whose file of numbers has ``held`` bytes.
+def limited(folder: Path, size: int, options: Mapping[str, Any], fix: str) -> Iterator[None]:
+    """Inside the block, no tensor is made that is too large for a bundle whose file of numbers has ``size`` bytes.
 
     Not all that a method makes is in the file: training alone draws its network itself.
 
@@ -31,43 +31,43 @@ def limited(folder: Path, held: int, options: Mapping[str, Any], fix: str) -> It
     counts = [(v, k) for k, v in options.items() if type(v) is int]
     if counts and (most := max(counts))[0] > COUNT:
         raise InputError(f"{folder} has a method with {most[1]}={most[0]}, which is more than {COUNT}: {fix}")
-    with _Limit(folder, held, fix):
+    with _Limit(folder, size, fix):
         yield
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses a tensor that is too large before it is made, and counts what all tensors take together."""
 
-    def __init__(self, folder: Path, held: int, fix: str) -> None:
+    def __init__(self, folder: Path, size: int, fix: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._said = f"{folder} asks for much more memory than its {held:,} bytes of numbers need"
-        self._one, self._left, self._fix = max(_ONE, 2 * held), _ALL + 16 * held, fix
+        self._sentence = f"{folder} asks for much more memory than its {size:,} bytes of numbers need"
+        self._one, self._rest, self._fix = max(_ONE, 2 * size), _ALL + 16 * size, fix
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        before = [t for value in given.values() for t in _tensors(value)]
-        asked = max(sum(t.numel() * t.element_size() for t in before), _asked(str(func), given))
-        if asked > self._one:
-            raise InputError(f"{self._said} (a tensor of {asked / 1e9:,.1f} GB): {self._fix}")
-        made = func(*args, **(kwargs or {}))
+        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        before = [t for value in arguments.values() for t in _tensors(value)]
+        size = max(sum(t.numel() * t.element_size() for t in before), _bytes_of(str(func), arguments))
+        if size > self._one:
+            raise InputError(f"{self._sentence} (a tensor of {size / 1e9:,.1f} GB): {self._fix}")
+        result = func(*args, **(kwargs or {}))
         old = {t.untyped_storage()._cdata for t in before}
-        self._left -= max(_STEP, sum(t.nbytes for t in _tensors(made) if t.untyped_storage()._cdata not in old))
-        if self._left < 0:
-            raise InputError(f"{self._said}: {self._fix}")
-        return made
+        self._rest -= max(_STEP, sum(t.nbytes for t in _tensors(result) if t.untyped_storage()._cdata not in old))
+        if self._rest < 0:
+            raise InputError(f"{self._sentence}: {self._fix}")
+        return result
 
 
 def _tensors(value: Any) -> list[Tensor]:
     return [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, Tensor)]
 
 
-def _asked(function: str, given: Mapping[str, Any]) -> int:
+def _bytes_of(function: str, arguments: Mapping[str, Any]) -> int:
     """The bytes of what a shape or a count makes, at four bytes a number."""
-    shape = given.get("size")
+    shape = arguments.get("size")
     if isinstance(shape, list | tuple):
         return 4 * math.prod(max(int(n), 0) for n in shape)
     if function.startswith("aten.arange"):
-        return 4 * int(abs(given["end"]))
+        return 4 * int(abs(arguments["end"]))
     if function.startswith("aten.eye"):
-        return 4 * int(given["n"]) * int(given.get("m", given["n"]))
+        return 4 * int(arguments["n"]) * int(arguments.get("m", arguments["n"]))
     return 0

@@ -91,10 +91,10 @@ def make(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
             f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
         )
-    found = reader.read(run)
-    state = _state(run, found, job, study, labels)
+    records = reader.read(run)
+    state = _state(run, records, job, study, labels)
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
-    if data.manifest(federation)["hash"] != found.manifest.get("hash"):
+    if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
     whom = None if client is None else _clients(federation, client)
     one = _Clients(job, federation, state)
@@ -102,8 +102,8 @@ def make(
         job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
         inputs=inputs_of(federation) if elsewhere is None else elsewhere.inputs,
-        evaluation=_Measures(found, job, one, here=elsewhere is None).evaluation(),
-        provenance=provenance_of(federation, study, found.manifest, _participants(found, job)),
+        evaluation=_Measures(records, job, one, here=elsewhere is None).evaluation(),
+        provenance=provenance_of(federation, study, records.manifest, _participants(records, job)),
     )  # fmt: skip
     about = with_messages(about, federation)
     own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
@@ -182,13 +182,13 @@ def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
 
 def frequent(columns: Sequence[Encoding], count_F: Sequence[int], rare: int = RARE) -> tuple[Encoding, ...]:
     """The columns without texts that fewer training samples have; ``count_F`` are those of each feature."""
-    kept, start = [], 0
+    frequent_columns, start = [], 0
     for encoding in columns:
         counts = count_F[start : start + len(encoding.texts)]
         texts = tuple(text if n >= rare else "" for text, n in zip(encoding.texts, counts, strict=True))
-        kept.append(replace(encoding, texts=texts))
+        frequent_columns.append(replace(encoding, texts=texts))
         start += len(encoding.features)
-    return tuple(kept)
+    return tuple(frequent_columns)
 
 
 class _Clients:
@@ -224,34 +224,34 @@ class _Measures:
         self._records = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["round"] == clients.state.round)]
 
     def evaluation(self) -> Evaluation:
-        data, trained = self._job.data, self._job.data.trained
-        plain = [k for k in range(data.clients) if k < trained or data.conditions[k - trained] == ""]
+        data, count = self._job.data, self._job.data.trained
+        plain = [k for k in range(data.clients) if k < count or data.conditions[k - count] == ""]
         received = self._of("received", "accuracy", plain)
-        personal = self._of("personalised", "accuracy", plain) | self._recorded("new", "accuracy")
+        personal = self._of("personalised", "accuracy", plain) | self._values("new", "accuracy")
         parts = [
             ClientPart(
-                name=_name(data, k), train=len(data.train[k]), test=len(data.test[k]), new=k >= trained,
+                name=_name(data, k), train=len(data.train[k]), test=len(data.test[k]), new=k >= count,
                 received=_finite(received.get(k)), personal=_finite(personal.get(k)),
             )
             for k in plain
         ]  # fmt: skip
         stage = "personalised"
         return Evaluation(
-            protocol=str(self._run.protocol), clients=tuple(parts), loss=_mean(self._recorded(stage, "loss")),
-            calibration_error=_mean(self._recorded(stage, "calibration_error")),
+            protocol=str(self._run.protocol), clients=tuple(parts), loss=_mean(self._values(stage, "loss")),
+            calibration_error=_mean(self._values(stage, "calibration_error")),
         )  # fmt: skip
 
     def _of(self, stage: str, metric: str, ids: Sequence[int]) -> dict[int, float]:
-        found = self._recorded(stage, metric)
-        left = [k for k in ids if self._here and k not in found and len(self._job.data.test[k])]
-        return found | ({} if not left else self._measured("received" if stage == "received" else "evaluate", left))
+        values = self._values(stage, metric)
+        rest = [k for k in ids if self._here and k not in values and len(self._job.data.test[k])]
+        return values | ({} if not rest else self._accuracies("received" if stage == "received" else "evaluate", rest))
 
-    def _recorded(self, stage: str, metric: str) -> dict[int, float]:
+    def _values(self, stage: str, metric: str) -> dict[int, float]:
         r = self._records[(self._records["stage"] == stage) & (self._records["metric"] == metric)]
         return dict(zip(r["client"].tolist(), r["value"].tolist(), strict=True))
 
-    def _measured(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
-        site, state, found = self._clients.site, self._clients.state, {}
+    def _accuracies(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
+        site, state, accuracies = self._clients.site, self._clients.state, {}
         for k in ids:
             down = site.method.send(state.server, torch.tensor([k]))
             try:
@@ -259,20 +259,20 @@ class _Measures:
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
             assert isinstance(one, Measured)
-            found[k] = one.accuracy
-        return found
+            accuracies[k] = one.accuracy
+        return accuracies
 
 
-def _state(run: Path, found: reader.Run, job: Job, study: Mapping[str, Any], labels: Sequence[str]) -> State:
-    for diverged in found.diverged:
+def _state(run: Path, records: reader.Run, job: Job, study: Mapping[str, Any], labels: Sequence[str]) -> State:
+    for diverged in records.diverged:
         if (diverged.method, diverged.seed) == (job.name, job.seed):
             raise InputError(f"{job.name}, seed {job.seed}, diverged in round {diverged.round}: it has no model")
     folder = cell_folder(run, labels, job.name, job.seed)
     path = folder / CHECKPOINT_FILE
-    done = checkpoint.rounds(path)
-    if done < study["rounds"]:
+    count = checkpoint.rounds(path)
+    if count < study["rounds"]:
         raise InputError(
-            f"{run} has {done} of {study['rounds']} rounds of {job.name}, seed {job.seed}: continue the run to its end"
+            f"{run} has {count} of {study['rounds']} rounds of {job.name}, seed {job.seed}: continue the run to its end"
         )
     return checkpoint.load(path, begin(job.build(), job.data.trained, job.seed, client_states(folder)))
 
@@ -292,15 +292,15 @@ def _name(federation: FederatedData, k: int) -> str:
 
 def _revealed(model: str, method: MethodPart, federation: FederatedData) -> Revealed:
     network = models.build(model, federation.shape, federation.classes)
-    found = profile.of(method.name, dict(method.options), network, federation.classes, federation.trained)
-    down, up = (found.down_shared, found.down_own), (found.up_value, found.up_weight)
+    anatomy = profile.of(method.name, dict(method.options), network, federation.classes, federation.trained)
+    down, up = (anatomy.down_shared, anatomy.down_own), (anatomy.up_value, anatomy.up_weight)
     return Revealed(
         down={k: v for part in down for k, v in part.parts.items()},
         up={k: v for part in up for k, v in part.parts.items()},
         bytes_down=sum(part.bytes for part in down),
         bytes_up=sum(part.bytes for part in up),
-        uploads_are_sums=found.uploads_are_sums,
-        joins_by=found.joins_by,
+        uploads_are_sums=anatomy.uploads_are_sums,
+        joins_by=anatomy.joins_by,
     )
 
 
@@ -338,5 +338,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _mean(values: Mapping[int, float]) -> float | None:
-    known = [v for v in values.values() if math.isfinite(v)]
-    return math.fsum(known) / len(known) if known else None
+    finite = [v for v in values.values() if math.isfinite(v)]
+    return math.fsum(finite) / len(finite) if finite else None

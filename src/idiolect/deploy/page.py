@@ -68,11 +68,11 @@ def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str
 
 def _classes(classes: Sequence[str], right: Mapping[Ships, Tensor], y_N: Tensor) -> list[dict[str, Any]]:
     count_C = torch.bincount(y_N, minlength=len(classes)).tolist()
-    shown = [c for c in range(len(classes)) if count_C[c]][:_CLASSES]
-    recall = {name: [float(r[y_N == c].double().mean()) for c in shown] for name, r in right.items()}
+    rows = [c for c in range(len(classes)) if count_C[c]][:_CLASSES]
+    recall = {name: [float(r[y_N == c].double().mean()) for c in rows] for name, r in right.items()}
     return [
         {"name": classes[c], "count": count_C[c], "recall": [recall[name][k] for name in right]}
-        for k, c in enumerate(shown)
+        for k, c in enumerate(rows)
     ]
 
 

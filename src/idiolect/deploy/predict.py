@@ -23,7 +23,7 @@ from idiolect.deploy.samples import stream
 # N samples, C classes
 
 
-class Counted(NamedTuple):
+class Counts(NamedTuple):
     """How many samples were predicted, and of how many the answer was withheld."""
 
     samples: int
@@ -39,7 +39,7 @@ def predict(
     level: float | None = None,
     resize: bool = False,
     as_is: Sequence[str] = (),
-) -> Counted:
+) -> Counts:
     """Predict the samples of a file or folder and write them as a table.
 
     The table has the columns that are not inputs (or the images' names), ``label``, a probability ``p_CLASS`` for each
@@ -60,50 +60,50 @@ def predict(
             without samples, which ``level`` needs.
         RunError: the disk is full.
     """
-    _known(out)
+    _check_name(out)
     threshold = None if level is None else threshold_of(bundle, level)
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
-        predicted(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
+        prediction_table(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
         for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is)
     ))  # fmt: skip
 
 
-def save(out: Path, tables: Iterable[pa.Table]) -> Counted:
-    """Write tables of ``predicted`` into one file, whole or not at all.
+def save(out: Path, tables: Iterable[pa.Table]) -> Counts:
+    """Write tables of ``prediction_table`` into one file, whole or not at all.
 
     Raises:
         InputError: the file cannot have this name, or there are no tables.
         RunError: the disk is full.
     """
-    _known(out)
+    _check_name(out)
     samples = abstained = 0
 
-    def counted() -> Iterator[pa.Table]:
+    def counting() -> Iterator[pa.Table]:
         nonlocal samples, abstained
         for table in tables:
             samples += len(table)
             abstained += table.column("label").null_count
             yield table
 
-    _write(out, counted())
-    return Counted(samples, abstained)
+    _write(out, counting())
+    return Counts(samples, abstained)
 
 
-def _known(out: Path) -> None:
+def _check_name(out: Path) -> None:
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise InputError(f"out={out} is not a name that idiolect writes: end it in .parquet or .csv")
 
 
-def predicted(p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame) -> pa.Table:
+def prediction_table(p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame) -> pa.Table:
     """Probabilities as a table; see ``predict``."""
     names = pa.array(classes, pa.string())
     label = names.take(pa.array(p_NC.argmax(1).numpy()))
     columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
-    for taken in ("label", "set"):
-        if taken in columns:
-            columns[f"{taken} of the data"] = columns.pop(taken)
+    for name in ("label", "set"):
+        if name in columns:
+            columns[f"{name} of the data"] = columns.pop(name)
     if threshold is not None:
         inside_NC = p_NC >= threshold
         sets = ["|".join(c for c, ok in zip(classes, row, strict=True) if ok) for row in inside_NC.tolist()]

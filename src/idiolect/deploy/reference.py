@@ -17,7 +17,7 @@ from torch import Tensor
 from idiolect.core.errors import InputError
 from idiolect.core.network import watching
 from idiolect.deploy.bundle import Bundle, Personal
-from idiolect.deploy.harm import divided
+from idiolect.deploy.harm import fold_numbers
 from idiolect.deploy.samples import Samples
 from idiolect.statistics.covariance import pack, ridge, shrink, unpack
 from idiolect.statistics.gaussian import Gaussian, estimate
@@ -58,9 +58,9 @@ def features(bundle: Bundle, x_R: Tensor) -> Tensor:
     """The global model's representation (R, d) of samples as stored; its log-probabilities where it notes none."""
     model, method, parts = Personal(bundle.model().down, bundle.fresh), bundle.received, []
     for x_B in torch.split(x_R, _CHUNK):
-        with watching() as seen, torch.no_grad():
+        with watching() as representations, torch.no_grad():
             logp_BC = method.predict(model.down, model.client, x_B)
-        parts.append((seen[0] if seen else logp_BC).flatten(1).double())
+        parts.append((representations[0] if representations else logp_BC).flatten(1).double())
     return torch.cat(parts)
 
 
@@ -75,7 +75,7 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor) -> Reference:
     """
     class_P = torch.unique(torch.cat([y_N, said_N]))
     y_N, said_N = torch.searchsorted(class_P, y_N), torch.searchsorted(class_P, said_N)
-    half_N = divided(y_N, 2, key)
+    half_N = fold_numbers(y_N, 2, key)
     classes = len(class_P)
     count_HP = torch.stack([torch.bincount(y_N[half_N != h], minlength=classes) for h in range(2)])
     gaussians = [_gaussian(z_Nd[half_N != h], y_N[half_N != h], classes) for h in range(2)]
@@ -112,11 +112,11 @@ def read(bundle: Bundle) -> Reference:
     if FILE not in bundle.about.files:
         raise InputError(f"{bundle.folder} cannot be watched, because {bundle.unwatched(LEAST)}")
     try:
-        found = Reference(**safetensors.torch.load(bundle.other(FILE)))
-        _check(found, len(bundle.about.classes))
+        reference = Reference(**safetensors.torch.load(bundle.other(FILE)))
+        _check(reference, len(bundle.about.classes))
     except (SafetensorError, TypeError, ValueError) as error:
         raise InputError(f"{bundle.folder / FILE} is not readable ({error}): join again") from None
-    return found
+    return reference
 
 
 def nearest(z_Md: Tensor, g: Gaussian, count_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,19 +148,19 @@ def _gaussian(z_Nd: Tensor, y_N: Tensor, classes: int) -> Gaussian:
     """
     from sklearn.covariance import ledoit_wolf_shrinkage
 
-    found = estimate(moments(z_Nd, y_N, torch.ones(len(y_N)), classes), z_Nd.new_zeros(classes, z_Nd.shape[1]))
-    within_Nd = (z_Nd.double() - found.mean_Cd[y_N]).numpy()
+    raw = estimate(moments(z_Nd, y_N, torch.ones(len(y_N)), classes), z_Nd.new_zeros(classes, z_Nd.shape[1]))
+    within_Nd = (z_Nd.double() - raw.mean_Cd[y_N]).numpy()
     weight = float(ledoit_wolf_shrinkage(within_Nd, assume_centered=True)) if within_Nd.any() else 1.0
-    return Gaussian(found.mean_Cd.float(), ridge(shrink(found.cov_dd, weight), _SMALL).float())
+    return Gaussian(raw.mean_Cd.float(), ridge(shrink(raw.cov_dd, weight), _SMALL).float())
 
 
-def _check(found: Reference, classes: int) -> None:
-    p, d, n = len(found.class_P), found.mean_HPd.shape[-1], len(found.half_N)
-    wanted = {
+def _check(reference: Reference, classes: int) -> None:
+    p, d, n = len(reference.class_P), reference.mean_HPd.shape[-1], len(reference.half_N)
+    shapes = {
         "class_P": (p,), "share_P": (p,), "confusion_PP": (p, p), "near_HP": (2, p), "count_HP": (2, p),
         "mean_HPd": (2, p, d), "cov_HD": (2, d * (d + 1) // 2), "half_N": (n,), "distance_N": (n,),
     }  # fmt: skip
-    if {name: tuple(a.shape) for name, a in found._asdict().items()} != wanted:
+    if {name: tuple(a.shape) for name, a in reference._asdict().items()} != shapes:
         raise ValueError("its tensors have other shapes")
-    if not 0 <= int(found.class_P.min()) <= int(found.class_P.max()) < classes:
+    if not 0 <= int(reference.class_P.min()) <= int(reference.class_P.max()) < classes:
         raise ValueError("it has other classes")

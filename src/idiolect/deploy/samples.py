@@ -89,8 +89,8 @@ def stream(
     size = IMAGES if inputs.kind == "images" else ROWS
     for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)
-        used = {c.name for c in inputs.columns} | set(reader.names)
-        beside = part.frame[[c for c in part.frame if str(c) not in used]]
+        names = {c.name for c in inputs.columns} | set(reader.names)
+        beside = part.frame[[c for c in part.frame if str(c) not in names]]
         if part.pictures is not None:
             beside = beside.assign(image=[one.name for one in part.pictures])
         yield x_R, beside
@@ -102,18 +102,18 @@ def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.
     Raises:
         InputError: a label is missing or is not a class.
     """
-    gone = np.flatnonzero(missing(values, ("",)))
-    if gone.size:
+    gaps = np.flatnonzero(missing(values, ("",)))
+    if gaps.size:
         raise InputError(
-            f"the label is missing in {gone.size} of {len(values)} rows of {where} (the first is row {gone[0]}, "
+            f"the label is missing in {gaps.size} of {len(values)} rows of {where} (the first is row {gaps[0]}, "
             "counting from 0): fill it in or remove those rows"
         )
     names = values.astype(object).map(text_of)
     place = {name: k for k, name in enumerate(classes)}
-    strange = sorted(set(names) - set(place))
-    if strange:
+    unknown = sorted(set(names) - set(place))
+    if unknown:
         raise InputError(
-            f"{where} has the label {strange[0]!r}, which the bundle does not know; its classes are "
+            f"{where} has the label {unknown[0]!r}, which the bundle does not know; its classes are "
             f"{listed(classes, 12)}: correct the labels, or remove those rows"
         )
     return np.array(names.map(place), np.int64)
@@ -129,13 +129,13 @@ class Reader:
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
         self._by_name = {folded(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
-        self._as_is, self._said = set(as_is), set[str]()
+        self._as_is, self._sentences = set(as_is), set[str]()
         if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
 
     def roles(self, target: str | None) -> Roles:
         """What the columns of a text file are for."""
-        return Roles(target, features=lambda name: self._column(name) is not None, known=self._known)
+        return Roles(target, features=lambda name: self._column(name) is not None, known=self._moments)
 
     def is_number(self, name: str) -> bool:
         """Whether the bundle takes numbers in a column of this name."""
@@ -145,7 +145,7 @@ class Reader:
     def _column(self, name: str) -> Encoding | None:
         return self._by_name.get(name) or self._by_name.get(folded(name))
 
-    def _known(self, name: str) -> tuple[float, float] | None:
+    def _moments(self, name: str) -> tuple[float, float] | None:
         """Mean and standard deviation of the numbers in a column; None if it has no scale."""
         at = 0
         for column in self.inputs.columns:
@@ -192,9 +192,9 @@ class Reader:
         return x_R
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
-        values = self._matched(frame)
-        found = [str(column.name) for column in values.values()]
-        x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == found else frame[found])
+        values = self._columns(frame)
+        names = [str(column.name) for column in values.values()]
+        x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == names else frame[names])
         if x_RF is None:
             for encoding in self.inputs.columns:
                 self._look(encoding, values[encoding.name])
@@ -202,33 +202,33 @@ class Reader:
         self._scales(x_RF)
         return x_RF
 
-    def _matched(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
+    def _columns(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """The frame's columns by the bundle's names, of whatever order, letter case and spacing."""
         there = [str(c) for c in frame]
-        spelt = {folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
-        wanted: dict[str, str] = {}
-        lost = []
+        spellings = {folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
+        names: dict[str, str] = {}
+        absent = []
         for encoding in self.inputs.columns:
-            name = encoding.name if encoding.name in there else spelt.get(folded(encoding.name))
+            name = encoding.name if encoding.name in there else spellings.get(folded(encoding.name))
             if name is None:
-                lost.append(encoding.name)
+                absent.append(encoding.name)
             else:
-                wanted[encoding.name] = name
-        if lost:
-            few = [c for c in there if c not in wanted.values()]
+                names[encoding.name] = name
+        if absent:
+            few = [c for c in there if c not in names.values()]
             raise InputError(
-                f"{self.where} has no column {lost[0]!r}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}; "
-                f"{nearest(lost[0], few) if few else 'it has no other columns'}: the bundle takes "
+                f"{self.where} has no column {absent[0]!r}{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
+                f"{nearest(absent[0], few) if few else 'it has no other columns'}: the bundle takes "
                 f"{listed([e.name for e in self.inputs.columns], 12)}; add it, with empty cells where it is not known"
             )
-        for name, found in wanted.items():
-            if name != found:
-                self.names[name], self.names[found] = found, name
-                self._say(f"column {found!r} is taken as {name!r}")
-        extra = [c for c in there if c not in wanted.values()]
+        for name, own in names.items():
+            if name != own:
+                self.names[name], self.names[own] = own, name
+                self._say(f"column {own!r} is taken as {name!r}")
+        extra = [c for c in there if c not in names.values()]
         if extra:
             self._say(f"columns that the bundle does not take are not used: {listed(extra, 8)}")
-        return {name: frame[found] for name, found in wanted.items()}
+        return {name: frame[own] for name, own in names.items()}
 
     def _look(self, encoding: Encoding, values: pd.Series) -> None:
         gone_R = missing(values)
@@ -243,9 +243,9 @@ class Reader:
                     f"numbers (the first in row {row}, counting from 0): correct them, or leave the cells empty"
                 )
         if encoding.kind == "text":
-            known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
-            unknown = len(known) - int(known.sum())
-            if len(known) and unknown == len(known):
+            is_known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
+            unknown = len(is_known) - int(is_known.sum())
+            if len(is_known) and unknown == len(is_known):
                 raise InputError(
                     f"column {encoding.name!r} of {self.where} has none of the texts that the bundle knows "
                     f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"
@@ -259,27 +259,27 @@ class Reader:
         at = 0
         for k, encoding in enumerate(self.inputs.columns):
             if encoding.kind == "number" and encoding.scaled and encoding.value and encoding.name not in self._as_is:
-                known = x_KF[~np.isnan(x_KF[:, at]), at]
+                x_N = x_KF[~np.isnan(x_KF[:, at]), at]
                 if self.inputs.scales:
-                    known = self._sized(encoding, known, self.inputs.scales[k])
+                    x_N = self._compare_sizes(encoding, x_N, self.inputs.scales[k])
                 mean, std = self.inputs.mean[at], self.inputs.std[at]
-                if len(known) >= _FEW and _of_another_unit(known, mean, std):
+                if len(x_N) >= _FEW and _of_another_unit(x_N, mean, std):
                     shift = encoding.shift
                     raise InputError(
                         f"column {encoding.name!r} of {self.where} looks like another unit: its mean is "
-                        f"{known.mean() + shift:.4g} with a spread of {known.std():.3g}, and in training it was "
+                        f"{x_N.mean() + shift:.4g} with a spread of {x_N.std():.3g}, and in training it was "
                         f"{mean + shift:.4g} with {std:.3g}: convert it, or give {option('as_is', encoding.name)} if "
                         "the numbers are right"
                     )
             at += len(encoding.features)
 
-    def _sized(self, encoding: Encoding, known: NDArray[np.float64], training: Scale) -> NDArray[np.float64]:
+    def _compare_sizes(self, encoding: Encoding, x_N: NDArray[np.float64], training: Scale) -> NDArray[np.float64]:
         """Compare sizes, where zeros do not count; returns the numbers whose mean says something."""
-        x_K: NDArray[np.float64] = known + encoding.shift
+        x_K: NDArray[np.float64] = x_N + encoding.shift
         scales = {self.where: units.scale_of(x_K), _OTHERS: training}
-        if (found := units.apart(encoding.name, scales, self.where)) is not None:
+        if (difference := units.apart(encoding.name, scales, self.where)) is not None:
             raise InputError(
-                f"column {encoding.name!r} looks like another unit: {found}: convert it, or give "
+                f"column {encoding.name!r} looks like another unit: {difference}: convert it, or give "
                 f"{option('as_is', encoding.name)} if the numbers are right"
             )
         if self.where in units.hidden_gaps(scales):
@@ -287,12 +287,12 @@ class Reader:
                 f"column {encoding.name!r} is 0 in most rows, and hardly ever at {_OTHERS}: if 0 stands for a missing "
                 "value, leave these cells empty"
             )
-            return np.asarray(known[x_K != 0])
-        return known
+            return np.asarray(x_N[x_K != 0])
+        return x_N
 
     def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
+        if sentence not in self._sentences:
+            self._sentences.add(sentence)
             log.warning("%s: %s", self.where, sentence)
 
 

@@ -94,11 +94,11 @@ def scale_of(x_R: NDArray[np.floating], few: int = FEW) -> Scale:
 
 def common_scale(scales: Sequence[Scale]) -> Scale:
     """The scale of several sites' numbers: the median of each number over sites."""
-    known = [scale.quartiles for scale in scales if scale.quartiles is not None]
+    quartiles = [scale.quartiles for scale in scales if scale.quartiles is not None]
     zeros = round(statistics.median([scale.zeros for scale in scales] or [0.0]), 2)
-    if not known:
+    if not quartiles:
         return Scale(zeros=zeros)
-    low, middle, high = (float(statistics.median(numbers)) for numbers in zip(*known, strict=True))
+    low, middle, high = (float(statistics.median(numbers)) for numbers in zip(*quartiles, strict=True))
     return Scale(quartiles=(low, middle, high), zeros=zeros)
 
 
@@ -108,19 +108,19 @@ def apart(name: str, scales: Mapping[str, Scale], site: str | None = None) -> Ap
     The sites are divided where their medians are farthest apart. The smaller group is the one that is named, or that of
     ``site``.
     """
-    known = [(scale.quartiles, at) for at, scale in scales.items() if scale.quartiles is not None]
-    known.sort(key=lambda one: one[0][1])
-    if len(known) < 2:
+    by_median = [(scale.quartiles, at) for at, scale in scales.items() if scale.quartiles is not None]
+    by_median.sort(key=lambda one: one[0][1])
+    if len(by_median) < 2:
         return None
-    gaps = [math.log(after[1] / before[1]) for (before, _), (after, _) in pairwise(known)]
+    gaps = [math.log(after[1] / before[1]) for (before, _), (after, _) in pairwise(by_median)]
     cut = max(range(len(gaps)), key=gaps.__getitem__)
-    groups = known[: cut + 1], known[cut + 1 :]
+    groups = by_median[: cut + 1], by_median[cut + 1 :]
     low, high = (statistics.median([quartiles[1] for quartiles, _ in group]) for group in groups)
     names = [tuple(at for _, at in group) for group in groups]
     smaller = len(names[0]) <= len(names[1]) if site is None else site in names[0]
-    unit, named = _unit(name, low, high)
-    spread = max(_NARROW, *(math.log(quartiles[2] / quartiles[0]) for quartiles, _ in known))
-    least = math.log(_NEAR if named else _FAR)
+    unit, fits_name = _unit(name, low, high)
+    spread = max(_NARROW, *(math.log(quartiles[2] / quartiles[0]) for quartiles, _ in by_median))
+    least = math.log(_NEAR if fits_name else _FAR)
     if gaps[cut] < max(least, _APART * spread):
         return None
     units = "" if unit is None else " in place of ".join((unit.large, unit.small)[:: 1 if smaller else -1])
@@ -130,13 +130,13 @@ def apart(name: str, scales: Mapping[str, Scale], site: str | None = None) -> Ap
 
 def hidden_gaps(scales: Mapping[str, Scale]) -> tuple[str, ...]:
     """The sites where most numbers of a column are 0 and hardly any are elsewhere, so that 0 may mean "missing"."""
-    measured = [site for site, scale in scales.items() if scale.quartiles is not None]
-    found = []
+    sites = [site for site, scale in scales.items() if scale.quartiles is not None]
+    suspects = []
     for site, scale in scales.items():
-        others = [scales[other].zeros for other in measured if other != site]
+        others = [scales[other].zeros for other in sites if other != site]
         if scale.zeros > _MANY and others and statistics.median(others) < _HARDLY:
-            found.append(site)
-    return tuple(found)
+            suspects.append(site)
+    return tuple(suspects)
 
 
 def _rounded(value: float) -> float:
@@ -148,8 +148,8 @@ def _unit(name: str, low: float, high: float) -> tuple[_Unit | None, bool]:
     """The units of which medians look like, and whether the column's name says that they can be."""
     words = set(re.findall("[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
     for unit in _UNITS:
-        named = any(re.fullmatch(unit.column, word) for word in words)
+        fits_name = any(re.fullmatch(unit.column, word) for word in words)
         ratio = high / max(low * unit.factor + unit.offset, low)
-        if (named or not unit.column) and 1 - _CLOSE < ratio < 1 / (1 - _CLOSE):
-            return unit, named
+        if (fits_name or not unit.column) and 1 - _CLOSE < ratio < 1 / (1 - _CLOSE):
+            return unit, fits_name
     return None, False

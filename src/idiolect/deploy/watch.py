@@ -52,7 +52,7 @@ class Labels(NamedTuple):
     moved: bool
 
 
-class Watched(NamedTuple):
+class WatchResult(NamedTuple):
     """What the comparison of new samples with a site's own found."""
 
     level: float
@@ -84,7 +84,7 @@ class Watched(NamedTuple):
         }  # fmt: skip
 
 
-def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05) -> Watched:
+def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05) -> WatchResult:
     """Compare new samples with those that a site was made from.
 
     Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model, of new
@@ -105,64 +105,64 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     """
     if not 0 < level < 1:
         raise InputError(f"level={level:g} is not between 0 and 1: give the share of false alarms, as 0.05")
-    kept, model, method = reference.read(bundle), bundle.model(), bundle.unshifted
+    own, model, method = reference.read(bundle), bundle.model(), bundle.unshifted
     classes = len(bundle.about.classes)
     far: list[list[Tensor]] = [[], []]
-    gaussians = [reference.gaussian(kept, half) for half in range(2)]
-    near_HP = torch.zeros_like(kept.near_HP)
+    gaussians = [reference.gaussian(own, half) for half in range(2)]
+    near_HP = torch.zeros_like(own.near_HP)
     said_C = torch.zeros(classes, dtype=torch.int64)
     with OneThread():
         for x_B in [x_M] if isinstance(x_M, Tensor) else x_M:
             z_Bd = reference.features(bundle, x_B)
-            for half, found in enumerate(far):
-                far_B, near_B = reference.nearest(z_Bd, gaussians[half], kept.count_HP[half])
-                found.append(far_B)
+            for half, distances in enumerate(far):
+                far_B, near_B = reference.nearest(z_Bd, gaussians[half], own.count_HP[half])
+                distances.append(far_B)
                 near_HP[half] += torch.bincount(near_B, minlength=len(near_HP[half]))
             said_C += torch.bincount(log_probabilities(model, method, x_B).argmax(1), minlength=classes)
     if (count := int(said_C.sum())) < LEAST:
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
-    features = _features(kept, [torch.cat(found) for found in far])
-    labels = _labels(kept, near_HP, said_C[kept.class_P], bundle.about.classes)
+    features = _features(own, [torch.cat(distances) for distances in far])
+    labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
     first, second = sorted((features.p, labels.p))
     some, both = first <= level / 2, first <= level / 2 and second <= level
-    moved = [both or (some and p == first) for p in (features.p, labels.p)]
-    return Watched(
-        level, len(kept.half_N), count, features._replace(moved=moved[0]), labels._replace(moved=moved[1]),
+    alarms = [both or (some and p == first) for p in (features.p, labels.p)]
+    return WatchResult(
+        level, len(own.half_N), count, features._replace(moved=alarms[0]), labels._replace(moved=alarms[1]),
         tuple(map(tuple, near_HP.tolist())),
     )  # fmt: skip
 
 
-def sentences(found: Watched) -> list[str]:
+def sentences(result: WatchResult) -> list[str]:
     """What was found, for people."""
-    features, labels = found.features, found.labels
-    samples = f"{found.new:,} new samples"
-    said = []
-    if not found.alarm:
-        said.append(f"Nothing moved that {samples} show against the site's {found.own:,}.")
-    said.append(
+    features, labels = result.features, result.labels
+    samples = f"{result.new:,} new samples"
+    lines = []
+    if not result.alarm:
+        lines.append(f"Nothing moved that {samples} show against the site's {result.own:,}.")
+    lines.append(
         f"The features {'moved' if features.moved else 'did not move'}: a new sample is farther from the site's "
         f"classes than one of its own in {100 * features.farther:.0f}% of pairs; 50% is no change "
         f"(p = {_p(features.p)})."
     )
-    said.append(
+    lines.append(
         f"The classes {'no longer occur' if labels.moved else 'occur'} as often as before (p = {_p(labels.p)})."
     )
     if labels.moved and not labels.shares:
-        said.append("How often each occurs cannot be estimated: the site never had the classes that are predicted.")
+        lines.append("How often each occurs cannot be estimated: the site never had the classes that are predicted.")
     elif labels.moved:
         few = sorted(labels.shares.items(), key=lambda pair: -abs(pair[1].now - pair[1].before))[:_SHOWN]
-        told = (
+        changes = (
             f"{name} from {100 * s.before:.0f}% to {100 * s.now:.0f}% (95% interval {100 * s.low:.0f}% to "
             f"{100 * s.high:.0f}%)"
             for name, s in few
         )
         only = ", if the features of each class are as before, which they are not" if features.moved else ""
-        said.append(f"Their proportions changed{only}: {', '.join(told)}.")
-    rate = f"Where nothing moves, at most {100 * found.level:g}% of such comparisons raise an alarm."
-    return [*said, rate, *_advice(found)]
+        lines.append(f"Their proportions changed{only}: {', '.join(changes)}.")
+    rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm."
+    return [*lines, rate, *_advice(result)]
 
 
-def adapt(bundle: Bundle, found: Watched, out: Path) -> Bundle:
+def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
     """Write a site's model for the new proportions of the classes, without labels and without a round.
 
     The probabilities are multiplied by new / old proportions. The new ones are the estimate with one more sample of the
@@ -171,7 +171,7 @@ def adapt(bundle: Bundle, found: Watched, out: Path) -> Bundle:
 
     Args:
         bundle: the site.
-        found: what ``watch`` found.
+        result: of ``watch``.
         out: a new or empty folder.
 
     Raises:
@@ -181,56 +181,56 @@ def adapt(bundle: Bundle, found: Watched, out: Path) -> Bundle:
     Source: Saerens, Latinne & Decaestecker, Adjusting the Outputs of a Classifier to New a Priori Probabilities, Neural
     Computation 2002, Eq. 2.4.
     """
-    if not found.adaptable:
-        why = " ".join(_advice(found)) or "Nothing moved."
+    if not result.adaptable:
+        why = " ".join(_advice(result)) or "Nothing moved."
         raise InputError(f"{bundle.folder} is not adapted. {why}")
     vacant(out)
-    kept, site = reference.read(bundle), bundle.about.site
+    own, site = reference.read(bundle), bundle.about.site
     assert site is not None
-    names = [bundle.about.classes[c] for c in kept.class_P.tolist()]
-    now_P = torch.tensor([found.labels.shares[name].now for name in names], dtype=torch.float64)
-    share_P = (found.new * now_P + kept.share_P) / (found.new + 1)
-    made_P = kept.confusion_PP.sum(0)
+    names = [bundle.about.classes[c] for c in own.class_P.tolist()]
+    now_P = torch.tensor([result.labels.shares[name].now for name in names], dtype=torch.float64)
+    share_P = (result.new * now_P + own.share_P) / (result.new + 1)
+    made_P = own.confusion_PP.sum(0)
     shift_P = torch.where(made_P > 0, (share_P / (made_P / made_P.sum())).log(), 0.0)
     shift_C = torch.zeros(len(bundle.about.classes), dtype=torch.float64)
-    shift_C[kept.class_P] = shift_P
+    shift_C[own.class_P] = shift_P
     few = ", ".join(f"{name} {100 * s:.0f}%" for name, s in zip(names, share_P.tolist(), strict=True))
     why = f"{site.why}. Since then the proportions of the classes changed, and its probabilities are for these: {few}"
     changes = {"prior_shift": tuple(shift_C.tolist()), "scores": (), "why": why}
     about = bundle.about.model_copy(update={"site": site.model_copy(update=changes)})
     model = bundle.model()
-    more = {reference.FILE: reference.content(kept._replace(share_P=share_P, near_HP=torch.tensor(found.near)))}
+    more = {reference.FILE: reference.content(own._replace(share_P=share_P, near_HP=torch.tensor(result.near)))}
     return write(out, about, model.down.shared, [(model.down.own, model.client)], card.text(about), more=more)
 
 
-def _features(kept: Reference, far: list[Tensor]) -> Features:
-    tested = [
-        (int((kept.half_N == half).sum()), shift.ranks(kept.distance_N[kept.half_N == half].numpy(), new.numpy()))
+def _features(own: Reference, far: list[Tensor]) -> Features:
+    tests = [
+        (int((own.half_N == half).sum()), shift.ranks(own.distance_N[own.half_N == half].numpy(), new.numpy()))
         for half, new in enumerate(far)
     ]
-    above = sum(n * found.above for n, found in tested) / len(kept.half_N)
-    return Features(min(1.0, 2 * min(found.p for _, found in tested)), above, False)
+    above = sum(n * rank.above for n, rank in tests) / len(own.half_N)
+    return Features(min(1.0, 2 * min(rank.p for _, rank in tests)), above, False)
 
 
-def _labels(kept: Reference, near_HP: Tensor, said_P: Tensor, classes: tuple[str, ...]) -> Labels:
-    both = zip(kept.near_HP.numpy(), near_HP.numpy(), strict=True)
+def _labels(own: Reference, near_HP: Tensor, said_P: Tensor, classes: tuple[str, ...]) -> Labels:
+    both = zip(own.near_HP.numpy(), near_HP.numpy(), strict=True)
     p = min(1.0, 2 * min(shift.counts_differ(own_P, new_P) for own_P, new_P in both))
-    confusion_PP = kept.confusion_PP.numpy()
+    confusion_PP = own.confusion_PP.numpy()
     now_P = shift.proportions(confusion_PP, said_P.numpy()) if int(said_P.sum()) else np.full(len(said_P), math.nan)
     if np.isnan(now_P).any():
         return Labels(p, {}, False)
     ends = shift.interval(confusion_PP, said_P.numpy())
-    rows = zip(kept.share_P.tolist(), now_P.tolist(), *(end.tolist() for end in ends), strict=True)
-    names = [classes[c] for c in kept.class_P.tolist()]
+    rows = zip(own.share_P.tolist(), now_P.tolist(), *(end.tolist() for end in ends), strict=True)
+    names = [classes[c] for c in own.class_P.tolist()]
     return Labels(p, {name: Share(*row) for name, row in zip(names, rows, strict=True)}, False)
 
 
-def _advice(found: Watched) -> list[str]:
-    if not found.alarm:
+def _advice(result: WatchResult) -> list[str]:
+    if not result.alarm:
         return []
-    if found.features.moved:
+    if result.features.moved:
         return ["The site's model needs labels of new samples: give some to idiolect join."]
-    if not found.adaptable:
+    if not result.adaptable:
         return ["The new proportions need labels of new samples: give some to idiolect join."]
     return ["Its probabilities can be made to fit the new proportions without labels: idiolect watch --adapt."]
 

@@ -12,7 +12,7 @@ from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import harm
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant
-from idiolect.deploy.join import Joined, ship
+from idiolect.deploy.join import Candidates, ship
 from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.samples import SiteFiles, SiteSamples
@@ -59,7 +59,7 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             name: log_probabilities(Personal(down, client), model.methods[name], x_N).double()
             for name, client in clients.items()
         }
-        candidates = Joined(clients, harm.weighed(logp, y_N, model.key("folds")))
+        candidates = Candidates(clients, harm.choice_of(logp, y_N, model.key("folds")))
     return ship(model, candidates, Samples(x_N, y_N), out, name=model.cell.site, ships=ships)
 
 

@@ -26,7 +26,7 @@ from idiolect.core.tree import Tree
 from idiolect.deploy import card, reference
 from idiolect.deploy.bundle import Bundle, Personal, write
 from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
-from idiolect.deploy.predict import predicted, threshold_of
+from idiolect.deploy.predict import prediction_table, threshold_of
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
@@ -110,7 +110,7 @@ class SiteModel(Bundle):
         classes = self.about.classes
         threshold = None if level is None else threshold_of(self, level)
         truth = pd.DataFrame({"label": [classes[c] for c in self._arrays["test/y_N"].tolist()]})
-        return [predicted(self._arrays["test/p_NC"], classes, threshold, truth)]
+        return [prediction_table(self._arrays["test/p_NC"], classes, threshold, truth)]
 
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""

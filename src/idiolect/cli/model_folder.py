@@ -30,8 +30,8 @@ def is_state(folder: Path) -> bool:
     return (folder / ".lock").is_file() or next(folder.glob("*/*/agreement.json"), None) is not None
 
 
-def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
-    """A site's personal model from its state folder; ``chosen`` is as for ``state_folder.opened``.
+def state(folder: Path, *, state_key: Path | None, **choice: Any) -> SiteModel:
+    """A site's personal model from its state folder; ``choice`` is as for ``state_folder.site_model``.
 
     Raises:
         InputError: it is not there or cannot be read, or it is not said which.
@@ -41,31 +41,31 @@ def state(folder: Path, *, state_key: Path | None, **chosen: Any) -> SiteModel:
     optional("cryptography", "federation", "a site's state")
     from idiolect.federation.site.state_folder import site_model
 
-    return site_model(folder, key=state_key, **chosen)
+    return site_model(folder, key=state_key, **choice)
 
 
-def model(folder: Path, *, allow_import: bool, **chosen: Any) -> Bundle:
-    """A bundle, or a site's model from its state folder; ``chosen`` says which of several models the latter is.
+def model(folder: Path, *, allow_import: bool, **choice: Any) -> Bundle:
+    """A bundle, or a site's model from its state folder; ``choice`` says which of several models the latter is.
 
     Raises:
-        InputError: it cannot be read, or ``chosen`` is given for a bundle.
+        InputError: it cannot be read, or ``choice`` is given for a bundle.
     """
     from idiolect.deploy.bundle import Bundle
 
     if is_state(folder):
-        return state(folder, **chosen)
-    found = Bundle.read(folder, allow_import=allow_import)
-    refuse(folder, **chosen)
-    return found
+        return state(folder, **choice)
+    bundle = Bundle.read(folder, allow_import=allow_import)
+    refuse(folder, **choice)
+    return bundle
 
 
-def refuse(folder: Path, **chosen: Any) -> None:
+def refuse(folder: Path, **choice: Any) -> None:
     """Check that no option is given that is only for a state folder.
 
     Raises:
         InputError: one is.
     """
-    for name, value in chosen.items():
+    for name, value in choice.items():
         if value is not None:
             raise InputError(
                 f"--{name.replace('_', '-')} is for a site's state folder, and {folder} is none: leave it out"
