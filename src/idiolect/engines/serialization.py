@@ -34,7 +34,7 @@ def pack(message: Any) -> memoryview:
     """Anything that can be pickled, as a message for ``send``."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
-    return buffer.getbuffer()
+    return memoryview(buffer.getvalue())  # no view of the buffer: Python 3.13 complains if both are garbage together
 
 
 def send(connection: Connection, message: memoryview) -> None:
