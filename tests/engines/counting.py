@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from idiolect.core.method import Data, Down, Method, Up
+from idiolect.core.method import Data, Down, Method, Reduced, Up, reduce
 
 Where = tuple[str, int, int]  # phase, round, client
 NEVER = ("", 0, 0)
@@ -26,7 +26,7 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
     def init(key: torch.Tensor) -> Any:
         return torch.zeros(2, dtype=torch.int64)
 
-    def init_client(key: torch.Tensor) -> Any:
+    def init_client(key: torch.Tensor, id: torch.Tensor) -> Any:
         return torch.zeros(ballast + 1, dtype=torch.int64) if ballast else torch.tensor(0)
 
     def send(server: Any, ids: torch.Tensor) -> Down:
@@ -43,7 +43,7 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
         count = client.flatten()[0].double()
         return client, Up(down.own), {"count": count * (float("nan") if due(diverges, "local", round, id) else 1)}
 
-    def aggregate(server: Any, up: Up, ids: torch.Tensor) -> Any:
+    def aggregate(server: Any, up: Reduced, ids: torch.Tensor) -> Any:
         round = int(server[0]) + 1
         if due(fails, "aggregate", round, 0):
             raise ValueError("boom")
@@ -64,4 +64,4 @@ def build(*, fails: Where = NEVER, diverges: Where = NEVER, wait: float = 0.0, b
         logp = torch.tensor([0.5, 0.25, 0.25]).log().expand(len(x_B), 3)
         return logp * (float("nan") if due(diverges, "predict", round, id) else 1)
 
-    return Method(init, init_client, send, local, aggregate, personalise, predict)
+    return Method(init, init_client, send, local, reduce.each(), aggregate, personalise, predict)

@@ -176,9 +176,9 @@ def test_a_newcomers_state_is_fresh(runs_on: Engine, monkeypatch: pytest.MonkeyP
     session = type(opened)
     real = session.map
 
-    def spy(self: Any, phase: Any, round: int, ids: Any, down: Any, clients: Any, stop: Any) -> Any:
+    def spy(self: Any, phase: Any, round: int, ids: Any, down: Any, clients: Any, *rest: Any) -> Any:
         seen.append((phase, list(ids), [int(c) for c in clients], down.shared.tolist()))
-        return real(self, phase, round, ids, down, clients, stop)
+        return real(self, phase, round, ids, down, clients, *rest)
 
     monkeypatch.setattr(session, "map", spy)
     state = fit(_counting(federation()), runs_on, rounds=3)

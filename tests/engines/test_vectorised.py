@@ -327,11 +327,11 @@ def test_who_has_trained_is_not_trained_to_be_measured() -> None:
             calls.append("predict")
             return log_softmax_of(task, client.value, x_B)
 
-        def init_client(key: Tensor) -> Any:
+        def init_client(key: Tensor, id: Tensor) -> Any:
             return untrained(task.network.init(key))
 
         return Method(
-            lambda key: (), init_client, lambda server, ids: Down(), local, lambda server, up, ids: (server, {}),
+            lambda key: (), init_client, lambda server, ids: Down(), local, (), lambda server, up, ids: (server, {}),
             joins_by_training(local), predict,
         )  # fmt: skip
 
@@ -573,7 +573,7 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
     data = Data(x_R, y_R, torch.zeros(3, 12, dtype=torch.int64), torch.ones(3, 12))
     key = torch.stack([toy.key(i) for i in range(3)])
     down, clients, data, key = tree.map(lambda a: a.to(device), (down, clients, data, key))
-    axes = (Down(None, 0), 0, Data._make((None, None, 0, 0)), 0)
+    axes = (Down(None, 0), 0, Data(None, None, 0, 0, None, None, None), 0)
     with device:
         x_KB = torch.zeros(3, 9, 1, 4, 4, dtype=torch.uint8)
         task.inputs(x_KB[0])  # what is made once and kept

@@ -28,13 +28,16 @@ from idiolect.core import option_spec, reports
 from idiolect.core.errors import IdiolectError, InputError, nearest
 from idiolect.core.import_path import by_path, is_dotted
 from idiolect.core.method import Method, Rounds, Task, unchanged
+from idiolect.core.reduction import Reduction
 from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
 from idiolect.training.server_optimisers import AVERAGE, ServerOptimiser, with_server_optimiser
 from idiolect.training.sharing import shared
+from idiolect.training.trial import samples, trial
 
 _FOLDER = os.path.dirname(__file__)
 _NO_METHODS = {"registry", "profile"}  # of the folder's modules
+_CHECKED: set[tuple[str, str, str]] = set()  # methods of others whose declaration fits what they send
 
 
 class Entry(NamedTuple):
@@ -283,4 +286,21 @@ def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:
         raise InputError(f"method {entry.name} cannot be built ({what}): fix it") from error
     if not isinstance(built, Method):
         raise InputError(f"method {entry.name} gives a {type(built).__name__}: it should give a Method")
+    key = entry.name, repr(sorted(options.items())), code(entry.name)
+    if key not in _CHECKED:
+        _check_declaration(entry.name, built, task)
+        _CHECKED.add(key)
     return built
+
+
+def _check_declaration(name: str, method: Method, task: Task) -> None:
+    """Lay a method's declaration over what two clients send; whatever else fails there is said where it is run."""
+    try:
+        ups = trial(method, samples(task.network.shape, task.classes, 2 * task.classes, clients=2)).ups
+    except Exception:  # noqa: BLE001
+        return
+    for up in ups:
+        try:
+            Reduction(method.reduce, up)
+        except InputError as error:
+            raise InputError(f"method {name} cannot be used: {error}") from None

@@ -254,7 +254,7 @@ class Site:
         data = self.job.data
         with blame(self.where(round, id, "evaluate")), torch.no_grad():
             parts = torch.split(data.measured(id), _CHUNK)
-            return torch.cat([method.predict(down, client, data.x_R[rows]) for rows in parts])
+            return torch.cat([method.predict(down, client, tree.rows(data.x_R, rows)) for rows in parts])
 
     def _predict_together(
         self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,10 +89,10 @@ def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, d
     return plan
 
 
-def rows(task: Task, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Samples as stored and labels of a step, for training. Where the task says so, each step augments its images."""
+def rows(task: Task, data: Data, batch: Batch) -> tuple[Any, Any]:
+    """Samples as stored and targets of a step, for training. Where the task says so, each step augments its images."""
     row_B = data.row_N[batch.at_B]
-    x_B, y_B = data.x_R[row_B], data.y_R[row_B]
+    x_B, y_B = tree.rows((data.x_R, data.y_R), row_B)
     if task.training.augment == "crop_flip":
         x_B = crop_flip(x_B, keys.fold(batch.key, batch.step))
     return x_B, y_B

@@ -88,7 +88,7 @@ def measure(method: Method, network: Network, down: Down, client: Tree, data: Da
     seen = []
     for row_B in chunks:
         with torch.no_grad(), network.recording() as statistics:
-            method.predict(down, client, data.x_R[row_B])
+            method.predict(down, client, tree.rows(data.x_R, row_B))
         seen.append(statistics)
     mean: Statistics = tree.mean(tree.stack(seen), torch.tensor([len(c) for c in chunks], dtype=torch.float64))
     return mean

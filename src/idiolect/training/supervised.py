@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
 
 from idiolect.core import tree
 from idiolect.core.method import Data, Optimiser, Task
@@ -15,7 +14,7 @@ from idiolect.core.network import Model, Weights
 from idiolect.core.tree import Tree
 from idiolect.training.augment import crop_flip
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.sgd import cross_entropy_mean, laid_out, sgd
+from idiolect.training.sgd import laid_out, mean, sgd
 
 Part = Literal["model", "body", "head"]
 _CHUNK = 50  # samples per forward pass, as in a training step: more do not fit into the processor's cache
@@ -33,7 +32,7 @@ def train_model(
     rule: Optimiser | None = None,
     pull: tuple[float, Model] | None = None,
 ) -> tuple[Model, Tensor]:
-    """Cross-entropy training of a model or of one part of it; also the mean loss over the samples seen, in nats.
+    """Training of a model or of one part of it by the task's loss; also the mean loss over the samples seen.
 
     A part that does not train is left as it is: neither momentum nor weight decay moves it. A head trains on
     features that are computed once, or anew in each step where images are augmented.
@@ -67,7 +66,7 @@ def train_model(
         else:
             x_B, y_B = rows(task, data, batch)
             logit_BC = task.network(whole(weights), task.inputs(x_B))
-        value = cross_entropy_mean(logit_BC, y_B, batch.used_B)
+        value = mean(task.loss(logit_BC, y_B), batch.used_B)
         total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
         return total, (value, batch.used_B.sum())
 
@@ -86,13 +85,14 @@ def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None 
 
     With ``augmented``, a key, images are augmented by its draws where the task says so; else they stay as they are.
     """
-    x_N, y_N = data.x_R[data.row_N], data.y_R[data.row_N]
+    x_N, y_N = tree.rows((data.x_R, data.y_R), data.row_N)
     if augmented is not None and task.training.augment == "crop_flip":
         x_N = crop_flip(x_N, augmented)
     if not tree.mapped((body, x_N)):
         body = tree.map(laid_out, body)
+    places = [slice(k, k + _CHUNK) for k in range(0, len(data.row_N), _CHUNK)]
     with torch.no_grad():
-        z_Nd = torch.cat([task.network.features(body, task.inputs(x)) for x in torch.split(x_N, _CHUNK)])
+        z_Nd = torch.cat([task.network.features(body, task.inputs(tree.rows(x_N, at))) for at in places])
     return z_Nd, y_N
 
 
@@ -125,12 +125,13 @@ def batch_features(
 
 
 def row_losses(task: Task, model: Model, data: Data) -> Tensor:
-    """Cross-entropy (N,) of each of a client's samples in nats, without a graph."""
+    """The task's loss (N,) of each of a client's samples, without a graph."""
     z_Nd, y_N = features(task, model.body, data)
     with torch.no_grad():
-        return cross_entropy(task.network.logits(model.head, z_Nd), y_N, reduction="none")
+        return task.loss(task.network.logits(model.head, z_Nd), y_N)
 
 
 def log_softmax_of(task: Task, model: Model, x_B: Tensor) -> Tensor:
-    """Log-probabilities (B, C) of samples as stored."""
-    return log_softmax(task.network(model, task.inputs(x_B)), -1)
+    """What the task predicts of samples as stored: log-probabilities (B, C) for a classification."""
+    logp_BC: Tensor = task.output(task.network(model, task.inputs(x_B)))
+    return logp_BC
