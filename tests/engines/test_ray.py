@@ -223,7 +223,7 @@ def _asked(host: Host, states: list[Any], kept: list[int]) -> Any:
     job = messages.pack(_job(ballast=BALLAST)._replace(data=None))  # type: ignore[arg-type]
     ids = torch.tensor([4, 1])
     down = Down(torch.tensor([0, 0]), ids)
-    message = messages.pack(([4, 1], down.own, states, kept))
+    message = messages.pack(([4, 1], down.own, states, kept, None))
     error, answer = messages.unpack(host.run(1, job, "local", 1, 1, messages.pack(down.shared), message))
     assert error is None
     return answer
@@ -265,8 +265,8 @@ def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> 
     pack = messages.pack
 
     def spy(message: Any) -> Any:
-        if type(message) is tuple and len(message) == 4:
-            ids, _, states, kept = message
+        if type(message) is tuple and len(message) == 5:
+            ids, _, states, kept, _ = message
             assert [state is None for state in states] == [version > 0 for version in kept]
             sent.append((ids, kept))
         return pack(message)

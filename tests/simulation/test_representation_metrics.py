@@ -250,9 +250,8 @@ def test_calibration_error_is_torchmetrics(classes: int) -> None:
     assert calibration_error(torch.tensor(p), torch.tensor(y)) == pytest.approx(want, abs=1e-12)
 
 
-def test_a_protocol_that_observes_nothing_is_written_as_before() -> None:
-    """So that runs of before are taken up."""
-    assert "observe" not in Protocol(stage="received").model_dump(mode="json")
+def test_what_a_protocol_observes_is_written() -> None:
+    assert Protocol(stage="received").model_dump(mode="json")["observe"] == []
     both = Protocol.model_validate("stage=received,observe=gaussianity+features")
     assert both.observe == ("gaussianity", "features")
     assert Protocol.model_validate(both.model_dump(mode="json")) == Protocol.model_validate(both.written()) == both
