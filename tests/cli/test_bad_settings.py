@@ -45,9 +45,9 @@ REFUSED = {
     "server option": ("--server-optimiser adam:beta=1", "server_optimiser adam has no option 'beta'", "beta1"),
     "server value": ("--server-optimiser momentum:momentum=1", "server_optimiser momentum: momentum=1", "less than 1"),
     "server malformed": ("--server-optimiser adam:0.1", "'0.1'", "key=value"),
-    "server of fedpac": (
-        "--server-optimiser adam --methods fedpac",
-        "method fedpac cannot take server_optimiser=adam",
+    "server of fedproto": (
+        "--server-optimiser adam --methods fedproto",
+        "method fedproto cannot take server_optimiser=adam",
         "leave out server_optimiser",
     ),
     "momentum": ("--momentum 1", "momentum=1", "less than 1"),

@@ -76,9 +76,9 @@ def test_what_diverges_ends_alone(
     real, seen, broken = rounds._Run.map, [], True
     monkeypatch.setattr(sequential.Sequential, "lanes", lanes)
 
-    def run(self: rounds._Run, phase: Any, round: int, ids: Any, down: Any, clients: Any) -> Any:
+    def run(self: rounds._Run, phase: Any, round: int, ids: Any, down: Any, clients: Any, *rest: Any) -> Any:
         seen.append((self.job.name, round))
-        found = real(self, phase, round, ids, down, clients)
+        found = real(self, phase, round, ids, down, clients, *rest)
         if broken and (self.job.name, phase, round) == ("fedavg", "local", 3):
             found[1] = found[1]._replace(up=rounds.tree.map(lambda a: a * float("nan"), found[1].up))
         return found

@@ -71,7 +71,7 @@ def test_the_numbers_of_a_method_that_went_are_kept(recipe: str, cells: int) -> 
     for c in gone:
         assert c.study is None
         assert c.absent.startswith("FedPool is no longer a method")
-        seeds = outcome_files.known(recipes.get(recipe), c, RESULTS)
+        seeds = outcome_files.kept_results(recipes.get(recipe), c, RESULTS)
         assert sorted(seeds) == [0, 1, 2]
         assert all(0 < one.value < 100 for one in seeds.values() if one.value is not None)
 

@@ -100,7 +100,7 @@ def test_states_and_uploads_of_every_method_are_float32(name: str, federation: F
         state.server, reduced(method.reduce, tree.stack([t.up for t in trained])), torch.tensor([0])
     )
     assert tree.leaves(server) or name == "local"
-    kinds = {a.dtype for a in tree.leaves((server, trained)) if a.is_floating_point()}
+    kinds = {a.dtype for a in tree.leaves((server, [t[:3] for t in trained])) if a.is_floating_point()}
     assert kinds <= {torch.float32, torch.float64}
     down = method.send(server, torch.tensor([0]))
     (measured,) = site.run("evaluate", 1, [0], down, [t.client for t in trained])

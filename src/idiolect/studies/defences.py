@@ -38,6 +38,8 @@ def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
         InputError: one cannot.
     """
     for _, job in jobs:
+        if not (job.secure or job.privacy or job.robust):
+            continue
         method = job.build()
         reception.check(job, method)
         if job.secure and needs_each(method.reduce):
