@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -38,11 +39,12 @@ def task(model: str, data: FederatedData, epochs: int = 5) -> Task:
     return Task(network, CLASSES, data.clients, Training(epochs, 50, SGD()), Preprocessing(data.mean, data.std))
 
 
-def resident() -> int:
-    """Bytes of this process and its children, workers among them; pages that they share count once (Linux)."""
-    mine = Path(f"/proc/{os.getpid()}")
-    processes = [mine] + [Path(f"/proc/{c}") for p in mine.glob("task/*/children") for c in p.read_text().split()]
-    total = 0
+def resident(pid: int | None = None) -> int:
+    """Bytes of a process, this one by default, and all below it; pages that they share count once (Linux)."""
+    processes, total = [Path(f"/proc/{pid or os.getpid()}")], 0
+    for process in processes:  # the list grows as it is read
+        with suppress(OSError):
+            processes += [Path(f"/proc/{c}") for p in process.glob("task/*/children") for c in p.read_text().split()]
     for process in processes:
         try:
             lines = (process / "smaps_rollup").read_text().splitlines()

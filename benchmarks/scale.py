@@ -34,7 +34,8 @@ from idiolect.engines import Processes, serialization
 from idiolect.runs.checkpoint import save
 from idiolect.simulation import Job, Record, State, begin, fit
 from idiolect.simulation.client_store import InMemory, OnDisk
-from idiolect.simulation.rounds import _from_server, participants
+from idiolect.simulation.records import of_server
+from idiolect.simulation.rounds import participants
 from idiolect.statistics.head_combination import combination_weights
 
 MANY, DRAWN = 10**6, 10**4
@@ -124,7 +125,7 @@ def pairs(count: int) -> str:
     before = resident()
     weight_mm = torch.rand(count, count)
     start = time.process_time()
-    records = _from_server(1, range(count), {"weight": weight_mm})
+    records = of_server(1, range(count), {"weight": weight_mm})
     writing, held = time.process_time() - start, resident() - before
     return (
         f"FedPAC, {count:,} participants: combination {solving:.2f} s; "

@@ -129,7 +129,7 @@ def test_chance_is_what_a_random_deal_gives():
     about = describe_clients(d)
     rng = np.random.default_rng(5)
     sizes = [len(rows) for rows in d.train]
-    every = torch.cat(d.train).numpy()
+    every = torch.cat([*d.train]).numpy()
     z_R = (d.x_R.numpy() / 255 - np.array(d.mean)[:, None, None]) / np.array(d.std)[:, None, None]
     labels, features = [], []
     for _ in range(40):

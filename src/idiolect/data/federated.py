@@ -22,6 +22,7 @@ from idiolect.data.partitions import Split, divide
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.sizes import scarce
 from idiolect.data.plan import views_of
+from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
 
 # R samples of all clients, N samples of one client, K clients
@@ -61,8 +62,8 @@ class FederatedData:
     name: str
     x_R: Tensor
     y_R: Tensor
-    train: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
+    train: Sequence[Tensor]
+    test: Sequence[Tensor]
     classes: int
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
@@ -71,9 +72,13 @@ class FederatedData:
     names: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     file: shared_memory.File | None = None
-    validation: tuple[Tensor, ...] = ()
+    validation: Sequence[Tensor] = ()
     encodings: tuple[Encoding, ...] = ()
     official_split: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test", "validation"):
+            object.__setattr__(self, name, Rows.of(getattr(self, name)))
 
     def __repr__(self) -> str:
         """Shapes only."""
@@ -206,8 +211,8 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_me
 
 def _warn(data: FederatedData) -> None:
     """Warn of what is allowed but probably not intended."""
-    train_C = torch.bincount(data.y_R[torch.cat(data.train[: data.trained])], minlength=data.classes)
-    test_C = torch.bincount(data.y_R[torch.cat(data.test)], minlength=data.classes)
+    train_C = torch.bincount(data.y_R[torch.cat([*data.train[: data.trained]])], minlength=data.classes)
+    test_C = torch.bincount(data.y_R[torch.cat([*data.test])], minlength=data.classes)
     if unseen := [data.class_names[c] for c in range(data.classes) if test_C[c] and not train_C[c]]:
         log.warning(
             "no model can learn %s, which is in test samples but in no client's training samples; take more clients or "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,10 @@ def describe_clients(data: FederatedData) -> Description:
     clients = data.trained + sum(not condition for condition in data.conditions)
     train, test = data.train[:clients], data.test[:clients]
 
-    def counts(parts: tuple[torch.Tensor, ...]) -> Counts:
+    def counts(parts: Sequence[torch.Tensor]) -> Counts:
         return np.stack([np.bincount(data.y_R[rows].numpy(), minlength=data.classes) for rows in parts])
 
-    every = torch.cat(train).numpy()
+    every = torch.cat([*train]).numpy()
     dealt = keys.generator(0, "describe").permutation(every)
     ends = np.cumsum([len(rows) for rows in train])[:-1]
     chance = tuple(torch.from_numpy(rows) for rows in np.split(dealt, ends))
@@ -115,7 +115,7 @@ def _entropy(p_CK: Numbers) -> Numbers:
     return np.asarray(-(p_CK * np.log2(np.where(p_CK > 0, p_CK, 1))).sum(0))
 
 
-def _means(data: FederatedData, parts: tuple[torch.Tensor, ...]) -> Numbers:
+def _means(data: FederatedData, parts: Sequence[torch.Tensor]) -> Numbers:
     """Mean normalised sample (K, D) of each client; a missing value counts as the data set's mean."""
     means = []
     shape = (1, -1, *(1,) * (data.x_R.ndim - 2))

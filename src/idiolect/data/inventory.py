@@ -14,13 +14,14 @@ from idiolect.data.federated import FederatedData
 def holdings(data: FederatedData) -> dict[str, Any]:
     """How many samples of each class each client has, and whether an official split is kept, ready for JSON."""
 
-    def counts(rows: Tensor) -> list[int]:
-        return [int(n) for n in torch.bincount(data.y_R[rows], minlength=data.classes)]
+    def by_class(rows: Tensor) -> list[int]:
+        counts: list[int] = torch.bincount(data.y_R[rows], minlength=data.classes).tolist()
+        return counts
 
     def client(k: int) -> dict[str, Any]:
-        about: dict[str, Any] = {"id": k, "train": counts(data.train[k]), "test": counts(data.test[k])}
+        about: dict[str, Any] = {"id": k, "train": by_class(data.train[k]), "test": by_class(data.test[k])}
         if data.validation:
-            about["validation"] = counts(data.validation[k])
+            about["validation"] = by_class(data.validation[k])
         about["shift"] = data.shifts[k]
         if data.names:
             about["name"] = data.names[k]

@@ -168,7 +168,7 @@ def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
         kind = "images"
     columns, scales = federation.encodings, list[Scale]()
     if columns:
-        x_RF = federation.x_R[torch.cat(federation.train[: federation.trained])]
+        x_RF = federation.x_R[torch.cat([*federation.train[: federation.trained]])]
         columns, at = frequent(columns, (x_RF == 1).sum(0).tolist(), rare), 0
         for column in columns:
             number = column.kind == "number" and column.value

@@ -16,7 +16,7 @@ from idiolect.simulation.client_runner import Job, Trained
 BRANCH = 4
 """Levels of a branch of the tree of additions that a worker sends when it is whole: 16 participants."""
 _FEW = 128  # participants whose uploads the server adds up itself
-_ROOM = 2**29  # bytes of all these uploads
+_ROOM = 2**27  # bytes of all these uploads
 
 
 class Places(NamedTuple):
