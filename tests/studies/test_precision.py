@@ -20,7 +20,7 @@ from idiolect.core.reduction import reduced
 from idiolect.data import FederatedData
 from idiolect.reproduction import seed_runs
 from idiolect.simulation import begin
-from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_runner import ClientRunner
 from idiolect.studies import runner
 
 BF16 = 2.0**-8  # half of the distance between two neighbours, relative
@@ -93,7 +93,7 @@ def federation() -> FederatedData:
 def test_states_and_uploads_of_every_method_are_float32(name: str, federation: FederatedData) -> None:
     study = STUDY.model_copy(update={"methods": (idl.use(name),)})
     ((_, job),) = study.jobs(federation)
-    method, site = job.build(), Site(job)
+    method, site = job.build(), ClientRunner(job)
     state = begin(method, 3, 0)
     trained = site.run("local", 1, [0], method.send(state.server, torch.tensor([0])), [state.clients[0]])
     server, _ = method.aggregate(
@@ -109,9 +109,9 @@ def test_states_and_uploads_of_every_method_are_float32(name: str, federation: F
 
 def test_clients_measured_together_as_alone(federation: FederatedData) -> None:
     ((_, job),) = STUDY.jobs(federation)
-    method, site = job.build(), Site(job)
+    method, site = job.build(), ClientRunner(job)
     down = Down(method.send(method.init_server(keys.key(0)), torch.arange(3)).shared)
-    together = site._predict_together(method, [0, 1], [down, down], [(), ()])
+    together = site._predict_group(method, [0, 1], [down, down], [(), ()])
     assert together is not None
     for client, logp in enumerate(together):
         torch.testing.assert_close(logp, site._predict(method, 1, client, down, ()), rtol=0.05, atol=0.05)
