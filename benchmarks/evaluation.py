@@ -19,14 +19,14 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.method import Down
 from idiolect.simulation import Job, begin
-from idiolect.simulation.client_runner import Site, groups
+from idiolect.simulation.client_runner import ClientRunner, groups
 
 
 def measure(name: str, clients: int, rows: int, turns: int) -> str:
     """A line of the table."""
     data = federation(clients, 10, SHAPES["cifar_cnn"], rows)
     job = Job(name, partial(methods.build, name, methods.settle(name, {}), task("cifar_cnn", data)), data, 0)
-    site, ids = Site(job), list(range(clients))
+    site, ids = ClientRunner(job), list(range(clients))
     state = begin(site.method, clients, 0)
     down = site.method.send(state.server, torch.tensor(ids))
 

@@ -30,7 +30,7 @@ from idiolect.core.errors import Interrupted
 from idiolect.core.network import Precision
 from idiolect.reproduction import recipes
 from idiolect.simulation import Job
-from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_runner import ClientRunner
 
 KEPT = Path(__file__).with_suffix(".json")
 PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
@@ -43,7 +43,7 @@ def local(model: str, precision: Precision) -> Callable[[], float]:
     data = federation(1, 50 * steps, SHAPES[model])
     whole = replace(task(model, data, 1), network=models.build(model, SHAPES[model], CLASSES, precision))
     job = Job("fedavg", partial(methods.build, "fedavg", {}, whole), data, 0)
-    site = Site(job)
+    site = ClientRunner(job)
     down, ids = site.method.send(site.method.init_server(torch.tensor(0)), torch.tensor([0])), [0]
 
     def seconds() -> float:

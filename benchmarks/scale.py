@@ -89,10 +89,10 @@ def states(model: str) -> str:
         kept = OnDisk(state, STORED, Path(folder) / "clients")
         put = spent(lambda: kept.put(range(count), [state] * count), 3) / count
         get = spent(lambda: [kept[i] for i in range(count)], 3) / count
-        one = kept.saved()["rows"].numel() / STORED
+        one = kept.snapshot()["rows"].numel() / STORED
     held = InMemory(state, MANY)
     held.put(range(count), [state] * count)
-    saved = sum(a.numel() * a.element_size() for a in held.saved().values()) / count
+    saved = sum(a.numel() * a.element_size() for a in held.snapshot().values()) / count
     return (
         f"{model}: state {size:,} B, on disk put {put * 1e3:.2f} ms, get {get * 1e3:.2f} ms and {one:.0f} B in a "
         f"checkpoint; in memory {saved:,.0f} B in a checkpoint"

@@ -33,7 +33,7 @@ from idiolect.core.processor import cores
 from idiolect.engines import Processes, Sequential, Vectorised, engine
 from idiolect.engines.processes import pool
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
-from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_runner import ClientRunner
 from idiolect.simulation.client_store import InMemory
 from idiolect.simulation.rounds import participants
 from idiolect.training import Preprocessing
@@ -246,7 +246,7 @@ def test_failing_server_is_named(option: str, words: str) -> None:
 
 
 def test_probabilities_that_are_none_are_said_so() -> None:
-    site = Site(_job())
+    site = ClientRunner(_job())
     state = begin(site.method, site.job.data.clients, 0)
     down = site.method.send(state.server, torch.tensor([0]))
     site.run("evaluate", 1, [0], down, [state.clients[0]])

@@ -32,8 +32,8 @@ from idiolect.simulation.attacks import (
     attack_of,
     attackers,
     complete_attack,
+    flip_labels,
     on_uploads,
-    poisoned,
 )
 from idiolect.simulation.robust import NormBound
 
@@ -58,13 +58,13 @@ def test_what_attackers_send() -> None:
 
 def test_labels_are_flipped_in_training_samples_of_attackers_alone() -> None:
     clean = toy.data()
-    data = poisoned(clean, [Spec.parse("label_flip:clients=1")])
+    data = flip_labels(clean, [Spec.parse("label_flip:clients=1")])
     y, flipped = clean.y_R.numpy(), data.y_R.numpy()
     rows = clean.train[1].numpy()
     np.testing.assert_array_equal(flipped[rows], toy.CLASSES - 1 - y[rows])
     others = np.setdiff1d(np.arange(len(y)), rows)
     np.testing.assert_array_equal(flipped[others], y[others])
-    assert poisoned(clean, [Spec.parse("nan:clients=1")]) is clean
+    assert flip_labels(clean, [Spec.parse("nan:clients=1")]) is clean
 
 
 @pytest.mark.parametrize(

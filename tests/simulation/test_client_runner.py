@@ -23,7 +23,7 @@ from idiolect.core.network import Network
 from idiolect.data import FederatedData
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, begin, fit
-from idiolect.simulation.client_runner import Measured, Site, groups
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, groups
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +53,11 @@ def _watched(method: Method, mapped: list[bool]) -> Method:
     return method._replace(predict=predict)
 
 
-def _both(job: Job) -> tuple[list[Measured], list[Measured], list[bool]]:
+def _both(job: Job) -> tuple[list[EvaluationResult], list[EvaluationResult], list[bool]]:
     """Everybody after a round, measured together and one by one; and in which calls rows were those of many."""
     with Sequential() as loop:
         state = fit(job, loop, rounds=1)
-    site, mapped = Site(job), list[bool]()
+    site, mapped = ClientRunner(job), list[bool]()
     site.method = _watched(site.method, mapped)
     ids = list(range(job.data.clients))
     down = site.method.send(state.server, torch.tensor(ids))
@@ -119,7 +119,7 @@ def test_a_network_that_does_not_map() -> None:
 def test_states_of_unlike_sizes_leave_the_others_together() -> None:
     """kNN-Per's memory is as long as the client's rows: a group either stacks or does not, whatever came before."""
     job = _with(_wide, "knnper")
-    site = Site(job)
+    site = ClientRunner(job)
     state = begin(site.method, 6, 3)
     even = replace(job.data, train=tuple(rows[:1] for rows in job.data.train))
     found = []
@@ -148,6 +148,6 @@ def test_groups_cover_everybody_once_and_hold_few_rows() -> None:
 def test_a_state_before_any_round_is_measured() -> None:
     job = _job("fedavg")
     state = begin(job.build(), 6, 3)
-    site = Site(job)
+    site = ClientRunner(job)
     down = site.method.send(state.server, torch.arange(6))
     assert len(site.run("evaluate", 0, list(range(6)), down, list(state.clients))) == 6

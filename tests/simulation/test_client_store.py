@@ -127,7 +127,7 @@ def test_large_states_stand_on_disk_where_there_is_a_folder(tmp_path: Path) -> N
 def test_what_was_never_put_takes_no_room(tmp_path: Path) -> None:
     clients = OnDisk(torch.zeros(2**18), 10_000, tmp_path / "c")
     clients.put([9_999], [torch.ones(2**18)])
-    clients.saved()
+    clients.snapshot()
     (file,) = (tmp_path / "c").iterdir()
     assert file.stat().st_blocks * 512 < 2 * 2**20
     assert float(clients[9_999].sum()) == 2**18

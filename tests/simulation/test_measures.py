@@ -13,7 +13,7 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from idiolect.core.errors import InputError
-from idiolect.simulation.measures import MEASURES, check, measured, named
+from idiolect.simulation.measures import MEASURES, check, specs_of, values_of
 
 
 def drawn(classes: int, present: list[int], samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ CASES = [
 def test_what_is_always_recorded(classes: int, present: list[int], samples: int, seed: int) -> None:
     p_NC, y_N = drawn(classes, present, samples, seed)
     said_N = p_NC.argmax(1)
-    found = measured((), p_NC, y_N)
+    found = values_of((), p_NC, y_N)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that only predictions have
         want = {
@@ -52,7 +52,7 @@ def test_what_is_asked_for(classes: int, present: list[int], samples: int, seed:
     """Without a warning, whatever is missing. One against the rest is computed class by class here."""
     p_NC, y_N = drawn(classes, present, samples, seed)
     there, said_N = np.unique(y_N), p_NC.argmax(1)
-    found = measured([m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")], p_NC, y_N)
+    found = values_of([m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")], p_NC, y_N)
     del found["balanced_accuracy"], found["macro_f1"]
     found = {k: v for k, v in found.items() if not k.startswith("calibration") and not k.endswith(("_low", "_high"))}
     want = {f"recall[{c}]": float((said_N[y_N == c] == c).double().mean()) for c in there}
@@ -67,7 +67,7 @@ def test_what_is_asked_for(classes: int, present: list[int], samples: int, seed:
 
 def test_auroc_is_scikit_learns_where_all_classes_are_there() -> None:
     p_NC, y_N = drawn(4, [0, 1, 2, 3], 80, 0)
-    assert measured(["auroc"], p_NC, y_N)["auroc"] == pytest.approx(
+    assert values_of(["auroc"], p_NC, y_N)["auroc"] == pytest.approx(
         metrics.roc_auc_score(y_N, p_NC, multi_class="ovr", average="macro"), abs=1e-12
     )
 
@@ -75,19 +75,19 @@ def test_auroc_is_scikit_learns_where_all_classes_are_there() -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_no_samples(classes: int) -> None:
     names = [m for m in MEASURES if classes == 2 or m not in ("sensitivity", "specificity")]
-    assert measured(names, torch.zeros(0, classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)) == {}
+    assert values_of(names, torch.zeros(0, classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)) == {}
 
 
 def test_names() -> None:
-    assert named(["auroc, recall", "auroc"]) == named("auroc,recall") == ("auroc", "recall")
-    assert named(()) == named("") == ()
+    assert specs_of(["auroc, recall", "auroc"]) == specs_of("auroc,recall") == ("auroc", "recall")
+    assert specs_of(()) == specs_of("") == ()
     with pytest.raises(InputError, match=r"unknown measure 'auc'; did you mean 'auroc'\? Known: .* always recorded"):
-        named("auc")
+        specs_of("auc")
     with pytest.raises(InputError, match="unknown measure '3'"):
-        named(["auroc", 3])
+        specs_of(["auroc", 3])
     for odd in ({"auroc"}, {"auroc": 1}, None, 3):
         with pytest.raises(InputError, match=r"measures=.* is not valid: write names, as auroc,recall"):
-            named(odd)
+            specs_of(odd)
     check(MEASURES, 2)
     with pytest.raises(InputError, match="measure sensitivity is for two classes, and these data have 10: choose reca"):
         check(["auroc", "sensitivity"], 10)
@@ -96,10 +96,10 @@ def test_names() -> None:
 def test_scikit_learn_is_imported_only_if_asked_for() -> None:
     code = (
         "import sys, torch\n"
-        "from idiolect.simulation.measures import measured\n"
+        "from idiolect.simulation.measures import values_of\n"
         "p, y = torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([1, 0])\n"
-        "measured((), p, y); assert 'sklearn' not in sys.modules\n"
-        "measured(['auroc'], p, y); assert 'sklearn' in sys.modules\n"
+        "values_of((), p, y); assert 'sklearn' not in sys.modules\n"
+        "values_of(['auroc'], p, y); assert 'sklearn' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -119,18 +119,18 @@ def test_a_rate_at_another_rate_is_on_the_roc_curve(name: str, samples: int, see
         want = right[1 - wrong >= share - 1e-9].max()
     else:
         want = (1 - wrong)[right >= share - 1e-9].max()
-    found = measured([name], p_NC, y_N)
+    found = values_of([name], p_NC, y_N)
     assert found[name] == pytest.approx(want, abs=1e-12)
     assert 0 <= found[f"{name}_low"] <= want + 1e-12
     assert want - 1e-12 <= found[f"{name}_high"] <= 1
-    assert measured([name], p_NC, y_N) == found
-    assert set(measured([name], p_NC[y_N == 1], y_N[y_N == 1])) == {"balanced_accuracy", "macro_f1"}
+    assert values_of([name], p_NC, y_N) == found
+    assert set(values_of([name], p_NC[y_N == 1], y_N[y_N == 1])) == {"balanced_accuracy", "macro_f1"}
 
 
 @pytest.mark.parametrize(("classes", "seed"), [(2, 0), (2, 1), (3, 2), (7, 3)])
 def test_bins_are_scikit_learns_calibration_curve(classes: int, seed: int) -> None:
     p_NC, y_N = drawn(classes, list(range(classes)), 300, seed)
-    found = measured(["calibration"], p_NC, y_N)
+    found = values_of(["calibration"], p_NC, y_N)
     p_N = p_NC[:, 1] if classes == 2 else p_NC.max(1).values
     hit_N = y_N if classes == 2 else p_NC.argmax(1) == y_N
     observed, predicted = calibration_curve(hit_N, p_N, n_bins=10)
@@ -141,7 +141,7 @@ def test_bins_are_scikit_learns_calibration_curve(classes: int, seed: int) -> No
 
 
 def test_specs_with_options() -> None:
-    assert named("auroc,sensitivity:specificity=0.90,specificity:sensitivity=8e-1, calibration") == (
+    assert specs_of("auroc,sensitivity:specificity=0.90,specificity:sensitivity=8e-1, calibration") == (
         "auroc", "sensitivity:specificity=0.9", "specificity:sensitivity=0.8", "calibration",
     )  # fmt: skip
     for text, said in (
@@ -152,6 +152,6 @@ def test_specs_with_options() -> None:
         ("sensitivity:0.9", "write options as name:key=value"),
     ):
         with pytest.raises(InputError, match=said):
-            named(text)
+            specs_of(text)
     with pytest.raises(InputError, match=r"sensitivity:specificity=0\.9 is for two classes, and these data have 3"):
         check(["sensitivity:specificity=0.9"], 3)

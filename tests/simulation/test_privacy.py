@@ -32,7 +32,7 @@ from idiolect.data import FederatedData
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, Record, State, begin, fit
 from idiolect.simulation.attacks import Attackers, NotANumber
-from idiolect.simulation.privacy import ORDERS, Gaussian, Ledger, mechanism_of
+from idiolect.simulation.privacy import ORDERS, GaussianMechanism, Ledger, mechanism_of
 from idiolect.training import add, stateless
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -40,7 +40,7 @@ ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
 def test_epsilon_is_dp_accountings() -> None:
     for share, multiplier, rounds, delta in ((1.0, 2.0, 30, 1e-5), (0.25, 1.0, 8, 1e-3)):
-        ledger = Ledger(Gaussian(norm=3.0, noise_multiplier=multiplier, delta=delta))
+        ledger = Ledger(GaussianMechanism(norm=3.0, noise_multiplier=multiplier, delta=delta))
         for _ in range(rounds):
             ledger.add(share)
         event = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(multiplier))
@@ -52,7 +52,7 @@ def test_epsilon_is_dp_accountings() -> None:
 
 def test_epsilon_of_full_rounds_from_the_normal_distribution() -> None:
     """T rounds of everybody are one Gaussian mechanism of mu = sqrt(T) / multiplier (Dong, Roth & Su, 2022, Cor. 1)."""
-    ledger = Ledger(Gaussian(norm=1.0, noise_multiplier=4.0))
+    ledger = Ledger(GaussianMechanism(norm=1.0, noise_multiplier=4.0))
     ledger.add(1.0, rounds=9)
     epsilon, mu = ledger.epsilon, 3 / 4
     delta = stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2)
@@ -72,11 +72,11 @@ DECLARED = {"m": reduce.mean(), "s": reduce.sum()}
 
 def test_the_mechanism_is_its_equations() -> None:
     ups, numbers = _ups(7)
-    mechanism = Gaussian(norm=2.0, noise_multiplier=0.5)
+    mechanism = GaussianMechanism(norm=2.0, noise_multiplier=0.5)
     clipped = numbers * np.minimum(1, 2.0 / np.linalg.norm(numbers, axis=1))[:, None]
-    bounded = [mechanism.bounded(up) for up in ups]
+    bounded = [mechanism.bound(up) for up in ups]
     reduction = Reduction(DECLARED, bounded[0])
-    sums = mechanism.noised(reduction.of(tree.stack(bounded)), 10.0, keys.key(4))
+    sums = mechanism.add_noise(reduction.of(tree.stack(bounded)), 10.0, keys.key(4))
     one = reduction.reduced(sums, count=10.0)
     # the noise by hand
     noise = [keys.normal(keys.fold(keys.key(4), k), (n,), torch.float64).numpy() for k, n in enumerate((2, 3))]
@@ -86,7 +86,9 @@ def test_the_mechanism_is_its_equations() -> None:
 
 
 def test_what_is_not_finite_counts_as_zeros() -> None:
-    up = Gaussian(norm=1.0, noise_multiplier=1.0).bounded(Up({"a": torch.tensor([1.0, torch.inf])}, torch.tensor(9.0)))
+    up = GaussianMechanism(norm=1.0, noise_multiplier=1.0).bound(
+        Up({"a": torch.tensor([1.0, torch.inf])}, torch.tensor(9.0))
+    )
     assert up.value["a"].tolist() == [0.0, 0.0]
     assert float(up.weight) == 1.0
 
@@ -99,17 +101,17 @@ def test_one_client_changes_what_the_method_gets_by_the_norm(name: str) -> None:
     down = method.send(server, torch.tensor([0]))
     data = toy.shared()
     ups = [method.local(down, client, toy.rows(data, i), keys.key(i))[1] for i in (0, 1, 5)]
-    mechanism = Gaussian(norm=0.01, noise_multiplier=1e-4)
-    bounded = [mechanism.bounded(up) for up in ups]
+    mechanism = GaussianMechanism(norm=0.01, noise_multiplier=1e-4)
+    bounded = [mechanism.bound(up) for up in ups]
     without = [bounded[0]._replace(value=tree.zeros(bounded[0].value)), *bounded[1:]]
     reduction = Reduction(method.reduce, bounded[0])
-    a, b = (mechanism.noised(reduction.of(tree.stack(u)), 3.0, keys.key(0)).value for u in (bounded, without))
+    a, b = (mechanism.add_noise(reduction.of(tree.stack(u)), 3.0, keys.key(0)).value for u in (bounded, without))
     apart = sum(float((x - y).square().sum()) for x, y in zip(a, b, strict=True))
     assert math.sqrt(apart) == pytest.approx(0.01, rel=1e-5)
 
 
 def _job(name: str = "fedavg", **how: Any) -> Job:
-    privacy = Gaussian(norm=0.1, noise_multiplier=1.0, delta=0.01)
+    privacy = GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01)
     return Job(name, partial(toy.builder(name), toy.task()), toy.shared(), 3, privacy=privacy, **how)
 
 
@@ -122,7 +124,7 @@ def _run(job: Job, engine: Any, rounds: int = 3, **how: Any) -> tuple[State, lis
 def test_epsilon_is_recorded_in_every_round_and_after_a_resume() -> None:
     end, records = _run(_job(), Sequential(), participation=0.4)
     spent = {r.round: r.value for r in records if r.metric == "epsilon"}
-    ledger = Ledger(Gaussian(norm=0.1, noise_multiplier=1.0, delta=0.01))
+    ledger = Ledger(GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01))
     for number in (1, 2, 3):
         ledger.add(0.4)
         assert spent[number] == pytest.approx(ledger.epsilon)
@@ -198,19 +200,19 @@ def _empirical(right: int, guesses: int, delta: float) -> float:
 def test_the_audit_finds_less_than_what_is_stated(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary's bit turns its upload round, which is two steps of zeroing: the stated epsilon is that of twice the
     norm. The broken mechanism adds a tenth of the noise, and the audit finds it."""
-    mechanism = Gaussian(norm=1.0, noise_multiplier=8.0)
+    mechanism = GaussianMechanism(norm=1.0, noise_multiplier=8.0)
     if broken:
-        whole = Gaussian.noised
-        small = Gaussian(norm=1.0, noise_multiplier=0.8)
-        monkeypatch.setattr(Gaussian, "noised", lambda self, *a: whole(small, *a))
+        whole = GaussianMechanism.add_noise
+        small = GaussianMechanism(norm=1.0, noise_multiplier=0.8)
+        monkeypatch.setattr(GaussianMechanism, "add_noise", lambda self, *a: whole(small, *a))
     data = _canaries()
     end, records = _run(
         Job("canary", partial(_canary, None), data, 0, privacy=mechanism), Sequential(), ROUNDS, evaluate_every=ROUNDS
     )
-    ledger = Ledger(Gaussian(norm=1.0, noise_multiplier=8.0))
+    ledger = Ledger(GaussianMechanism(norm=1.0, noise_multiplier=8.0))
     ledger.add(1.0, ROUNDS)
     assert {r.value for r in records if r.metric == "epsilon" and r.round == ROUNDS} == {ledger.epsilon}
-    turned = Ledger(Gaussian(norm=1.0, noise_multiplier=4.0))
+    turned = Ledger(GaussianMechanism(norm=1.0, noise_multiplier=4.0))
     turned.add(1.0, ROUNDS)
     right = int(((end.server > 0).long() == data.y_R).sum())
     found = _empirical(right, CANARIES, 1e-5)
@@ -251,7 +253,7 @@ def test_studies_that_cannot_be_private(settings: dict[str, Any], said: str, tmp
 def test_a_study_says_what_it_spent(tmp_path: Path) -> None:
     spec = "gaussian:norm=1,noise_multiplier=2,delta=0.001"
     study = idl.Study(clients=4, rounds=2, local_epochs=1, methods="local,fedavg", privacy=spec)
-    assert mechanism_of(Spec.parse(spec)) == Gaussian(norm=1.0, noise_multiplier=2.0, delta=0.001)
+    assert mechanism_of(Spec.parse(spec)) == GaussianMechanism(norm=1.0, noise_multiplier=2.0, delta=0.001)
     result = idl.run(study, tmp_path / "run", engine="sequential")
     ledger = Ledger(mechanism_of(Spec.parse(spec)))
     ledger.add(1.0, 2)

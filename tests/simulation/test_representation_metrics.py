@@ -32,7 +32,7 @@ from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.simulation import Engine, Job, Record, State, fit
 from idiolect.simulation.client_runner import calibration_error
-from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
+from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 
 SEED, ROUNDS = 5, 2
 OPTIONS = {"fedcr": {"latent": 4, "samples": 2, "head_epochs": 1}}
@@ -169,7 +169,7 @@ def test_the_sum_of_squared_distances_says_nothing() -> None:
     y = torch.tensor(rng.integers(0, 3, 200))
     z = torch.tensor(rng.normal(size=(200, 5))) + y[:, None]
     assert gaussianity(1000 * z, y) - gaussianity(z, y) == pytest.approx(5 * np.log(1000))
-    assert gaussianity(standardised(1000 * z), y) == pytest.approx(gaussianity(standardised(z), y))
+    assert gaussianity(standardise(1000 * z), y) == pytest.approx(gaussianity(standardise(z), y))
     assert gaussianity(z, y) == pytest.approx(_nats(z.numpy(), y.numpy()), rel=1e-12)
 
 
@@ -180,7 +180,7 @@ def test_fewer_rows_than_dimensions_and_no_spread() -> None:
     assert gaussianity(z, y) == pytest.approx(_nats(z.numpy(), y.numpy()), rel=1e-9)
     assert np.isnan(gaussianity(z[:2], y[:2]))
     constant = torch.cat([z[:, :2], torch.full((4, 1), 0.1, dtype=torch.float64)], 1)
-    assert standardised(constant)[:, 2].tolist() == [0.0] * 4
+    assert standardise(constant)[:, 2].tolist() == [0.0] * 4
 
 
 def test_a_plane() -> None:

@@ -33,13 +33,13 @@ def _added(ups: Sequence[Up]) -> Sums:
 
 
 def _opened(reduction: Reduction, whole: Sequence[Up]) -> Reduced:
-    return reduction.reduced(summing.opened(_added(whole)))
+    return reduction.reduced(summing.decode(_added(whole)))
 
 
 def test_sums_and_means_agree_with_numpy_within_half_a_step() -> None:
     ups = _ups()
     reduction = Reduction(DECLARED, ups[0])
-    one = _opened(reduction, [summing.encoded(reduction, up, len(ups)) for up in ups])
+    one = _opened(reduction, [summing.encode(reduction, up, len(ups)) for up in ups])
     n_mC = np.stack([up.weight[1].numpy() for up in ups])
     a = np.stack([up.value["a"].numpy() for up in ups])
     mean = (n_mC[:, :, None] * a).sum(0) / np.where(n_mC.sum(0) > 0, n_mC.sum(0), 1)[:, None]
@@ -53,7 +53,7 @@ def test_sums_and_means_agree_with_numpy_within_half_a_step() -> None:
 def test_the_sum_is_exact_whatever_the_order() -> None:
     ups = _ups()
     reduction = Reduction(DECLARED, ups[0])
-    whole = [summing.encoded(reduction, up, len(ups)) for up in ups]
+    whole = [summing.encode(reduction, up, len(ups)) for up in ups]
     one, other = (tree.leaves(_added(some)) for some in (whole, whole[::-1]))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -64,7 +64,7 @@ def test_methods_give_the_same_server(name: str) -> None:
         r = profile.small_round(name, {})
         ups, ids = r.trial.ups, torch.arange(3)
         reduction = Reduction(r.method.reduce, ups[0])
-        one = _opened(reduction, [summing.encoded(reduction, up, 3) for up in ups])
+        one = _opened(reduction, [summing.encode(reduction, up, 3) for up in ups])
         plain = reduced(r.method.reduce, tree.stack(ups))
         one, plain = (r.method.aggregate(r.trial.server, up, ids)[0] for up in (one, plain))
     for a, b in zip(tree.leaves(plain), tree.leaves(one), strict=True):
@@ -73,7 +73,7 @@ def test_methods_give_the_same_server(name: str) -> None:
 
 def test_the_form_is_that_of_the_upload() -> None:
     up = _ups()[0]
-    whole = summing.encoded(Reduction(DECLARED, up), up, 5)
+    whole = summing.encode(Reduction(DECLARED, up), up, 5)
     like = summing.like(whole)
     assert tree.named(like).keys() == tree.named(up).keys()
     assert {a.dtype for a in tree.leaves(like)} == {torch.get_default_dtype()}
@@ -83,4 +83,4 @@ def test_the_form_is_that_of_the_upload() -> None:
 def test_a_number_without_room(wrong: float) -> None:
     up = Up(torch.tensor([1.0, wrong]), torch.tensor(1.0))
     with pytest.raises(Diverged, match="not finite, or above"):
-        summing.encoded(Reduction(reduce.mean(), up), up, 3)
+        summing.encode(Reduction(reduce.mean(), up), up, 3)

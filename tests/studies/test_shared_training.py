@@ -68,13 +68,13 @@ def same(folder: Path, apart: dict[str, tuple[pd.DataFrame, bytes]]) -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs whose clients train in this process, once per client and round."""
     seen: list[str] = []
-    real = client_runner.Site._local
+    real = client_runner.ClientRunner._local
 
     def local(self: Any, *given: Any) -> Any:
         seen.append(self.job.name)
         return real(self, *given)
 
-    monkeypatch.setattr(client_runner.Site, "_local", local)
+    monkeypatch.setattr(client_runner.ClientRunner, "_local", local)
     return seen
 
 
@@ -91,7 +91,7 @@ def test_two_workers_and_lanes(tmp_path: Path, apart: Any) -> None:
 
 
 def test_stopped_and_resumed(tmp_path: Path, apart: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, real = tmp_path / "r", client_runner.Site._personalise
+    folder, real = tmp_path / "r", client_runner.ClientRunner._personalise
 
     def stop(self: Any, method: Any, round: int, *given: Any) -> Any:
         if self.job.name.startswith("knnper") and round == 2:
@@ -99,7 +99,7 @@ def test_stopped_and_resumed(tmp_path: Path, apart: Any, trained: list[str], mon
         return real(self, method, round, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(client_runner.Site, "_personalise", stop)
+        patched.setattr(client_runner.ClientRunner, "_personalise", stop)
         with pytest.raises(Interrupted):
             idl.run(STUDY, folder, engine="sequential")
     done = [checkpoint.rounds(path) for path in folder.glob("cells/*/checkpoint.safetensors")]
@@ -151,14 +151,14 @@ class _Stop(Watcher):
 
 
 def test_a_training_that_diverges_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = client_runner.Site.leaving
+    real = client_runner.ClientRunner.outgoing
 
     def diverge(self: Any, round: int, id: int, trained: Any) -> Any:
         if round == 2 and self.job.name == "fedavg":
             raise Diverged(f"{self.where(round, id, 'local')}: training diverged")
         return real(self, round, id, trained)
 
-    monkeypatch.setattr(client_runner.Site, "leaving", diverge)
+    monkeypatch.setattr(client_runner.ClientRunner, "outgoing", diverge)
     result = idl.run(STUDY, tmp_path / "r", engine="sequential")
     assert [(d.method, d.round) for d in result.diverged] == [(label, 2) for label in (USES[0], USES[1], USES[3])]
     assert [d.said.split(":")[0] for d in result.diverged] == ["fedavg", "fedavg_ft", "knnper"]
@@ -167,14 +167,14 @@ def test_a_training_that_diverges_ends_all(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_model_that_diverges_ends_its_own_use(tmp_path: Path, apart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = client_runner.Site._personalise
+    real = client_runner.ClientRunner._personalise
 
     def diverge(self: Any, method: Any, round: int, id: int, down: Any, client: Any) -> Any:
         if self.job.name == "fedavg" and round == 2:
             raise Diverged("fedavg: not finite")
         return real(self, method, round, id, down, client)
 
-    monkeypatch.setattr(client_runner.Site, "_personalise", diverge)
+    monkeypatch.setattr(client_runner.ClientRunner, "_personalise", diverge)
     result = idl.run(STUDY, tmp_path / "r", engine="sequential")
     assert [(d.method, d.round) for d in result.diverged] == [("fedavg", 2)]
     found = cells(tmp_path / "r")

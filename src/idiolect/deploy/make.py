@@ -37,7 +37,7 @@ from idiolect.methods import profile
 from idiolect.runs import checkpoint, environment, reader
 from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
-from idiolect.simulation.client_runner import Measured, Phase, Site
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
 from idiolect.simulation.rounds import first_state
 
 RARE = 5
@@ -195,7 +195,7 @@ class _Clients:
     """What the run's clients receive, and their personal models."""
 
     def __init__(self, job: Job, federation: FederatedData, state: State) -> None:
-        self._job, self._data, self.state, self.site = job, federation, state, Site(job)
+        self._job, self._data, self.state, self.site = job, federation, state, ClientRunner(job)
 
     def down(self, ids: Sequence[int]) -> Down:
         """The message to a client."""
@@ -206,7 +206,7 @@ class _Clients:
         """What each client received for itself, and its state with its personal model."""
         for k in ids:
             down = self.down([k])
-            yield tree.copy(down.own), tree.copy(self.site.personalised(self.state.round, k, down, self.client(k)))
+            yield tree.copy(down.own), tree.copy(self.site.personalise(self.state.round, k, down, self.client(k)))
 
     def client(self, k: int) -> Tree:
         """A client's state after the run; that of a new client is the initial one."""
@@ -258,7 +258,7 @@ class _Measures:
                 [one] = site.run(phase, state.round, [k], down, [self._clients.client(k)])
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
-            assert isinstance(one, Measured)
+            assert isinstance(one, EvaluationResult)
             accuracies[k] = one.accuracy
         return accuracies
 

@@ -15,7 +15,7 @@ from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.engines.threads import OneThread
 from idiolect.simulation.adding import Adder, Places
-from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, groups
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Job, LocalResult, Phase, Stop, groups
 
 
 class Sequential:
@@ -53,12 +53,12 @@ class Loop:
 
     def __init__(self, job: Job, engine: Sequential) -> None:
         self.seconds, self._engine = 0.0, engine
-        self._site = Site(job)
+        self._site = ClientRunner(job)
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> list[Trained] | list[Measured]:  # fmt: skip
+    ) -> list[LocalResult] | list[EvaluationResult]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:

@@ -17,7 +17,7 @@ from idiolect.federation.messages import Refused, named, pack
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.kits import SiteKit
 from idiolect.federation.trust.policy import Policy
-from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_runner import ClientRunner
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
 
@@ -59,7 +59,7 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:
-        runner = Site(Study.job(whole, use, whole.seeds[0], alone(ready, agreement, kit.number, whole.name)))
+        runner = ClientRunner(Study.job(whole, use, whole.seeds[0], alone(ready, agreement, kit.number, whole.name)))
         method = runner.method
         down = method.send(method.init_server(keys.start(0)), torch.tensor([kit.number]))
         client = first_state(method, whole.seeds[0], kit.number)

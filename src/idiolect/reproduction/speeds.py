@@ -20,7 +20,7 @@ from idiolect.data.datasets import cache
 from idiolect.engines.threads import OneThread
 from idiolect.runs import environment
 from idiolect.simulation import Job, begin
-from idiolect.simulation.client_runner import Site
+from idiolect.simulation.client_runner import ClientRunner
 from idiolect.studies.config import Study
 
 _ROWS, _TEST_ROWS = 100, 32  # synthetic samples that a method is timed on, at most
@@ -148,7 +148,9 @@ def measurement(study: Study, about: dict[str, Any]) -> Speed:
     rows = int(whole_batches(_ROWS, study.batch_size))
     made_up = _made_up(about, rows, _TEST_ROWS)
     use = study.methods[0]
-    site = Site(Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0))
+    site = ClientRunner(
+        Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0)
+    )
     state = begin(site.method, 2, 0)
     down = site.method.send(state.server, torch.tensor([0]))
     own = Down(down.shared, down.own)

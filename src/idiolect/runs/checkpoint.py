@@ -21,7 +21,7 @@ def save(state: State, path: Path) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    tensors = tree.named({"server": state.server, "clients": state.clients.saved()})
+    tensors = tree.named({"server": state.server, "clients": state.clients.snapshot()})
     about = {"round": str(state.round), "seal": files.UNSEALED}
     content = safetensors.torch.save(tensors, metadata=about)
     one, other = (f'"{name}":"{value}"'.encode() for name, value in about.items())

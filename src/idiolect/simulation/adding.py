@@ -11,7 +11,7 @@ from idiolect.core.method import Method, Up
 from idiolect.core.reduce import needs_each
 from idiolect.core.reduction import Additions, Branch, Reduction, Sums
 from idiolect.simulation import reception, summing
-from idiolect.simulation.client_runner import Job, Trained
+from idiolect.simulation.client_runner import Job, LocalResult
 
 BRANCH = 4
 """Levels of a branch of the tree of additions that a worker sends when it is whole: 16 participants."""
@@ -57,36 +57,36 @@ class Adder:
         self._reduction: Reduction | None = None
         self._like: Up | None = None
 
-    def take(self, round: int, client: int, place: int, trained: Trained) -> Trained:
+    def take(self, round: int, client: int, place: int, result: LocalResult) -> LocalResult:
         """A client's result without its upload, and with the branches that are whole now.
 
         Raises:
             Diverged: the upload has a number that is not finite, and nothing refuses it.
             InputError: the method's declaration does not fit its upload.
         """
-        self.add(round, client, place, trained)
-        return trained._replace(up=Up(), sums=self._additions.take(BRANCH))
+        self.add(round, client, place, result)
+        return result._replace(up=Up(), sums=self._additions.take(BRANCH))
 
-    def add(self, round: int, client: int, place: int, trained: Trained) -> bool:
+    def add(self, round: int, client: int, place: int, result: LocalResult) -> bool:
         """Add an upload, or the branches that came in its place; whether it was refused."""
-        for branch in trained.sums:
+        for branch in result.sums:
             self._additions.add(branch)
-        refused = trained.refused
-        if trained.sums or not tree.leaves(trained.up):
-            return refused
-        up = trained.up
+        is_refused = result.is_refused
+        if result.sums or not tree.leaves(result.up):
+            return is_refused
+        up = result.up
         if self._job.secure:
             self._like = self._like or summing.like(up)
             sums = summing.sums_of(tree.copy(up))
         else:
-            admitted, refused = reception.admitted(self._job, round, client, up)
-            assert admitted is not None
+            own_up, is_refused = reception.admit(self._job, round, client, up)
+            assert own_up is not None
             if self._reduction is None or self._like is None:
-                self._like = tree.map(lambda a: a.to("meta"), admitted)
-                self._reduction = Reduction(self._method.reduce, admitted)
-            sums = self._reduction.one(admitted)
+                self._like = tree.map(lambda a: a.to("meta"), own_up)
+                self._reduction = Reduction(self._method.reduce, own_up)
+            sums = self._reduction.one(own_up)
         self._additions.add(Branch(0, place, sums, self._like))
-        return refused
+        return is_refused
 
     def rest(self) -> tuple[Branch, ...]:
         """The branches that are left, when all clients of this place have been taken."""
@@ -108,46 +108,48 @@ class Tally(NamedTuple):
     """The form of one."""
     ids: list[int]
     """Whose count."""
-    refused: list[int]
+    refusals: list[int]
     notes: list[reception.Note]
 
 
-def added(job: Job, method: Method, number: int, here: Sequence[tuple[int, int, Trained]], count: int) -> Tally:
+def tally_of_sums(
+    job: Job, method: Method, number: int, answers: Sequence[tuple[int, int, LocalResult]], count: int
+) -> Tally:
     """The uploads of a round, of which some or all are sums already.
 
     Args:
         job: of the round.
         method: the job's.
         number: of the round.
-        here: the place, the client and the result of each participant that answered.
+        answers: the place, the client and the result of each participant that answered.
         count: of the participants that were asked.
     """
-    adder, refused = Adder(job, method, count), list[int]()
-    for place, i, one in here:
-        refused += [i] if adder.add(number, i, place, one) else []
+    adder, refusals = Adder(job, method, count), list[int]()
+    for place, i, one in answers:
+        refusals += [i] if adder.add(number, i, place, one) else []
     total = adder.total()
     like = Up() if total is None else total.like  # None: nothing is sent
     sums = Sums((), ()) if total is None else total.sums
-    return Tally(Reduction(method.reduce, like), sums, None, like, [i for _, i, _ in here], refused, [])
+    return Tally(Reduction(method.reduce, like), sums, None, like, [i for _, i, _ in answers], refusals, [])
 
 
-def gathered(job: Job, method: Method, number: int, here: Sequence[tuple[int, Trained]]) -> Tally:
+def tally_of_uploads(job: Job, method: Method, number: int, answers: Sequence[tuple[int, LocalResult]]) -> Tally:
     """The uploads of a round, one by one.
 
     Args:
         job: of the round.
         method: the job's.
         number: of the round.
-        here: the client and the result of each participant that answered.
+        answers: the client and the result of each participant that answered.
 
     Raises:
         Diverged: no upload is finite, or one is not and nothing refuses it.
         InputError: the method's declaration does not fit its upload.
     """
-    ids, ups, refused = list[int](), list[Up](), list[int]()
-    for i, one in here:
-        up, broken = reception.admitted(job, number, i, one.up)
-        refused += [i] if broken else []
+    ids, ups, refusals = list[int](), list[Up](), list[int]()
+    for i, one in answers:
+        up, is_refused = reception.admit(job, number, i, one.up)
+        refusals += [i] if is_refused else []
         if up is not None:
             ids.append(i)
             ups.append(up)
@@ -156,4 +158,4 @@ def gathered(job: Job, method: Method, number: int, here: Sequence[tuple[int, Tr
     like = tree.map(lambda a: a.to("meta"), ups[0])
     reduction = Reduction(method.reduce, like)
     up_m, notes = reception.robust(job, reduction, ids, tree.gather(ups))
-    return Tally(reduction, reduction.of(up_m), up_m if reduction.needs_each else None, like, ids, refused, notes)
+    return Tally(reduction, reduction.of(up_m), up_m if reduction.needs_each else None, like, ids, refusals, notes)

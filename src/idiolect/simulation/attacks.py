@@ -141,14 +141,14 @@ def attackers(specs: Sequence[Spec], clients: int) -> dict[int, str]:
     >>> attackers([Spec.parse("sign_flip:clients=0-1,scale=2"), Spec.parse("nan:clients=1")], clients=4)
     {0: 'sign_flip:scale=2', 1: 'sign_flip:scale=2,nan'}
     """
-    found: dict[int, list[str]] = {}
+    attacks_of: dict[int, list[str]] = {}
     for spec in specs:
         what = str(Spec(name=spec.name, options={k: v for k, v in spec.options.items() if k != "clients"}))
         for k in sorted(_members(spec, clients)):
-            found.setdefault(k, []).append(what)
-    if len(found) == clients and specs:
+            attacks_of.setdefault(k, []).append(what)
+    if len(attacks_of) == clients and specs:
         raise InputError(f"all {clients} clients attack: leave at least one honest")
-    return {k: ",".join(found[k]) for k in sorted(found)}
+    return {k: ",".join(attacks_of[k]) for k in sorted(attacks_of)}
 
 
 def on_uploads(specs: Sequence[Spec], clients: int) -> tuple[Attackers, ...]:
@@ -157,7 +157,7 @@ def on_uploads(specs: Sequence[Spec], clients: int) -> tuple[Attackers, ...]:
     return tuple(Attackers(who, change) for change, who in every if not isinstance(change, LabelFlip))
 
 
-def poisoned(data: FederatedData, specs: Sequence[Spec]) -> FederatedData:
+def flip_labels(data: FederatedData, specs: Sequence[Spec]) -> FederatedData:
     """The clients' data after the attacks on training labels; without such an attack, the data as they are."""
     who = [k for s in specs if isinstance(attack_of(s), LabelFlip) for k in sorted(_members(s, data.trained))]
     if not who:
@@ -168,7 +168,7 @@ def poisoned(data: FederatedData, specs: Sequence[Spec]) -> FederatedData:
     return replace(data, y_R=y_R)
 
 
-def attacked(attacks: Sequence[Attackers], value: Tree, client: int, key: Tensor) -> Tree:
+def apply_attacks(attacks: Sequence[Attackers], value: Tree, client: int, key: Tensor) -> Tree:
     """What a client sends: its value, changed by each attack that it takes part in."""
     for k, attack in enumerate(attacks):
         if client in attack.clients:

@@ -19,8 +19,8 @@ from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.simulation import attacks, measures, summing, uploads
-from idiolect.simulation.privacy import Gaussian
-from idiolect.simulation.representation_metrics import gaussianity, plane, standardised
+from idiolect.simulation.privacy import GaussianMechanism
+from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
 from idiolect.training.sgd import laid_out
 
@@ -31,11 +31,11 @@ Stop = Callable[[], bool]
 PAUSE = 0.2  # seconds between two checks whether to stop
 _BINS = 15  # bins of confidence, as in the literature
 _CHUNK = 256  # test samples per prediction: larger ones leave the processor's cache
-_SHOWN = 200  # test samples of a client whose representations are recorded
-_TOGETHER = 32  # test samples that several clients are measured on at a time: more leave the processor's cache
+_FEATURE_SAMPLES = 200  # test samples of a client whose representations are recorded
+_GROUP_SAMPLES = 32  # test samples that several clients are measured on at a time: more leave the processor's cache
 
 
-class Trained(NamedTuple):
+class LocalResult(NamedTuple):
     """The result of a client's ``local``."""
 
     client: Tree
@@ -43,11 +43,11 @@ class Trained(NamedTuple):
     info: Info
     sums: tuple[Branch, ...] = ()
     """Where uploads are added up on their way: branches that this upload and others are in, in place of ``up``."""
-    refused: bool = False
+    is_refused: bool = False
     """Whether the upload was refused on its way."""
 
 
-class Measured(NamedTuple):
+class EvaluationResult(NamedTuple):
     """A client's model on its test samples, and on its validation samples if it has some."""
 
     accuracy: float
@@ -61,9 +61,9 @@ class Measured(NamedTuple):
     validation_loss: float | None = None
     measures: Mapping[str, float] | None = None
     """Of the test samples, by metric: see ``idiolect.simulation.measures``."""
-    observed: Mapping[str, float] | None = None
+    observations: Mapping[str, float] | None = None
     """The metrics that the job's ``Watch`` asks for."""
-    predicted: Tensor | None = None
+    p_NC: Tensor | None = None
     """Class probabilities of the test samples (N, C), float64, in the round whose predictions the job keeps."""
 
 
@@ -73,7 +73,7 @@ class Watch(NamedTuple):
     phase: Phase
     gaussianity: bool
     """Observed for every client in every round."""
-    shown: tuple[int, ...]
+    clients: tuple[int, ...]
     """Clients whose representations of test samples are recorded in round ``last``."""
     last: int
 
@@ -100,7 +100,7 @@ class Job(NamedTuple):
     """Which clients send something else than they should, and what."""
     robust: Rule | None = None
     """How the server combines uploads of which some are hostile."""
-    privacy: Gaussian | None = None
+    privacy: GaussianMechanism | None = None
     """What makes the server's results differentially private."""
     secure: bool = False
     """Whether uploads are whole numbers, of which the server gets the sum alone: ``idiolect.simulation.summing``."""
@@ -112,24 +112,25 @@ class Job(NamedTuple):
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
-    """Groups of clients that a site gets at a time, as places in ``ids``, the most work first.
+    """Groups of clients that a worker gets at a time, as places in ``ids``, the most work first.
 
     Training takes one client after another. Clients with few test samples are measured together, those with similar
-    numbers (see ``Site.run``). The groups depend only on ``ids``, so the number of workers does not change a result.
+    numbers (see ``ClientRunner.run``). The groups depend only on ``ids``, so the number of workers does not change a
+    result.
     """
     if phase in ("local", "stand_by"):
         return [[k] for k in sorted(range(len(ids)), key=lambda k: -len(data.train[ids[k]]))]
-    found: list[list[int]] = []
+    places: list[list[int]] = []
     rows = [data.measured(i).numel() for i in ids]
     for k in sorted(range(len(ids)), key=lambda k: -rows[k]):
-        if found and (len(found[-1]) + 1) * rows[found[-1][0]] <= _TOGETHER:
-            found[-1].append(k)
+        if places and (len(places[-1]) + 1) * rows[places[-1][0]] <= _GROUP_SAMPLES:
+            places[-1].append(k)
         else:
-            found.append([k])
-    return found
+            places.append([k])
+    return places
 
 
-class Site:
+class ClientRunner:
     """Runs phases for clients of a job; every error says in which method, round, client and phase it happened."""
 
     def __init__(self, job: Job) -> None:
@@ -138,17 +139,17 @@ class Site:
         self._reduction: Reduction | None = None
 
     @cached_property
-    def received(self) -> Method:
+    def without_personalise(self) -> Method:
         """The method without its ``personalise``."""
         return self.job.build(personal=False)
 
     def of(self, phase: Phase) -> Method:
         """The method as a phase needs it."""
-        return self.received if phase == "received" else self.method
+        return self.without_personalise if phase == "received" else self.method
 
     def run(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
-    ) -> list[Trained] | list[Measured]:
+    ) -> list[LocalResult] | list[EvaluationResult]:
         """One phase of a group of clients; ``down.own`` has a row for each.
 
         If a client's own part is small compared with the shared part, as a head with a body, the group's test samples
@@ -165,25 +166,25 @@ class Site:
         if phase == "stand_by":
             return [self._stand_by(round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
         method = self.of(phase)
-        personalised = [self._personalise(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
-        logp = self._predict_together(method, ids, downs, personalised) if len(ids) > 1 else None
+        states = [self._personalise(method, round, i, d, c) for i, d, c in zip(ids, downs, clients, strict=True)]
+        logp = self._predict_group(method, ids, downs, states) if len(ids) > 1 else None
         if logp is None:
-            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, personalised, strict=True)]
+            logp = [self._predict(method, round, i, d, c) for i, d, c in zip(ids, downs, states, strict=True)]
         return [
-            self.measure(round, i, logp_NC)._replace(observed=self.observe(phase, round, i, d, c))
-            for i, logp_NC, d, c in zip(ids, logp, downs, personalised, strict=True)
+            self.measure(round, i, logp_NC)._replace(observations=self.observe(phase, round, i, d, c))
+            for i, logp_NC, d, c in zip(ids, logp, downs, states, strict=True)
         ]
 
-    def evaluated(self, round: int, id: int, down: Down, client: Tree) -> tuple[Tree, Measured]:
+    def evaluate(self, round: int, id: int, down: Down, client: Tree) -> tuple[Tree, EvaluationResult]:
         """A client's state with its personal model, and what ``run`` measures of it for this client alone.
 
         Raises:
             RunError: the method raised.
             Diverged: something it computed is not finite.
         """
-        down, ready = Down(down.shared, tree.copy(down.own)), self.personalised(round, id, down, client)
-        measured = self.measure(round, id, self._predict(self.method, round, id, down, ready))
-        return ready, measured._replace(observed=self.observe("evaluate", round, id, down, ready))
+        down, ready = Down(down.shared, tree.copy(down.own)), self.personalise(round, id, down, client)
+        result = self.measure(round, id, self._predict(self.method, round, id, down, ready))
+        return ready, result._replace(observations=self.observe("evaluate", round, id, down, ready))
 
     def where(self, round: int, id: int, phase: Phase) -> str:
         """Adds method, client, round and phase to an error."""
@@ -196,48 +197,48 @@ class Site:
     def _key(self, round: int, id: int, phase: Phase) -> Tensor:
         return keys.key(self.job.seed, round, id, phase)
 
-    def _local(self, round: int, id: int, down: Down, client: Tree) -> Trained:
+    def _local(self, round: int, id: int, down: Down, client: Tree) -> LocalResult:
         where = self.where(round, id, "local")
         with blame(where):
             rows = self._data(round, self.job.data.train[id])
-            returned = self.method.local(down, client, rows, self._key(round, id, "local"))
-            if wrong := _not_of_local(returned):
+            answer = self.method.local(down, client, rows, self._key(round, id, "local"))
+            if wrong := _not_of_local(answer):
                 raise RunError(f"{where}: local does not return (client, Up, info): {wrong}")
-            client, up, info = returned
-            trained = Trained(tree.copy(client), tree.copy(up), tree.copy(info))
-        return self.leaving(round, id, trained)
+            client, up, info = answer
+            result = LocalResult(tree.copy(client), tree.copy(up), tree.copy(info))
+        return self.outgoing(round, id, result)
 
-    def _stand_by(self, round: int, id: int, down: Down, client: Tree) -> Trained:
+    def _stand_by(self, round: int, id: int, down: Down, client: Tree) -> LocalResult:
         where = self.where(round, id, "stand_by")
         with blame(where):
             assert self.method.stand_by is not None
             rows = self._data(round, self.job.data.train[id])
             state = self.method.stand_by(down, client, rows, self._key(round, id, "stand_by"))
-            trained = Trained(tree.copy(state), Up(), {})
+            result = LocalResult(tree.copy(state), Up(), {})
         check(where, state)
-        return trained
+        return result
 
-    def leaving(self, round: int, id: int, trained: Trained) -> Trained:
+    def outgoing(self, round: int, id: int, result: LocalResult) -> LocalResult:
         """A client's result, checked, with its upload after the job's steps and, if it attacks, its attack.
 
         Raises:
             Diverged: something is not finite.
         """
         where = self.where(round, id, "local")
-        check(where, trained[:3])
+        check(where, result[:3])
         if not (self.job.uploads or self.job.attacks or self.job.secure):
-            return trained
+            return result
         with blame(f"{where}: upload"):
             own = self.job.seed if self.job.secret is None else self.job.secret
-            up = uploads.sent(self.job.uploads, trained.up, keys.key(own, round, id, "upload"))
+            up = uploads.apply_steps(self.job.uploads, result.up, keys.key(own, round, id, "upload"))
             key = keys.key(self.job.seed, round, id, "attack")
-            up = up._replace(value=attacks.attacked(self.job.attacks, up.value, id, key))
+            up = up._replace(value=attacks.apply_attacks(self.job.attacks, up.value, id, key))
             if self.job.secure:
                 self._reduction = self._reduction or Reduction(self.method.reduce, up)
-                up = summing.encoded(self._reduction, up, self.job.data.trained)
-        return trained._replace(up=tree.copy(up))
+                up = summing.encode(self._reduction, up, self.job.data.trained)
+        return result._replace(up=tree.copy(up))
 
-    def personalised(self, round: int, id: int, down: Down, client: Tree) -> Tree:
+    def personalise(self, round: int, id: int, down: Down, client: Tree) -> Tree:
         """A client's state with its personal model, made from its training samples.
 
         Raises:
@@ -256,7 +257,7 @@ class Site:
             parts = torch.split(data.measured(id), _CHUNK)
             return torch.cat([method.predict(down, client, tree.rows(data.x_R, rows)) for rows in parts])
 
-    def _predict_together(
+    def _predict_group(
         self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
     ) -> list[Tensor] | None:
         """Log-probabilities of each client's measured samples in one pass, or None if that would not be less work."""
@@ -288,33 +289,33 @@ class Site:
         Raises:
             InputError: the method records no representation.
         """
-        watch, data, found = self.job.watch, self.job.data, {}
+        watch, data, values = self.job.watch, self.job.data, {}
         if watch is None or watch.phase != phase:
             return None
         with blame(self.where(round, id, "evaluate")):
             if watch.gaussianity:
                 z_Nd, y_N = self._represent(phase, down, client, data.train[id]), data.y_R[data.train[id]]
-                found["gaussianity"] = gaussianity(z_Nd, y_N)
-                found["gaussianity_standardised"] = gaussianity(standardised(z_Nd), y_N)
-            if round == watch.last and id in watch.shown:
-                rows = data.test[id][:_SHOWN]
+                values["gaussianity"] = gaussianity(z_Nd, y_N)
+                values["gaussianity_standardised"] = gaussianity(standardise(z_Nd), y_N)
+            if round == watch.last and id in watch.clients:
+                rows = data.test[id][:_FEATURE_SAMPLES]
                 for k, (first, second) in enumerate(plane(self._represent(phase, down, client, rows)).tolist()):
-                    found |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
-                    found[f"feature_class[{k}]"] = float(data.y_R[rows[k]])
-        return {k: v for k, v in found.items() if math.isfinite(v)}
+                    values |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
+                    values[f"feature_class[{k}]"] = float(data.y_R[rows[k]])
+        return {k: v for k, v in values.items() if math.isfinite(v)}
 
     def _represent(self, phase: Phase, down: Down, client: Tree, rows: Tensor) -> Tensor:
         parts = []
         for some in torch.split(rows, _CHUNK):
-            with watching() as seen, torch.no_grad():
+            with watching() as records, torch.no_grad():
                 self.of(phase).predict(down, client, self.job.data.x_R[some])
-            if not seen:
+            if not records:
                 what = f"{self.job.name} records no representation to observe"
                 raise InputError(f"{what}: let it call idiolect.core.network.watch, or leave observe out")
-            parts.append(seen[0].flatten(1))
+            parts.append(records[0].flatten(1))
         return torch.cat(parts)
 
-    def measure(self, round: int, id: int, logp_NC: Tensor) -> Measured:
+    def measure(self, round: int, id: int, logp_NC: Tensor) -> EvaluationResult:
         """Log-probabilities of a client's test and validation samples, checked and compared with the labels."""
         where = self.where(round, id, "evaluate")
         logp_NC = logp_NC.double()
@@ -324,30 +325,30 @@ class Site:
                 raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
         check(where, {"prediction": logp_NC.amax(1)})
         y_N = self.job.data.y_R[self.job.data.measured(id)]
-        right_N, tested = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
+        right_N, test_count = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
         p_NC, truth_NC = logp_NC.exp(), one_hot(y_N, logp_NC.shape[1])
         with blame(where):
-            more = measures.measured(self.job.measures, p_NC[:tested], y_N[:tested])
-        found = Measured(
-            float(right_N[:tested].mean()),
-            float(nll_loss(logp_NC[:tested], y_N[:tested])),
-            calibration_error(p_NC[:tested], y_N[:tested]),
-            float((p_NC - truth_NC)[:tested].square().sum(1).mean()),
+            more = measures.values_of(self.job.measures, p_NC[:test_count], y_N[:test_count])
+        result = EvaluationResult(
+            float(right_N[:test_count].mean()),
+            float(nll_loss(logp_NC[:test_count], y_N[:test_count])),
+            calibration_error(p_NC[:test_count], y_N[:test_count]),
+            float((p_NC - truth_NC)[:test_count].square().sum(1).mean()),
             measures=more,
-            predicted=p_NC[:tested] if round == self.job.keeps else None,
+            p_NC=p_NC[:test_count] if round == self.job.keeps else None,
         )
-        if tested == len(y_N):
-            return found
-        validated = float(right_N[tested:].mean()), float(nll_loss(logp_NC[tested:], y_N[tested:]))
-        return found._replace(validation_accuracy=validated[0], validation_loss=validated[1])
+        if test_count == len(y_N):
+            return result
+        validation = float(right_N[test_count:].mean()), float(nll_loss(logp_NC[test_count:], y_N[test_count:]))
+        return result._replace(validation_accuracy=validation[0], validation_loss=validation[1])
 
 
-def _not_of_local(returned: object) -> str:
+def _not_of_local(answer: object) -> str:
     """What is wrong with what ``local`` returned; empty if nothing is."""
-    if type(returned) is not tuple or len(returned) != 3:
-        found = f"a tuple of {len(returned)}" if type(returned) is tuple else f"a {type(returned).__name__}"
-        return f"it returns {found}; info is a dictionary of tensors by metric, {{}} where there is none"
-    _, up, info = returned
+    if type(answer) is not tuple or len(answer) != 3:
+        kind = f"a tuple of {len(answer)}" if type(answer) is tuple else f"a {type(answer).__name__}"
+        return f"it returns {kind}; info is a dictionary of tensors by metric, {{}} where there is none"
+    _, up, info = answer
     if not isinstance(up, Up):
         return f"the second value is a {type(up).__name__}"
     if not isinstance(info, dict):
@@ -364,9 +365,9 @@ def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
 
     Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
     """
-    confidence_N, said_N = p_NC.max(1)
+    confidence_N, prediction_N = p_NC.max(1)
     bin_N = (confidence_N * _BINS).ceil().long().clamp(1, _BINS) - 1
-    gap_N = (said_N == y_N).to(p_NC.dtype) - confidence_N
+    gap_N = (prediction_N == y_N).to(p_NC.dtype) - confidence_N
     gap_B = torch.zeros(_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
     return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan
 

@@ -39,11 +39,11 @@ class Clients(Protocol):
     def put(self, clients: Sequence[int], states: Sequence[Tree]) -> None:
         """Store new states."""
 
-    def saved(self) -> dict[str, Tensor]:
+    def snapshot(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the clients; ``restore`` takes it."""
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Go back to what ``saved`` gave.
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go back to what ``snapshot`` gave.
 
         Raises:
             ValueError: these are not the same clients.
@@ -54,7 +54,7 @@ Start = Callable[[int], Tree]
 """A client's state before its first round, by its number."""
 
 
-class Held(Sequence[Tree]):
+class LazyStates(Sequence[Tree]):
     """The states of some clients, of which each is read when it is needed."""
 
     def __init__(self, clients: Clients, ids: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class InMemory:
     """States in memory."""
 
     def __init__(self, initial: Tree, count: int, start: Start | None = None) -> None:
-        self._enrolled, self._count = initial, count
+        self._initial, self._count = initial, count
         self._start: Start = start or (lambda client: initial)
         self._states: dict[int, Tree] = {}
 
@@ -105,22 +105,22 @@ class InMemory:
         """Store new states."""
         self._states.update(zip(clients, states, strict=True))
 
-    def saved(self) -> dict[str, Tensor]:
+    def snapshot(self) -> dict[str, Tensor]:
         """The states that differ from the initial one, leaf by leaf, and their clients' numbers."""
         ids = sorted(self._states)
         states = tree.named(tree.stack([self._states[i] for i in ids])) if ids else {}
         return {"of": torch.tensor(ids, dtype=torch.int64)} | states
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Go back to what ``saved`` gave."""
-        ids = saved["of"].tolist()
-        found = {k: v for k, v in saved.items() if k != "of"}
-        wanted = tree.named(self._enrolled) if ids else {}
-        like = {k: (v.shape, v.dtype) for k, v in wanted.items()}
-        if like != {k: (v.shape[1:], v.dtype) for k, v in found.items()} or not set(ids) <= set(range(self._count)):
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go back to what ``snapshot`` gave."""
+        ids = snapshot["of"].tolist()
+        leaves = {k: v for k, v in snapshot.items() if k != "of"}
+        initial = tree.named(self._initial) if ids else {}
+        like = {k: (v.shape, v.dtype) for k, v in initial.items()}
+        if like != {k: (v.shape[1:], v.dtype) for k, v in leaves.items()} or not set(ids) <= set(range(self._count)):
             raise ValueError("other clients")
-        _, build = tree.flatten(self._enrolled)
-        many = [found[name] for name in wanted]
+        _, build = tree.flatten(self._initial)
+        many = [leaves[name] for name in initial]
         self._states = {i: tree.copy(build([a[row] for a in many])) for row, i in enumerate(ids)}
 
 
@@ -134,15 +134,15 @@ class OnDisk:
     each state, which is compared when the state is first read again.
 
     Raises:
-        RunError: the folder cannot be written, or (``put``, ``saved``) the disk is full.
+        RunError: the folder cannot be written, or (``put``, ``snapshot``) the disk is full.
         InputError: a state has changed on disk since the checkpoint was written.
     """
 
     def __init__(self, initial: Tree, count: int, folder: Path, start: Start | None = None) -> None:
-        self._enrolled, self._count, self._folder = initial, count, folder
+        self._initial, self._count, self._folder = initial, count, folder
         self._start: Start = start or (lambda client: initial)
         self._own_K = np.full(count, 2, np.uint8)
-        self._saved_K = self._own_K.copy()
+        self._checkpoint_K = self._own_K.copy()
         self._sums_K, self._unsure_K = np.zeros(count, np.int64), np.zeros(count, bool)
         self._half_put = False
         with self._disk():
@@ -167,7 +167,7 @@ class OnDisk:
                 f"{self._folder.parent} to run this part again"
             )
         self._unsure_K[client] = False
-        return tree.flatten(self._enrolled)[1](leaves)
+        return tree.flatten(self._initial)[1](leaves)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(self._count))
@@ -177,14 +177,14 @@ class OnDisk:
         self._half_put = True
         with self._disk():
             for client, state in zip(clients, states, strict=True):
-                row = int(self._saved_K[client] == 0)
+                row = int(self._checkpoint_K[client] == 0)
                 for file, leaf in zip(self._files, tree.leaves(state), strict=True):
                     file.write(2 * client + row, leaf)
                 self._own_K[client], self._unsure_K[client] = row, False
                 self._sums_K[client] = _sum(tree.leaves(state))
         self._half_put = False
 
-    def saved(self) -> dict[str, Tensor]:
+    def snapshot(self) -> dict[str, Tensor]:
         """Which row of each client is current; the files are written to disk.
 
         Raises:
@@ -197,21 +197,23 @@ class OnDisk:
         with self._disk():
             for file in self._files:
                 file.flush()
-            if any(file.made for file in self._files):
+            if any(file.is_new for file in self._files):
                 files.sync(self._folder)
-        self._saved_K = self._own_K.copy()
+        self._checkpoint_K = self._own_K.copy()
         return {"rows": torch.from_numpy(self._own_K.copy()), "sums": torch.from_numpy(self._sums_K.copy())}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Go back to what ``saved`` gave."""
-        if not {"rows"} <= set(saved) <= {"rows", "sums"} or any(a.shape != (self._count,) for a in saved.values()):
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go back to what ``snapshot`` gave."""
+        if not {"rows"} <= set(snapshot) <= {"rows", "sums"} or any(
+            a.shape != (self._count,) for a in snapshot.values()
+        ):
             raise ValueError("other clients")
-        own_K = saved["rows"].numpy().copy()
-        if (own_K < 2).any() and not all(file.stood for file in self._files):
+        own_K = snapshot["rows"].numpy().copy()
+        if (own_K < 2).any() and not all(file.exists for file in self._files):
             raise ValueError("the clients' files are missing or have other sizes")
-        self._own_K, self._saved_K, self._half_put = own_K, own_K.copy(), False
-        if "sums" in saved:  # older versions did not write these
-            self._sums_K, self._unsure_K = saved["sums"].numpy().copy(), own_K < 2
+        self._own_K, self._checkpoint_K, self._half_put = own_K, own_K.copy(), False
+        if "sums" in snapshot:  # older versions did not write these
+            self._sums_K, self._unsure_K = snapshot["sums"].numpy().copy(), own_K < 2
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -223,10 +225,10 @@ class OnDisk:
 
 
 def _sum(leaves: Sequence[Tensor]) -> int:
-    found = 0
+    checksum = 0
     for leaf in leaves:
-        found = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
-    return found
+        checksum = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 class _File:
@@ -235,15 +237,15 @@ class _File:
     def __init__(self, path: Path, like: Tensor, rows: int) -> None:
         self._path, self._like, self._rows = path, like, rows
         self._bytes = like.numel() * like.element_size()
-        self.stood = path.exists() and path.stat().st_size == rows * self._bytes
-        self.made = False
+        self.exists = path.exists() and path.stat().st_size == rows * self._bytes
+        self.is_new = False
         self._file: io.FileIO | None = None
 
-    def _opened(self) -> io.FileIO:
+    def _open(self) -> io.FileIO:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self.made = not self.stood
-            self._file = io.FileIO(self._path, "w+" if self.made else "r+")
+            self.is_new = not self.exists
+            self._file = io.FileIO(self._path, "w+" if self.is_new else "r+")
             weakref.finalize(self, self._file.close)
             self._file.truncate(self._rows * self._bytes)
         return self._file
@@ -264,14 +266,14 @@ class _File:
         self._whole(row, value.detach().contiguous(), lambda file, part: file.write(part))
 
     def _whole(self, row: int, value: Tensor, step: Callable[[io.FileIO, memoryview], int | None]) -> None:
-        file, flat = self._opened(), value.reshape(-1).view(torch.uint8).numpy().data
+        file, flat = self._open(), value.reshape(-1).view(torch.uint8).numpy().data
         file.seek(row * self._bytes)
-        done = 0
-        while done < self._bytes:
-            if not (moved := step(file, flat[done:])):
+        position = 0
+        while position < self._bytes:
+            if not (count := step(file, flat[position:])):
                 raise OSError(errno.EIO, "a file ends too soon")
-            done += moved
+            position += count
 
     def flush(self) -> None:
         """Write it to disk."""
-        os.fsync(self._opened().fileno())
+        os.fsync(self._open().fileno())

@@ -14,7 +14,7 @@ from idiolect.core.errors import Diverged
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.simulation.adding import Places
-from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
+from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop
 from idiolect.simulation.client_store import Clients
 
 Keep = Callable[[str, int, torch.Tensor], None]
@@ -30,7 +30,7 @@ class Session(typing.Protocol):
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> Sequence[Trained | None] | Sequence[Measured | None]:  # fmt: skip
+    ) -> Sequence[LocalResult | None] | Sequence[EvaluationResult | None]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         With ``places``, where these clients stand among a round's participants, uploads may be added up on their way
@@ -99,13 +99,13 @@ class Record(NamedTuple):
     """The second client, for a value between two."""
 
 
-class Part(NamedTuple):
+class TrainingJob(NamedTuple):
     """A job of a training that several jobs share, from its own state, whose clients are changed in place."""
 
     job: Job
     state: State
     on_round: Callable[[State, list[Record], float], None]
     """Called after each round with the new state, the job's records of the round and its seconds: see ``fit``."""
-    on_diverged: Callable[[Diverged], None]
+    on_divergence: Callable[[Diverged], None]
     """Called when the training, or the measuring of this job alone, has diverged; the job is over then."""
     keep: Keep | None = None

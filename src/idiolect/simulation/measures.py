@@ -39,13 +39,15 @@ def from_counts(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """
     if not len(y_N):
         return {}
-    truth_N, said_N = _labels(p_NC, y_N)
-    right_N = truth_N[said_N == truth_N]
-    true_C, said_C, right_C = (np.bincount(c_N, minlength=p_NC.shape[1]) for c_N in (truth_N, said_N, right_N))
-    there_C, any_C = true_C > 0, true_C + said_C > 0
+    truth_N, prediction_N = _labels(p_NC, y_N)
+    right_N = truth_N[prediction_N == truth_N]
+    true_C, prediction_C, right_C = (
+        np.bincount(c_N, minlength=p_NC.shape[1]) for c_N in (truth_N, prediction_N, right_N)
+    )
+    present_C, any_C = true_C > 0, true_C + prediction_C > 0
     return {
-        "balanced_accuracy": float((right_C[there_C] / true_C[there_C]).mean()),
-        "macro_f1": float((2 * right_C[any_C] / (true_C + said_C)[any_C]).mean()),
+        "balanced_accuracy": float((right_C[present_C] / true_C[present_C]).mean()),
+        "macro_f1": float((2 * right_C[any_C] / (true_C + prediction_C)[any_C]).mean()),
     }
 
 
@@ -53,10 +55,10 @@ def auroc(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """Area under the ROC curve; for more than two classes, each against the rest, mean over the classes present."""
     from sklearn.metrics import roc_auc_score
 
-    found = _against_rest("auroc", roc_auc_score, p_NC, y_N)
-    if found and (ends := intervals.auroc(p_NC.numpy(), y_N.numpy())) is not None:
-        found |= {"auroc_low": ends[0], "auroc_high": ends[1]}
-    return found
+    values = _against_rest("auroc", roc_auc_score, p_NC, y_N)
+    if values and (ends := intervals.auroc(p_NC.numpy(), y_N.numpy())) is not None:
+        values |= {"auroc_low": ends[0], "auroc_high": ends[1]}
+    return values
 
 
 def average_precision(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
@@ -70,11 +72,11 @@ def recall(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """``recall[c]`` of each class c that the labels have."""
     from sklearn.metrics import recall_score
 
-    truth_N, said_N = _labels(p_NC, y_N)
+    truth_N, prediction_N = _labels(p_NC, y_N)
     present_P = np.unique(truth_N)
     if not len(present_P):
         return {}
-    each_P = recall_score(truth_N, said_N, labels=present_P, average=None)
+    each_P = recall_score(truth_N, prediction_N, labels=present_P, average=None)
     return {f"recall[{c}]": float(v) for c, v in zip(present_P.tolist(), each_P, strict=True)}
 
 
@@ -82,16 +84,16 @@ def sensitivity(p_NC: Tensor, y_N: Tensor, *, specificity: Share | None = None) 
     """Recall of class 1, the second of two; or the largest that a threshold gives with at least this specificity."""
     if specificity is not None:
         return _rate(p_NC, y_N, 1, f"sensitivity:specificity={specificity:g}", specificity)
-    found = recall(p_NC, y_N)
-    return {"sensitivity": found["recall[1]"]} if "recall[1]" in found else {}
+    recall_of = recall(p_NC, y_N)
+    return {"sensitivity": recall_of["recall[1]"]} if "recall[1]" in recall_of else {}
 
 
 def specificity(p_NC: Tensor, y_N: Tensor, *, sensitivity: Share | None = None) -> dict[str, float]:
     """Recall of class 0, the first of two; or the largest that a threshold gives with at least this sensitivity."""
     if sensitivity is not None:
         return _rate(p_NC, y_N, 0, f"specificity:sensitivity={sensitivity:g}", sensitivity)
-    found = recall(p_NC, y_N)
-    return {"specificity": found["recall[0]"]} if "recall[0]" in found else {}
+    recall_of = recall(p_NC, y_N)
+    return {"specificity": recall_of["recall[0]"]} if "recall[0]" in recall_of else {}
 
 
 def _rate(p_NC: Tensor, y_N: Tensor, of: int, name: str, share: float) -> dict[str, float]:
@@ -114,15 +116,15 @@ def calibration(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     p_N = (p_NC[:, 1] if two else p_NC.amax(1)).numpy()
     hit_N = (y_N if two else p_NC.argmax(1) == y_N).numpy().astype(float)
     bin_N = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], p_N)
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for b in np.unique(bin_N).tolist():
-        here_N = bin_N == b
-        found |= {
-            f"calibration_count[{b}]": float(here_N.sum()),
-            f"calibration_predicted[{b}]": float(p_N[here_N].mean()),
-            f"calibration_observed[{b}]": float(hit_N[here_N].mean()),
+        member_N = bin_N == b
+        values |= {
+            f"calibration_count[{b}]": float(member_N.sum()),
+            f"calibration_predicted[{b}]": float(p_N[member_N].mean()),
+            f"calibration_observed[{b}]": float(hit_N[member_N].mean()),
         }
-    return found
+    return values
 
 
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
@@ -136,12 +138,12 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
 """The measures that a study can ask for, by name."""
 
 
-def measured(names: Iterable[str], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
+def values_of(names: Iterable[str], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
     """The measures that are always recorded, and those of these specs, by metric."""
-    found = from_counts(p_NC, y_N)
+    values = from_counts(p_NC, y_N)
     for name in names:
-        found |= _measure(name)(p_NC, y_N)
-    return found
+        values |= _measure(name)(p_NC, y_N)
+    return values
 
 
 @lru_cache
@@ -154,7 +156,7 @@ def _measure(text: str) -> Measure:
     return partial(make, **option_spec.check(make, spec.options, f"measure {spec.name}"))
 
 
-def named(value: object) -> tuple[str, ...]:
+def specs_of(value: object) -> tuple[str, ...]:
     """Specs of measures from a text or texts, joined by commas; each is kept once.
 
     Raises:
@@ -167,15 +169,15 @@ def named(value: object) -> tuple[str, ...]:
     if not isinstance(texts, list | tuple):
         raise InputError(f"measures={brief(value)} is not valid: write names, as auroc,recall")
     names = [name for text in texts for name in option_spec.split_list(str(text))]
-    return tuple(dict.fromkeys(_written(name) for name in names))
+    return tuple(dict.fromkeys(_canonical(name) for name in names))
 
 
-def _written(text: str) -> str:
+def _canonical(text: str) -> str:
     """A spec as it is recorded; the value of an option is a number."""
     _measure(text)
     spec = Spec.parse(text)
-    given = ((k, f"{float(v):g}") for k, v in spec.options.items() if v is not None)
-    return str(Spec(name=spec.name, options=dict(given)))
+    options = ((k, f"{float(v):g}") for k, v in spec.options.items() if v is not None)
+    return str(Spec(name=spec.name, options=dict(options)))
 
 
 def check(names: Iterable[str], classes: int) -> None:

@@ -22,7 +22,7 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian:
+class GaussianMechanism:
     """The Gaussian mechanism on the sum of a round's uploads, for methods whose server needs only sums or means.
 
     A client takes part in a round with probability q, the study's participation, independent of the others. Server:
@@ -43,7 +43,7 @@ class Gaussian:
     noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
-    def bounded(self, up: Up) -> Up:
+    def bound(self, up: Up) -> Up:
         """An upload as it enters the sum [1].
 
         Raises:
@@ -55,18 +55,18 @@ class Gaussian:
         value = Clip(norm=self.norm)(up.value, keys.key(0)) if finite else tree.zeros(up.value)
         return Up(value, tree.map(torch.ones_like, up.weight))
 
-    def noised(self, sums: Sums, expected: float, key: Tensor) -> Sums:
+    def add_noise(self, sums: Sums, mean_count: float, key: Tensor) -> Sums:
         """Sums of bounded uploads with noise [2], and with the weights of the participants of a round on average.
 
         Args:
             sums: over the participants.
-            expected: participants of a round on average, q K.
+            mean_count: participants of a round on average, q K.
             key: of the noise.
         """
         std = self.noise_multiplier * self.norm
         noise = [keys.normal(keys.fold(key, k), tuple(a.shape), a.dtype) for k, a in enumerate(sums.value)]
         value = tuple(a + std * n for a, n in zip(sums.value, noise, strict=True))
-        return Sums(value, tuple(torch.full_like(w, expected) for w in sums.weight))
+        return Sums(value, tuple(torch.full_like(w, mean_count) for w in sums.weight))
 
 
 class Ledger:
@@ -79,21 +79,21 @@ class Ledger:
     dp-accounting.
     """
 
-    def __init__(self, mechanism: Gaussian) -> None:
+    def __init__(self, mechanism: GaussianMechanism) -> None:
         dp = accounting()
         self._dp, self._mechanism = dp, mechanism
-        self._spent = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
+        self._accountant = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
 
     def add(self, share: float, rounds: int = 1) -> None:
         """Rounds in which each client takes part with this probability."""
         event = self._dp.GaussianDpEvent(self._mechanism.noise_multiplier)
         if rounds:
-            self._spent.compose(self._dp.PoissonSampledDpEvent(share, event), rounds)
+            self._accountant.compose(self._dp.PoissonSampledDpEvent(share, event), rounds)
 
     @property
     def epsilon(self) -> float:
         """Of all rounds together."""
-        return float(self._spent.get_epsilon(self._mechanism.delta))
+        return float(self._accountant.get_epsilon(self._mechanism.delta))
 
 
 def accounting() -> Any:
@@ -109,16 +109,16 @@ def accounting() -> Any:
     return dp_accounting
 
 
-MECHANISMS: dict[str, Callable[..., Any]] = {"gaussian": Gaussian}
+MECHANISMS: dict[str, Callable[..., Any]] = {"gaussian": GaussianMechanism}
 
 
-def mechanism_of(spec: Spec) -> Gaussian:
+def mechanism_of(spec: Spec) -> GaussianMechanism:
     """The mechanism for a spec such as ``gaussian:norm=1.0,noise_multiplier=1.0``.
 
     Raises:
         InputError: unknown name or option, an option that is left out, or a value out of range.
     """
-    mechanism: Gaussian = option_spec.made(spec, MECHANISMS, "privacy")
+    mechanism: GaussianMechanism = option_spec.made(spec, MECHANISMS, "privacy")
     return mechanism
 
 

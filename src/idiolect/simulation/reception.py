@@ -92,7 +92,7 @@ def nbytes(job: Job, up: Up) -> int:
     return 8 * sum(a.numel() for a in tree.leaves(up)) if job.secure else uploads.nbytes(job.uploads, up)
 
 
-def admitted(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, bool]:
+def admit(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, bool]:
     """An upload as it counts, None if it does not, and whether it was refused.
 
     With a robust rule an upload with a number that is not finite does not count; with privacy it counts as zeros, and
@@ -105,7 +105,7 @@ def admitted(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, boo
         return up, False
     path = tree.not_finite(up)
     if job.privacy is not None:
-        return job.privacy.bounded(up), path is not None
+        return job.privacy.bound(up), path is not None
     if path is not None and job.robust is None:
         raise Diverged(
             f"{job.name}: client {client}, round {number}, upload: {path} is not a finite number; "
@@ -119,11 +119,11 @@ def robust(job: Job, reduction: Reduction, ids: Sequence[int], up_m: Up) -> tupl
     if job.robust is None or not tree.leaves(up_m.value):
         return up_m, []
     value, factor_m = job.robust(up_m.value, reduction.present(up_m))
-    scaled = zip(ids, factor_m.tolist(), strict=True)
-    return up_m._replace(value=value), [Note(i, "scaled", factor) for i, factor in scaled if factor < 1]
+    pairs = zip(ids, factor_m.tolist(), strict=True)
+    return up_m._replace(value=value), [Note(i, "scaled", factor) for i, factor in pairs if factor < 1]
 
 
-def reduced(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | None, expected: float) -> Reduced:
+def reduce(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | None, mean_count: float) -> Reduced:
     """What the method's ``aggregate`` gets of the sums of a round; with privacy, after its noise.
 
     Args:
@@ -132,23 +132,23 @@ def reduced(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | 
         reduction: of the job's method.
         sums: over all participants.
         up_m: their uploads, stacked, where the server needs each.
-        expected: participants of a round on average.
+        mean_count: participants of a round on average.
     """
     if job.secure:
-        sums = summing.opened(sums)
+        sums = summing.decode(sums)
     if job.privacy is None or not sums.value:
         return reduction.reduced(sums, up_m)
     key = keys.key(job.seed if job.secret is None else job.secret, number, "privacy")
-    return reduction.reduced(job.privacy.noised(sums, expected, key), count=expected)
+    return reduction.reduced(job.privacy.add_noise(sums, mean_count, key), count=mean_count)
 
 
 class Spending:
     """Epsilon after each round of a job with privacy; without, nothing."""
 
-    def __init__(self, job: Job, share: float, done: int) -> None:
+    def __init__(self, job: Job, share: float, rounds: int) -> None:
         self._ledger = None if job.privacy is None else Ledger(job.privacy)
         if self._ledger is not None:
-            self._ledger.add(share, done)
+            self._ledger.add(share, rounds)
 
     def after(self, share: float, sums: Sums) -> float | None:
         """Epsilon after one more round; None if the method sends nothing or there is no privacy."""

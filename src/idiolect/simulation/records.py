@@ -15,7 +15,7 @@ def of_clients(number: int, infos: Iterable[tuple[int, Info]]) -> list[Record]:
     return [Record(number, i, "local", name, float(value)) for i, info in infos for name, value in info.items()]
 
 
-def of_wire(number: int, ids: Sequence[int], down: Down, rows: int, received: int) -> list[Record]:
+def of_wire(number: int, ids: Sequence[int], down: Down, rows: int, upload_bytes: int) -> list[Record]:
     """The bytes of a round for each participant.
 
     Args:
@@ -23,10 +23,10 @@ def of_wire(number: int, ids: Sequence[int], down: Down, rows: int, received: in
         ids: the participants.
         down: the message to them.
         rows: how many clients ``down`` addresses.
-        received: the bytes of an upload.
+        upload_bytes: the bytes of an upload.
     """
-    sent = tree.nbytes(down.shared) + tree.nbytes(down.own) // rows
-    pairs = (("bytes_down", sent), ("bytes_up", received))
+    message_bytes = tree.nbytes(down.shared) + tree.nbytes(down.own) // rows
+    pairs = (("bytes_down", message_bytes), ("bytes_up", upload_bytes))
     return [Record(number, i, "wire", metric, float(value)) for i in ids for metric, value in pairs]
 
 

@@ -23,8 +23,8 @@ def gaussianity(z_Nd: Tensor, y_N: Tensor) -> float:
 
     The Gaussians are fitted to these same samples, so the squared distances add up to nearly d / 2 for any samples.
     What varies is half the log-determinant of the covariance, which depends on the scale of the representations.
-    Compare it within one method, or use ``standardised`` samples. With fewer samples than dimensions, the shrinkage
-    sets the variance of directions without data.
+    Compare it within one method, or after ``standardise``. With fewer samples than dimensions, the shrinkage sets the
+    variance of directions without data.
 
     Returns:
         NaN if no class has two different samples.
@@ -34,16 +34,16 @@ def gaussianity(z_Nd: Tensor, y_N: Tensor) -> float:
     z_Nd = z_Nd.double() - z_Nd.double().mean(0)
     n, d = z_Nd.shape
     classes = int(y_N.max()) + 1
-    fitted = estimate(moments(z_Nd, y_N, torch.ones(n), classes), torch.zeros(classes, d))
-    factor_dd, failed = torch.linalg.cholesky_ex(shrink(fitted.cov_dd, _SHRINK))
-    if failed:
+    gaussians = estimate(moments(z_Nd, y_N, torch.ones(n), classes), torch.zeros(classes, d))
+    factor_dd, failure = torch.linalg.cholesky_ex(shrink(gaussians.cov_dd, _SHRINK))
+    if failure:
         return math.nan
-    white_dN = torch.linalg.solve_triangular(factor_dd, (z_Nd - fitted.mean_Cd[y_N]).T, upper=False)
+    white_dN = torch.linalg.solve_triangular(factor_dd, (z_Nd - gaussians.mean_Cd[y_N]).T, upper=False)
     distance = 0.5 * white_dN.square().sum() / n
     return float(distance + factor_dd.diagonal().log().sum() + 0.5 * d * math.log(2 * math.pi))
 
 
-def standardised(z_Nd: Tensor) -> Tensor:
+def standardise(z_Nd: Tensor) -> Tensor:
     """Samples in which every dimension has mean 0 and standard deviation 1; one that is constant is 0."""
     z_Nd = z_Nd.double()
     varies_d = z_Nd.amax(0) > z_Nd.amin(0)

@@ -73,10 +73,10 @@ class TrimmedMean:
         across = (m, *[1] * (a_m.ndim - 1))
         largest_m = a_m.abs().reshape(m, -1).amax(1).view(across)
         counts = present_m & (a_m.abs() > _SILENT * largest_m)
-        ordered = torch.where(counts, a_m, torch.inf).sort(0).values
+        order_m = torch.where(counts, a_m, torch.inf).sort(0).values
         rank = torch.arange(m).view(across)
         middle = (rank >= cut) & (rank < counts.sum(0) - cut)
-        mean = torch.where(middle, ordered, 0).sum(0) / middle.sum(0).clamp(min=1)
+        mean = torch.where(middle, order_m, 0).sum(0) / middle.sum(0).clamp(min=1)
         return torch.where(counts, mean, 0)
 
 
@@ -96,8 +96,8 @@ class Median:
         return _each(self._one, value, present)
 
     def _one(self, a_m: Tensor, present_m: Tensor) -> Tensor:
-        ordered, count = torch.where(present_m, a_m, torch.inf).sort(0).values, present_m.sum(0, keepdim=True)
-        low, high = (ordered.gather(0, k.clamp(min=0)) for k in ((count - 1) // 2, count // 2))
+        order_m, count = torch.where(present_m, a_m, torch.inf).sort(0).values, present_m.sum(0, keepdim=True)
+        low, high = (order_m.gather(0, k.clamp(min=0)) for k in ((count - 1) // 2, count // 2))
         return torch.where(count > 0, (low + high) / 2, 0).expand_as(a_m).clone()
 
 
@@ -121,13 +121,13 @@ class NormBound:
         part_of = [path.partition("/")[0] for path in tree.named(value)]
         least_m = torch.ones(len(flat[0]), dtype=torch.float64)
         for part in dict.fromkeys(part_of):
-            mine = [k for k, name in enumerate(part_of) if name == part]
-            square_m = sum(flat[k].double().reshape(len(least_m), -1).square().sum(1) for k in mine)
+            leaves = [k for k, name in enumerate(part_of) if name == part]
+            square_m = sum(flat[k].double().reshape(len(least_m), -1).square().sum(1) for k in leaves)
             norm_m = torch.as_tensor(square_m).sqrt()
-            bound = self.multiple * norm_m.quantile(0.5)
-            factor_m = torch.where(norm_m > bound, bound / norm_m.clamp(min=1e-300), 1.0)
+            largest = self.multiple * norm_m.quantile(0.5)
+            factor_m = torch.where(norm_m > largest, largest / norm_m.clamp(min=1e-300), 1.0)
             least_m = torch.minimum(least_m, factor_m)
-            for k in mine:
+            for k in leaves:
                 flat[k] = flat[k] * factor_m.to(flat[k].dtype).view(-1, *[1] * (flat[k].ndim - 1))
         return build(flat), least_m
 

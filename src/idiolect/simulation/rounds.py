@@ -17,21 +17,21 @@ from idiolect.core.method import Down, Info, Method, Reduced
 from idiolect.core.reduce import needs_each
 from idiolect.core.tree import Tree
 from idiolect.simulation import reception, records
-from idiolect.simulation.adding import Places, added, adds, gathered
-from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained, Watch
-from idiolect.simulation.client_store import Held, store
-from idiolect.simulation.interfaces import Engine, Keep, Part, Record, State
+from idiolect.simulation.adding import Places, adds, tally_of_sums, tally_of_uploads
+from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop, Watch
+from idiolect.simulation.client_store import LazyStates, store
+from idiolect.simulation.interfaces import Engine, Keep, Record, State, TrainingJob
 
 _USUAL = Protocol()
-_SHOWN = 4  # clients whose representations are recorded
-_TOGETHER = 128  # clients that are measured at a time, so that their messages fit in memory
+_FEATURE_CLIENTS = 4  # clients whose representations are recorded
+_CLIENT_CHUNK = 128  # clients that are measured at a time, so that their messages fit in memory
 
 
 def begin(method: Method, clients: int, seed: int, folder: Path | None = None) -> State:
     """The state before the first round; with a folder, large states of clients are kept there."""
     start = partial(first_state, method, seed) if method.own_start else None
-    held = store(first_state(method, seed, 0), clients, folder, start)
-    return State(tree.copy(method.init_server(keys.start(seed))), held, 0)
+    states = store(first_state(method, seed, 0), clients, folder, start)
+    return State(tree.copy(method.init_server(keys.start(seed))), states, 0)
 
 
 def first_state(method: Method, seed: int, client: int) -> Tree:
@@ -48,10 +48,10 @@ def participants(seed: int, round: int, clients: int, participation: float, inde
     if independent:
         uniform_K = keys.generator(seed, round, "participation").random(clients)
         return [i for i in range(clients) if uniform_K[i] < participation]
-    drawn = keys.generator(seed, round, "participation").choice(
+    sample = keys.generator(seed, round, "participation").choice(
         clients, share_of(clients, participation), replace=False
     )
-    return sorted(drawn.tolist())
+    return sorted(sample.tolist())
 
 
 def share_of(clients: int, participation: float) -> int:
@@ -103,23 +103,23 @@ def fit(
     """
     latest = state or begin(job.build(), job.data.trained, job.seed)
 
-    def noted(state: State, records: list[Record], seconds: float) -> None:
+    def note(state: State, records: list[Record], seconds: float) -> None:
         nonlocal latest
         latest = state
         on_round(state, records, seconds)
 
-    def diverged(error: Diverged) -> None:
+    def fail(error: Diverged) -> None:
         raise error
 
-    fit_together(
-        [Part(job, latest, noted, diverged, keep)], engine, rounds=rounds, participation=participation,
+    fit_jobs(
+        [TrainingJob(job, latest, note, fail, keep)], engine, rounds=rounds, participation=participation,
         evaluate_every=evaluate_every, protocol=protocol, stop=stop,
     )  # fmt: skip
     return latest
 
 
-def fit_together(
-    parts: Sequence[Part],
+def fit_jobs(
+    jobs: Sequence[TrainingJob],
     engine: Engine,
     *,
     rounds: int,
@@ -133,7 +133,7 @@ def fit_together(
     A round of the training counts in the seconds of each job, as if it had trained alone.
 
     Args:
-        parts: jobs whose methods train alike (see ``same_training``), with the same data and seed and equal states.
+        jobs: jobs whose methods train alike (see ``same_training``), with the same data and seed and equal states.
         engine: as for ``fit``, and so are the others.
         rounds: in total.
         participation: share of the clients.
@@ -145,14 +145,14 @@ def fit_together(
         RunError: a client or the server failed.
         Interrupted: ``stop`` said so.
     """
-    runs, first = list[_Run](), parts[0].job
+    runs, first = list[_Run](), jobs[0].job
     reception.check_sums(first, protocol, share_of(first.data.trained, participation))
-    spending = reception.Spending(first, participation, parts[0].state.round)
+    spending = reception.Spending(first, participation, jobs[0].state.round)
     try:
-        for part in parts:
-            watch = _watch(part.job, protocol, rounds, participation)
-            job = part.job._replace(watch=watch, keeps=rounds if part.keep else None, rounds=rounds)
-            runs.append(_Run(part._replace(job=job), engine, stop, spending))
+        for training in jobs:
+            watch = _watch(training.job, protocol, rounds, participation)
+            job = training.job._replace(watch=watch, keeps=rounds if training.keep else None, rounds=rounds)
+            runs.append(_Run(training._replace(job=job), engine, stop, spending))
         trainer, left = runs[0], list(runs)
         for number in range(trainer.state.round + 1, rounds + 1):
             evaluating = number % evaluate_every == 0 or number == rounds
@@ -162,24 +162,24 @@ def fit_together(
                 outcome = trainer.round(number, 1.0 if everybody else participation, evaluating)
             except Diverged as error:
                 for run in left:
-                    run.part.on_diverged(_said_of(run.job.name, trainer.job.name, error))
+                    run.training.on_divergence(_error_of(run.job.name, trainer.job.name, error))
                 return
             seconds = trainer.seconds()
             logs: list[tuple[_Run, list[Record], float]] = []
             for run in list(left):
                 run.start()
                 try:
-                    log = [*outcome.log, *(run.evaluated(outcome, number, protocol) if evaluating else ())]
+                    log = [*outcome.log, *(run.records_after(outcome, number, protocol) if evaluating else ())]
                     if number == rounds:
-                        log += run.joined(outcome.server, number, protocol)
+                        log += run.records_of_newcomers(outcome.server, number, protocol)
                 except Diverged as error:
                     left.remove(run)
-                    run.part.on_diverged(error)
+                    run.training.on_divergence(error)
                     continue
                 logs.append((run, log, seconds + run.seconds()))
-            for run, log, spent in logs:  # now that the round is whole for all
+            for run, log, time_spent in logs:  # now that the round is whole for all
                 run.whole(outcome, number)
-                run.part.on_round(run.state, log, spent)
+                run.training.on_round(run.state, log, time_spent)
             if not left:
                 return
             if trainer not in left:  # its states are no longer kept up to date
@@ -189,7 +189,7 @@ def fit_together(
             run.session.close()
 
 
-def _said_of(name: str, trainer: str, error: Diverged) -> Diverged:
+def _error_of(name: str, trainer: str, error: Diverged) -> Diverged:
     """The error of a training, as of a job that shares it."""
     return Diverged(name + str(error).removeprefix(trainer)) if str(error).startswith(f"{trainer}:") else error
 
@@ -205,11 +205,11 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     if protocol.clients == "new":
         whom = range(job.data.trained, job.data.clients)
     first = {job.data.shifts[i]: i for i in reversed(whom)}
-    shown = (
+    clients = (
         sorted(first.values(), key=lambda i: (job.data.shifts[i] != "", i)) if "features" in protocol.observe else []
     )
     phase: Phase = "evaluate" if protocol.stage == "personalised" else "received"
-    return Watch(phase, "gaussianity" in protocol.observe, tuple(shown[:_SHOWN]), rounds)
+    return Watch(phase, "gaussianity" in protocol.observe, tuple(clients[:_FEATURE_CLIENTS]), rounds)
 
 
 class Outcome(NamedTuple):
@@ -226,23 +226,23 @@ class Outcome(NamedTuple):
 class _Run:
     """A running job."""
 
-    def __init__(self, part: Part, engine: Engine, stop: Stop, spending: reception.Spending) -> None:
-        self.part, self.job, self.state, self.stop = part, part.job, part.state, stop
+    def __init__(self, training: TrainingJob, engine: Engine, stop: Stop, spending: reception.Spending) -> None:
+        self.training, self.job, self.state, self.stop = training, training.job, training.state, stop
         self.method, self.spending = self.job.build(), spending
         reception.check(self.job, self.method)
-        self.keep: Keep = part.keep or (lambda stage, client, p_NC: None)
+        self.keep: Keep = training.keep or (lambda stage, client, p_NC: None)
         self.session, self._engine = engine.open(self.job), engine
         self.start()
 
     def start(self) -> None:
         """Start to count ``seconds``."""
-        self._mapped, self._last = 0.0, (time.perf_counter(), self.session.seconds)
+        self._map_seconds, self._last = 0.0, (time.perf_counter(), self.session.seconds)
 
     def seconds(self) -> float:
         """Seconds of the server since ``start``, and of the clients' work divided by the number of workers."""
-        start, worked = self._last
-        spent = time.perf_counter() - start - self._mapped
-        return spent + (self.session.seconds - worked) / self._engine.workers
+        start, work = self._last
+        elapsed = time.perf_counter() - start - self._map_seconds
+        return elapsed + (self.session.seconds - work) / self._engine.workers
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
@@ -250,40 +250,42 @@ class _Run:
     ) -> list[Any]:  # fmt: skip
         start = time.perf_counter()
         answers = self.session.map(phase, round, ids, down, clients, self.stop, places)
-        self._mapped += time.perf_counter() - start
+        self._map_seconds += time.perf_counter() - start
         return list(answers)
 
     def round(self, number: int, share: float, reporting: bool) -> Outcome:
         """A round of the training."""
         job, state = self.job, self.state
-        drawn = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
-        asked = drawn or [0]
-        down = self.send(state.server, asked, number)
-        adding = adds(job, self.method, len(asked), tree.nbytes(down.shared))
-        places = Places(range(len(asked)), len(asked)) if adding else None
-        answers: list[Trained | None] = self.map("local", number, asked, down, Held(state.clients, asked), places)
-        here = [(k, i, one) for k, (i, one) in enumerate(zip(asked, answers, strict=True)) if one is not None]
+        sample = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
+        addressees = sample or [0]
+        down = self.send(state.server, addressees, number)
+        adding = adds(job, self.method, len(addressees), tree.nbytes(down.shared))
+        places = Places(range(len(addressees)), len(addressees)) if adding else None
+        answers: list[LocalResult | None] = self.map(
+            "local", number, addressees, down, LazyStates(state.clients, addressees), places
+        )
+        results = [(k, i, one) for k, (i, one) in enumerate(zip(addressees, answers, strict=True)) if one is not None]
         answers.clear()
-        ids = [i for _, i, _ in here]
-        log = [Record(number, i, "wire", "answered", 0.0) for i in asked if i not in set(ids)]
-        if not here:
+        ids = [i for _, i, _ in results]
+        log = [Record(number, i, "wire", "answered", 0.0) for i in addressees if i not in set(ids)]
+        if not results:
             if job.secure:  # too few for a sum: nothing changes
                 return Outcome(state.server, {}, ids, log)
             raise RunError(f"{job.name}: round {number}: no client answered; the run can be continued")
         with blame(f"{job.name}: round {number}, info"):
-            log += records.of_clients(number, [(i, one.info) for _, i, one in here])
-        new = {i: one.client for _, i, one in here}
+            log += records.of_clients(number, [(i, one.info) for _, i, one in results])
+        new = {i: one.client for _, i, one in results}
         with blame(f"{job.name}: server, round {number}, uploads"):
             if adding:
-                tally = added(job, self.method, number, here, len(asked))
+                tally = tally_of_sums(job, self.method, number, results, len(addressees))
             else:
-                tally = gathered(job, self.method, number, [(i, one) for _, i, one in here])
-        here.clear()
-        log += records.of_wire(number, ids, down, len(asked), reception.nbytes(job, tally.like))
-        sums = tally.sums if drawn else tree.map(torch.zeros_like, tally.sums)
+                tally = tally_of_uploads(job, self.method, number, [(i, one) for _, i, one in results])
+        results.clear()
+        log += records.of_wire(number, ids, down, len(addressees), reception.nbytes(job, tally.like))
+        sums = tally.sums if sample else tree.map(torch.zeros_like, tally.sums)
         with blame(f"{job.name}: server, round {number}, uploads"):
-            up = reception.reduced(job, number, tally.reduction, sums, tally.up_m, share * job.data.trained)
-        notes = [reception.Note(i, "refused", 1.0) for i in tally.refused] + tally.notes
+            up = reception.reduce(job, number, tally.reduction, sums, tally.up_m, share * job.data.trained)
+        notes = [reception.Note(i, "refused", 1.0) for i in tally.refusals] + tally.notes
         if (epsilon := self.spending.after(share, sums)) is not None:
             notes += [reception.Note(i, "epsilon", epsilon) for i in ids]
         server, info = self.aggregate(state.server, up, tally.ids, number)
@@ -291,19 +293,21 @@ class _Run:
             log += records.of_notes(number, notes)
             log += records.of_server(number, tally.ids, info) if reporting else []
         if self.method.stand_by is not None:
-            new |= self.waiting(number, sorted(set(range(job.data.trained)) - set(asked)))
+            new |= self.waiting(number, sorted(set(range(job.data.trained)) - set(addressees)))
         return Outcome(server, new, ids, log)
 
     def waiting(self, number: int, ids: Sequence[int]) -> dict[int, Tree]:
         """The states of the clients that were not drawn, after what they do in a round."""
         new: dict[int, Tree] = {}
-        for some in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
+        for some in (ids[k : k + _CLIENT_CHUNK] for k in range(0, len(ids), _CLIENT_CHUNK)):
             down = self.send(self.state.server, some, number)
-            answers: list[Trained | None] = self.map("stand_by", number, some, down, Held(self.state.clients, some))
+            answers: list[LocalResult | None] = self.map(
+                "stand_by", number, some, down, LazyStates(self.state.clients, some)
+            )
             new |= {i: one.client for i, one in zip(some, answers, strict=True) if one is not None}
         return new
 
-    def evaluated(self, outcome: Outcome, number: int, protocol: Protocol) -> list[Record]:
+    def records_after(self, outcome: Outcome, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients after a round, at the protocol's stages."""
         log, new = list[Record](), outcome.clients
         whom = outcome.ids if protocol.clients == "participants" else range(self.job.data.trained)
@@ -312,7 +316,7 @@ class _Run:
             log += self.measured(outcome.server, number, whom, clients, stage, stage == protocol.stage)
         return log
 
-    def joined(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
+    def records_of_newcomers(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients that did not train, after the last round."""
         newcomers = range(self.job.data.trained, self.job.data.clients)
         fresh = (first_state(self.method, self.job.seed, i) for i in newcomers)
@@ -325,44 +329,44 @@ class _Run:
         self.state = State(outcome.server, self.state.clients, number)
 
     def measured(
-        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, observed: bool
+        self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, is_observed: bool
     ) -> list[Record]:
         """The records of some clients' models on their test samples at a stage, given the clients' states.
 
-        What a site observed is recorded if this stage is ``observed``.
+        What a client runner observed is recorded if this stage ``is_observed``.
         """
         records, states = [], iter(clients)
-        for part in (ids[k : k + _TOGETHER] for k in range(0, len(ids), _TOGETHER)):
+        for part in (ids[k : k + _CLIENT_CHUNK] for k in range(0, len(ids), _CLIENT_CHUNK)):
             down, some = self.send(server, part, number), [next(states) for _ in part]
             if stage == "trained":
-                found = self.after_training(server, number, part, down, some)
+                results = self.after_training(server, number, part, down, some)
             else:
-                found = self.map("received" if stage == "received" else "evaluate", number, part, down, some)
-            for i, measured in zip(part, found, strict=True):
-                if measured is None:
+                results = self.map("received" if stage == "received" else "evaluate", number, part, down, some)
+            for i, result in zip(part, results, strict=True):
+                if result is None:
                     continue
-                values = {k: v for k, v in measured._asdict().items() if isinstance(v, float)}
-                values |= dict(measured.measures or {}) | dict((observed and measured.observed) or {})
+                values = {k: v for k, v in result._asdict().items() if isinstance(v, float)}
+                values |= dict(result.measures or {}) | dict((is_observed and result.observations) or {})
                 records += [Record(number, i, stage, k, v) for k, v in values.items()]
-                if measured.predicted is not None and (observed or stage == "new"):
-                    self.keep(stage, i, measured.predicted)
+                if result.p_NC is not None and (is_observed or stage == "new"):
+                    self.keep(stage, i, result.p_NC)
         return records
 
     def after_training(
         self, server: Tree, number: int, ids: Sequence[int], down: Down, clients: Sequence[Tree]
-    ) -> list[Measured | None]:
+    ) -> list[EvaluationResult | None]:
         """Each client after the local training of the next round, as if only its upload reached the server."""
-        trained: list[Trained | None] = self.map("local", number + 1, ids, down, clients)
-        found: list[Measured | None] = []
-        for i, alone in zip(ids, trained, strict=True):
-            if alone is None:
-                found.append(None)
+        results: list[LocalResult | None] = self.map("local", number + 1, ids, down, clients)
+        outcomes: list[EvaluationResult | None] = []
+        for i, result in zip(ids, results, strict=True):
+            if result is None:
+                outcomes.append(None)
                 continue
-            tally = gathered(self.job, self.method, number, [(i, alone)])
+            tally = tally_of_uploads(self.job, self.method, number, [(i, result)])
             up = tally.reduction.reduced(tally.sums, tally.up_m)
             own, _ = self.aggregate(server, up, [i], number)
-            found += self.map("received", number, [i], self.send(own, [i], number), [alone.client])
-        return found
+            outcomes += self.map("received", number, [i], self.send(own, [i], number), [result.client])
+        return outcomes
 
     def send(self, server: Tree, ids: Sequence[int], number: int) -> Down:
         with blame(f"{self.job.name}: server, round {number}, send"):
@@ -371,11 +375,11 @@ class _Run:
     def aggregate(self, server: Tree, up: Reduced, ids: Sequence[int], number: int) -> tuple[Tree, Info]:
         where = f"{self.job.name}: server, round {number}, aggregate"
         with blame(where):
-            returned = self.method.aggregate(server, up, torch.tensor(ids))
-        if not (type(returned) is tuple and len(returned) == 2 and isinstance(returned[1], dict)):
+            answer = self.method.aggregate(server, up, torch.tensor(ids))
+        if not (type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)):
             what = "does not return a pair (server, info)"
             raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
-        server, info = returned
+        server, info = answer
         if info and not needs_each(self.method.reduce):
             what = f"reports {next(iter(info))}, and a server that gets means and sums sees no single participant"
             raise RunError(f"{where}: {what}: return {{}} as its info, and let clients report")

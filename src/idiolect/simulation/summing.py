@@ -24,7 +24,7 @@ LEAST = 3
 _ROOM = 2.0**62  # what the sum over all clients must stay below, in steps; 64-bit numbers end at 2^63
 
 
-def encoded(reduction: Reduction, up: Up, clients: int) -> Up:
+def encode(reduction: Reduction, up: Up, clients: int) -> Up:
     """An upload as whole numbers: weights, and values times their weights, in steps.
 
     Raises:
@@ -48,7 +48,7 @@ def sums_of(up: Up) -> Sums:
     return Sums(tuple(tree.leaves(up.value)), tuple(tree.leaves(up.weight)))
 
 
-def opened(sums: Sums) -> Sums:
+def decode(sums: Sums) -> Sums:
     """What sums of whole numbers amount to."""
     return tree.map(lambda a: a.double() * STEP, sums)
 

@@ -70,7 +70,7 @@ class Quantise:
     def __call__(self, value: Tree, key: Tensor) -> Tree:
         """The value that the server gets."""
         flat, build = tree.flatten(value)
-        return build([self._rounded(a, keys.fold(key, k)) for k, a in enumerate(flat)])
+        return build([self._round(a, keys.fold(key, k)) for k, a in enumerate(flat)])
 
     def nbytes(self, value: Tree) -> int:
         """Bytes on the wire."""
@@ -78,15 +78,15 @@ class Quantise:
             -(-a.numel() * self.bits // 8) + 8 if a.is_floating_point() else tree.nbytes(a) for a in tree.leaves(value)
         )
 
-    def _rounded(self, a: Tensor, key: Tensor) -> Tensor:
+    def _round(self, a: Tensor, key: Tensor) -> Tensor:
         if not a.is_floating_point() or not a.numel():
             return a
         low, high = a.min(), a.max()
         step = (high - low) / (2**self.bits - 1)
         uniform = (keys.bits(key, a.numel()) & 0x7FFFFFFF).to(a.dtype).mul_(2.0**-31).view_as(a)
         at = torch.floor((a - low) / torch.where(step > 0, step, 1) + uniform).clamp_(max=2**self.bits - 1)
-        rounded: Tensor = low + at * step
-        return rounded
+        value: Tensor = low + at * step
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +106,17 @@ class TopK:
         if not numbers:
             return value
         all_ = torch.cat([n.double() for n in numbers])
-        least = torch.topk(all_, self._kept(len(all_)), sorted=True).values[-1]
+        least = torch.topk(all_, self._count(len(all_)), sorted=True).values[-1]
         return tree.map(lambda a: torch.where(a.abs() >= least, a, 0.0) if a.is_floating_point() else a, value)
 
     def nbytes(self, value: Tree) -> int:
         """Bytes on the wire."""
         moving = [a for a in tree.leaves(value) if a.is_floating_point()]
         rest = [a for a in tree.leaves(value) if not a.is_floating_point()]
-        count = self._kept(sum(a.numel() for a in moving))
+        count = self._count(sum(a.numel() for a in moving))
         return count * (4 + max((a.element_size() for a in moving), default=0)) + tree.nbytes(rest)
 
-    def _kept(self, count: int) -> int:
+    def _count(self, count: int) -> int:
         return max(1, math.ceil(self.share * count)) if count else 0
 
 
@@ -141,7 +141,7 @@ def complete_step(spec: Spec) -> Spec:
     return Spec(name=spec.name, options=asdict(step_of(spec)))
 
 
-def sent(steps: Sequence[Step], up: Up, key: Tensor) -> Up:
+def apply_steps(steps: Sequence[Step], up: Up, key: Tensor) -> Up:
     """An upload after all steps, each with its own key. Several steps together are a step again."""
     value: Any = up.value
     for k, step in enumerate(steps):

@@ -25,8 +25,8 @@ from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import TaskName
 from idiolect.simulation import Job
-from idiolect.simulation.attacks import on_uploads, poisoned
-from idiolect.simulation.measures import check, named
+from idiolect.simulation.attacks import flip_labels, on_uploads
+from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
@@ -108,7 +108,7 @@ class Study(BaseModel):
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
     data_seed: Seed = field("data_seed")
     protocol: Protocol = field("protocol")
-    measures: Annotated[tuple[str, ...], pydantic.BeforeValidator(named)] = field("measures")
+    measures: Annotated[tuple[str, ...], pydantic.BeforeValidator(specs_of)] = field("measures")
     evaluate_every: PositiveInt | None = field("evaluate_every")
     save_predictions: bool = field("save_predictions")
     checkpoint_every: PositiveInt = field("checkpoint_every")
@@ -152,8 +152,8 @@ class Study(BaseModel):
                 column = data.describe(self.dataset)["client_column"]
             elif self.data is not None and column is None:
                 return self  # this depends on the data, which are read later
-            named = {"column": column} if column and self.data is None else {}
-            resolve(partition=complete_partition(Spec(name="natural", options=named) if column else _USUAL))
+            options = {"column": column} if column and self.data is None else {}
+            resolve(partition=complete_partition(Spec(name="natural", options=options) if column else _USUAL))
         if self.protocol.clients == "new" and not self.new_clients:
             raise ValueError("protocol clients=new needs new clients: add new_clients, as 20%, or leave it out")
         readable = isinstance(self.partition, Spec) and (may_import() or not is_path(self.partition))
@@ -319,7 +319,7 @@ class Study(BaseModel):
         )  # fmt: skip
         if no_clients:
             warn_of_no_clients(federation, source, partition)
-        return poisoned(federation, self.attacks)
+        return flip_labels(federation, self.attacks)
 
     def _source(self) -> Source:
         if isinstance(self.data, Source):

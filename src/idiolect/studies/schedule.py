@@ -15,7 +15,7 @@ from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.folder import CHECKPOINT_FILE, client_states
 from idiolect.runs.store import CellStore, Store
-from idiolect.simulation import Engine, Job, Part, Record, State, begin, fit_together
+from idiolect.simulation import Engine, Job, Record, State, TrainingJob, begin, fit_jobs
 from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.progress import Watcher
@@ -147,7 +147,7 @@ class Schedule:
                     track = self._tracking.of(study, job.name, job.seed, writer.cell.folder, state.round)
                     writer.trackers = open_.enter_context(ExitStack())
                     writer.track = writer.trackers.enter_context(track)
-                fit_together(
+                fit_jobs(
                     [writer.part for writer in writers], self._engine, rounds=study.rounds,
                     participation=study.participation, evaluate_every=study.evaluation, protocol=study.protocol,
                     stop=stop,
@@ -172,10 +172,14 @@ class _CellWriter:
         self._predictions: list[predictions.ClientPredictions] = []
 
     @property
-    def part(self) -> Part:
+    def part(self) -> TrainingJob:
         """The job as the round loop takes it."""
-        return Part(
-            self.job, self.latest, self.on_round, self.on_diverged, self.keep if self._study.save_predictions else None
+        return TrainingJob(
+            self.job,
+            self.latest,
+            self.on_round,
+            self.on_divergence,
+            self.keep if self._study.save_predictions else None,
         )
 
     def keep(self, stage: str, client: int, p_NC: torch.Tensor) -> None:
@@ -199,7 +203,7 @@ class _CellWriter:
         self._watcher.recorded(job.name, job.seed, state.round, records)
         self._watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
 
-    def on_diverged(self, error: Diverged) -> None:
+    def on_divergence(self, error: Diverged) -> None:
         """End the job; its last whole round stays."""
         with suppress(RunError):
             self.save()

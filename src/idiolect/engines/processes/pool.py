@@ -26,7 +26,7 @@ from idiolect.engines.processes.fork_server import Forked, ForkServer
 from idiolect.engines.processes.turns import Line
 from idiolect.engines.threads import OneThread
 from idiolect.simulation.adding import Places
-from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
+from idiolect.simulation.client_runner import PAUSE, EvaluationResult, Job, LocalResult, Phase, Stop, groups
 
 _AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
 _LINUX = platform.system() == "Linux"
@@ -123,7 +123,7 @@ class Pooled:
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> list[Trained] | list[Measured]:  # fmt: skip
+    ) -> list[LocalResult] | list[EvaluationResult]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         The largest clients are first, and each worker gets the next when it has answered, so that all end together.

@@ -21,7 +21,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
 from idiolect.simulation.adding import Adder, Places
-from idiolect.simulation.client_runner import Phase, Site
+from idiolect.simulation.client_runner import ClientRunner, Phase
 
 
 class Worker:
@@ -33,7 +33,7 @@ class Worker:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.data: FederatedData | None = None
-        self.jobs: dict[int, bytes | Site] = {}
+        self.jobs: dict[int, bytes | ClientRunner] = {}
         self.shared: dict[int, bytes | Tree] = {}
         self.adders: dict[int, tuple[int, Adder]] = {}
 
@@ -78,7 +78,7 @@ class Worker:
         start = time.perf_counter()
         site, shared = self.jobs[number], self.shared[number]
         if isinstance(site, bytes):
-            site = self.jobs[number] = Site(serialization.load(site)._replace(data=self.data))
+            site = self.jobs[number] = ClientRunner(serialization.load(site)._replace(data=self.data))
         if isinstance(shared, bytes):
             shared = self.shared[number] = serialization.load(shared)
         results: Any = site.run(phase, round, ids, Down(shared, own), clients)

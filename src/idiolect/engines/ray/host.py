@@ -22,7 +22,7 @@ from idiolect.engines.processes import Processes
 from idiolect.engines.ray.cluster import versions
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.sequential import Sequential
-from idiolect.simulation.client_runner import Phase, Trained
+from idiolect.simulation.client_runner import LocalResult, Phase
 from idiolect.simulation.interfaces import Engine, Session
 
 _SMALL = 4096  # bytes up to which a state is sent each time
@@ -111,7 +111,8 @@ class Host:
         with self._turn:
             found = held.session.map(phase, round, ids, down, states, lambda: number in self._closed, places)
         versions = [
-            self._keep(number, id, f.client) if isinstance(f, Trained) else 0 for id, f in zip(ids, found, strict=True)
+            self._keep(number, id, f.client) if isinstance(f, LocalResult) else 0
+            for id, f in zip(ids, found, strict=True)
         ]
         return _Answer(list(found), versions, [], held.session.seconds)
 

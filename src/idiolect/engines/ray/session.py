@@ -17,7 +17,7 @@ from idiolect.engines.ray.cluster import import_ray
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.ray.nodes import Node, Sent, Todo
 from idiolect.simulation.adding import BRANCH, Places
-from idiolect.simulation.client_runner import PAUSE, Job, Measured, Phase, Stop, Trained, groups
+from idiolect.simulation.client_runner import PAUSE, EvaluationResult, Job, LocalResult, Phase, Stop, groups
 
 if TYPE_CHECKING:
     from idiolect.engines.ray.engine import Ray
@@ -49,7 +49,7 @@ class Spread:
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> list[Trained] | list[Measured]:  # fmt: skip
+    ) -> list[LocalResult] | list[EvaluationResult]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         A client goes to the node that keeps its state, or to the node with the least work. A node without work left

@@ -25,7 +25,7 @@ from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
 from idiolect.engines.vectorised.groups import plan
 from idiolect.engines.vectorised.refusals import Refused, explained
 from idiolect.simulation.adding import Adder, Places
-from idiolect.simulation.client_runner import Job, Measured, Phase, Site, Stop, Trained, check
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Job, LocalResult, Phase, Stop, check
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
@@ -156,7 +156,7 @@ class Chunks:
 
     def __init__(self, job: Job, engine: Vectorised, x_R: Tensor, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
-        self._site, self._x_R, self._y_R = Site(job), x_R, y_R
+        self._site, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
         self._fits: dict[Phase, Fit] = {}
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
@@ -167,7 +167,7 @@ class Chunks:
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> list[Trained] | list[Measured]:  # fmt: skip
+    ) -> list[LocalResult] | list[EvaluationResult]:  # fmt: skip
         """One phase for some clients, in the order of ``ids``; row k of ``down.own`` and ``clients`` is ``ids[k]``'s.
 
         Raises:
@@ -273,7 +273,9 @@ class Chunks:
             self._fits[phase] = Fit(max(1, int(_FILL * free * len(ids) / max(1, peak))), self._longest(ids))
         return found
 
-    def _local(self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]) -> list[Trained]:
+    def _local(
+        self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
+    ) -> list[LocalResult]:
         graphs, at, length = self._engine.graphs, list(range(len(ids))), self._longest(ids)
         if graphs:
             length = self._lengths[bisect.bisect_left(self._lengths, length)]
@@ -284,22 +286,22 @@ class Chunks:
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
         with self._engine.arithmetic("local"), explained("local"):
             back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
-        found = [Trained(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
+        found = [LocalResult(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
         job = self._site.job
         if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
             return found
-        return [self._site.leaving(round, i, trained) for i, trained in zip(ids, found, strict=True)]
+        return [self._site.outgoing(round, i, trained) for i, trained in zip(ids, found, strict=True)]
 
     def _stand_by(
         self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
-    ) -> list[Trained]:
+    ) -> list[LocalResult]:
         down, client = Down(shared, self._put(own)), self._put(tree.stack(clients))
         data, key = self._data(round, self._site.job.data.train, ids), self._keys("stand_by", round, ids)
         assert self._site.method.stand_by is not None
         with self._engine.arithmetic("local"), explained("stand_by"):
             stand_by = mapped(self._site.method.stand_by, (_OWN, 0, _ROW, 0))
             states = tree.map(to_host, stand_by(down, client, data, key))
-        results = [Trained(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
+        results = [LocalResult(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
         for i, one in zip(ids, results, strict=True):
             check(self._site.where(round, i, "stand_by"), one.client)
         return results
@@ -315,7 +317,7 @@ class Chunks:
 
     def _evaluate(
         self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
-    ) -> list[Measured]:
+    ) -> list[EvaluationResult]:
         method, data = self._site.of(phase), self._site.job.data
         rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
@@ -344,7 +346,9 @@ class Chunks:
         down, personalised = tree.map(to_host, Down(shared, own)), tree.map(to_host, personalised)
         for k, i in enumerate(ids):  # observed one after another on the host, which takes little time
             mine = Down(down.shared, tree.rows(down.own, k))
-            found[k] = found[k]._replace(observed=self._site.observe(phase, round, i, mine, tree.rows(personalised, k)))
+            found[k] = found[k]._replace(
+                observations=self._site.observe(phase, round, i, mine, tree.rows(personalised, k))
+            )
         return found
 
     # --- what goes up

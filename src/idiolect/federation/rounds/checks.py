@@ -15,7 +15,7 @@ from idiolect.core.method import Method, Up
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Sums
 from idiolect.federation.messages import Message, Refused, built
-from idiolect.simulation.client_runner import Measured, Trained
+from idiolect.simulation.client_runner import EvaluationResult, LocalResult
 from idiolect.training import trial
 
 _MOST = 1000  # values that a client may report
@@ -34,7 +34,7 @@ def expected(method: Method, data: FederatedData, name: str) -> Up:
         return trial.trial(method, samples).ups[0]
 
 
-def trained(message: Message, like: Up, round: int, samples: int) -> Trained:
+def trained(message: Message, like: Up, round: int, samples: int) -> LocalResult:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
     Args:
@@ -56,7 +56,7 @@ def trained(message: Message, like: Up, round: int, samples: int) -> Trained:
     if most > max(samples, 1) * 1.001:
         raise Refused(f"its weight is {most:.6g}, and it has {samples} training samples")
     info = {name: torch.tensor(value) for name, value in reported(message).items()}
-    return Trained(torch.tensor(round), up, info)
+    return LocalResult(torch.tensor(round), up, info)
 
 
 def summed(message: Message, classes: int, features: int) -> Sums:
@@ -83,7 +83,7 @@ def reported(message: Message) -> dict[str, float]:
     return _numbers(message.about.get("info"), "info")
 
 
-def measured(message: Message) -> Measured | None:
+def measured(message: Message) -> EvaluationResult | None:
     """What a site measured; None where its policy keeps this to itself.
 
     Raises:
@@ -97,11 +97,11 @@ def measured(message: Message) -> Measured | None:
     values = dict(about)
     more = _numbers(values.pop("measures", {}), "measures", gaps=True)
     found = _numbers(values, "measured", gaps=True)
-    if not {"accuracy", "loss", "calibration_error", "brier"} <= found.keys() <= set(Measured._fields):
+    if not {"accuracy", "loss", "calibration_error", "brier"} <= found.keys() <= set(EvaluationResult._fields):
         raise Refused("it holds other measurements")
     if not 0 <= found["accuracy"] <= 1:
         raise Refused(f"an accuracy of {found['accuracy']:g} is not possible")
-    return Measured(**found, measures=more or None)  # type: ignore[arg-type]
+    return EvaluationResult(**found, measures=more or None)  # type: ignore[arg-type]
 
 
 def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
@@ -142,7 +142,7 @@ def too_large(sizes: Mapping[int, float], most: float) -> dict[int, float]:
     return {i: size / median for i, size in sizes.items() if size > most * median > 0}
 
 
-def sent(found: Measured) -> dict[str, Any]:
+def sent(found: EvaluationResult) -> dict[str, Any]:
     """Numbers only: what a model predicts for a sample stays here."""
 
     def number(value: Any) -> float | None:

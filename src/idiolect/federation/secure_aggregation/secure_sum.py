@@ -18,7 +18,7 @@ from idiolect.federation.rounds.conversation import Conversation, Patience, Ques
 from idiolect.federation.secure_aggregation.masked_rounds import signed_of
 from idiolect.federation.secure_aggregation.masking import Keys, flat, threshold, unflat, unmasked, verified
 from idiolect.simulation import summing
-from idiolect.simulation.client_runner import Trained
+from idiolect.simulation.client_runner import LocalResult
 from idiolect.simulation.summing import LEAST
 
 
@@ -40,7 +40,7 @@ class SecureSum:
     def __call__(
         self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool], heard: Callable[[Message], None],
         drawn: int,
-    ) -> dict[int, Trained]:  # fmt: skip
+    ) -> dict[int, LocalResult]:  # fmt: skip
         """The sites of the sum of a round; with the first of them comes the sum, as that of all participants.
 
         Empty if too few sites stayed: nothing is learned then, and the round changes nothing.
@@ -117,7 +117,9 @@ class SecureSum:
             return {}
         done, root = torch.tensor(about["round"]), Additions.root(drawn, summing.sums_of(up), summing.like(like))
         return {
-            i: Trained(done, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,))
+            i: LocalResult(
+                done, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,)
+            )
             for k, (i, (_, info)) in enumerate(found.items())
         }
 

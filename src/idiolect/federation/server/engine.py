@@ -18,7 +18,7 @@ from idiolect.federation.messages import Message, named
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
 from idiolect.simulation.adding import Places
-from idiolect.simulation.client_runner import Job, Measured, Phase, Stop, Trained
+from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop
 
 
 class Remote:
@@ -90,7 +90,7 @@ class Session:
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
         places: Places | None = None,
-    ) -> list[Trained | None] | list[Measured | None]:  # fmt: skip
+    ) -> list[LocalResult | None] | list[EvaluationResult | None]:  # fmt: skip
         """One phase at some sites; None for a site that did not answer, or whose answer does not count.
 
         Raises:
@@ -111,7 +111,7 @@ class Session:
         def heard(message: Message) -> None:
             self.seconds += max(0.0, checks.finite(message.about.get("seconds")) or 0.0)
 
-        def take(i: int, message: Message) -> Trained | Measured | None:
+        def take(i: int, message: Message) -> LocalResult | EvaluationResult | None:
             heard(message)
             if phase == "local":
                 return checks.trained(message, self._like, round, engine.samples(i))

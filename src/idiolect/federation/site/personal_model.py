@@ -34,7 +34,7 @@ from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.messages import named, pack
 from idiolect.federation.site.personal_state import Vault
-from idiolect.simulation.client_runner import Measured
+from idiolect.simulation.client_runner import EvaluationResult
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use, title_of
 
@@ -179,7 +179,7 @@ def model_round(study: Study, kind: str, round: int) -> int | None:
 
 def keep(
     path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
-    measures: Measured, samples: SiteSamples, mark: str,
+    measures: EvaluationResult, samples: SiteSamples, mark: str,
 ) -> None:  # fmt: skip
     """Write a personal model that was just measured, and if it can be watched what that needs.
 
@@ -198,16 +198,16 @@ def keep(
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    assert measures.predicted is not None
+    assert measures.p_NC is not None
     y_N = samples.y_N[samples.test_N]
     arrays = named("down", model.down) | named("client", model.client) | named("before", before)
-    arrays |= {"test/p_NC": measures.predicted, "test/y_N": y_N}
-    site = SiteModel(path.parent, _about(cell, round, measures.predicted, y_N), "", cell, arrays)
+    arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
+    site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
     if round == cell.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
         test_samples = Samples(samples.x_N[samples.test_N], y_N)
         try:
             with OneThread():
-                content = reference.of_site(site, test_samples, measures.predicted.argmax(1), site.key("watch"))
+                content = reference.of_site(site, test_samples, measures.p_NC.argmax(1), site.key("watch"))
             arrays[f"files/{reference.FILE}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         except RuntimeError as error:  # features without a covariance; the model is whole without it
             log.warning("%s, seed %d: this model cannot be watched (%s)", cell.use.label, cell.seed, error)

@@ -37,7 +37,7 @@ from idiolect.federation.trust.kits import Identity
 from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import PRIVATE, private_folder, secret_of, write_json
 from idiolect.runs import predictions
-from idiolect.simulation.client_runner import Measured, Site, Trained
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, LocalResult
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
@@ -63,7 +63,7 @@ class _Participation:
     samples: SiteSamples
     agreement: Agreement
     fingerprint: str = ""
-    runs: dict[tuple[str, int], tuple[Site, Down]] = field(default_factory=dict)
+    runs: dict[tuple[str, int], tuple[ClientRunner, Down]] = field(default_factory=dict)
 
 
 class Worker:
@@ -262,14 +262,14 @@ class Worker:
         if question and self._policy.most_trainings is not None and not state.answers(round, question):
             self._count(entry, self._policy.most_trainings)
         after = model_round(entry.study, kind, round)
-        outcome: Trained | Measured | None = None
+        outcome: LocalResult | EvaluationResult | None = None
         with OneThread():
             if after is not None:
                 outcome = self._keep(entry, runner, folder, belongs, after, down, before)
             if kind != "evaluate" or outcome is None:
                 runner.job = runner.job._replace(keeps=round)
                 [outcome] = runner.run(kind, round, [self._number], down, [before])
-        if isinstance(outcome, Trained):
+        if isinstance(outcome, LocalResult):
             return self._upload(entry, state, message, outcome, question)
         stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
         if round == entry.study.rounds and stage == entry.study.protocol.stage:
@@ -277,14 +277,14 @@ class Worker:
         return ({"measured": checks.sent(outcome)} if self._policy.evaluate else {"withheld": True}), {}
 
     def _keep(
-        self, entry: _Participation, runner: Site, folder: Path, belongs: dict[str, Any], round: int, down: Down,
-        before: Tree,
-    ) -> Measured:  # fmt: skip
+        self, entry: _Participation, runner: ClientRunner, folder: Path, belongs: dict[str, Any], round: int,
+        down: Down, before: Tree,
+    ) -> EvaluationResult:  # fmt: skip
         """Make the personal model after a round, measure it, and keep it: it stays here."""
         label, seed = belongs["method"], belongs["seed"]
         runner.job = runner.job._replace(keeps=round)
         own = Down(down.shared, tree.rows(down.own, 0))
-        client, measures = runner.evaluated(round, self._number, own, before)
+        client, measures = runner.evaluate(round, self._number, own, before)
         cell = SiteCell(entry.study, entry.agreement, self._number, _use(entry, label), seed)
         model = Personal(own, client)
         entry.fingerprint = entry.fingerprint or fingerprint(entry.samples)
@@ -301,16 +301,18 @@ class Worker:
             self._say(f"{label}, seed {seed}: {what}", round=round, kept=True)
         return measures
 
-    def _save(self, entry: _Participation, folder: Path, label: str, seed: int, stage: str, measures: Measured) -> None:
+    def _save(
+        self, entry: _Participation, folder: Path, label: str, seed: int, stage: str, measures: EvaluationResult
+    ) -> None:
         """Write what was predicted for the site's own test samples, if the study says so; it stays here."""
         if entry.study.save_predictions and not self._vault.encrypts:
-            assert measures.predicted is not None
+            assert measures.p_NC is not None
             y_N = entry.samples.y_N[entry.samples.test_N].numpy()
-            one = predictions.ClientPredictions(stage, self._number, y_N, measures.predicted.numpy())
+            one = predictions.ClientPredictions(stage, self._number, y_N, measures.p_NC.numpy())
             predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _upload(
-        self, entry: _Participation, state: PersonalState, message: Message, outcome: Trained, question: bytes
+        self, entry: _Participation, state: PersonalState, message: Message, outcome: LocalResult, question: bytes
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about, arrays = message.about, named("value", outcome.up.value) | named("weight", outcome.up.weight)
         if entry.study.secure_aggregation and arrays:
@@ -336,7 +338,7 @@ class Worker:
             raise Refused(f"this site has trained for this study {trainings} times, as often as is allowed here")
         write_json(path, {"trainings": trainings + 1}, self._folder)
 
-    def _runner(self, entry: _Participation, label: str, seed: int) -> tuple[Site, Down]:
+    def _runner(self, entry: _Participation, label: str, seed: int) -> tuple[ClientRunner, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""
         if type(label) is not str or type(seed) is not int:  # True equals 1, and would have a folder of its own
             raise Refused("its method or seed is none")
@@ -344,7 +346,7 @@ class Worker:
             if seed not in entry.study.seeds:
                 raise Refused(f"method {label!r} with seed {seed} is not in the study")
             use, data = _use(entry, label), alone(entry.samples, entry.agreement, self._number, entry.study.name)
-            runner = Site(entry.study.job(use, seed, data))
+            runner = ClientRunner(entry.study.job(use, seed, data))
             like = runner.method.send(runner.method.init_server(keys.start(0)), torch.tensor([self._number]))
             entry.runs[label, seed] = runner, like
         return entry.runs[label, seed]
