@@ -12,7 +12,7 @@ from torch import nn
 from idiolect import models
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
-from idiolect.core.network import Model, Moments, Network
+from idiolect.core.network import BatchMoments, Model, Network
 
 
 def make() -> tuple[nn.Module, nn.Module]:
@@ -149,7 +149,7 @@ def test_passes_by_given_statistics_are_torchs_in_evaluation() -> None:
     module[1].momentum = 1.0  # running statistics are the last batch's; torch's variance is the unbiased one
     module(x)
     mean, var = module[1].running_mean, module[1].running_var
-    given = {"body.1": Moments(torch.stack([mean, mean + 1]), torch.stack([var + mean**2, var + (mean + 1) ** 2]))}
+    given = {"body.1": BatchMoments(torch.stack([mean, mean + 1]), torch.stack([var + mean**2, var + (mean + 1) ** 2]))}
     with network.normalising(given):
         trained = network.features(model.body, x)  # with gradients: by the batch
         with torch.no_grad():

@@ -14,7 +14,7 @@ from idiolect.core import keys, tree
 from idiolect.core.method import SGD, Data, Task, Training
 from idiolect.core.network import Model, Network
 from idiolect.training import (
-    Part,
+    ModelPart,
     Preprocessing,
     features,
     log_softmax_of,
@@ -113,7 +113,7 @@ HOW: list[tuple[dict[str, Any], list[list[int]]]] = [
 @pytest.mark.parametrize("pulled", [False, True])
 @pytest.mark.parametrize("part", ["model", "body", "head"])
 @pytest.mark.parametrize(("how", "plan"), HOW, ids=lambda v: str(v) if isinstance(v, dict) else "")
-def test_training_is_that_of_torch(how: dict[str, Any], plan: list[list[int]], part: Part, pulled: bool) -> None:
+def test_training_is_that_of_torch(how: dict[str, Any], plan: list[list[int]], part: ModelPart, pulled: bool) -> None:
     task, start, anchor, data = problem()
     pull = (0.7, anchor) if pulled else None
     got, loss = train_model(task, start, data, keys.key(0), part=part, pull=pull, **how)
@@ -146,7 +146,7 @@ def test_no_epochs_are_no_training() -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("part", ["model", "body", "head"])
-def test_mapped_training_of_parts(part: Part) -> None:
+def test_mapped_training_of_parts(part: ModelPart) -> None:
     """Ragged clients at once, a number of steps each, pulled."""
     task, start, anchor, data = problem()
     task = replace(task, training=replace(task.training, shuffle=True))

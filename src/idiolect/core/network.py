@@ -34,7 +34,7 @@ class Model(NamedTuple):
     head: Weights
 
 
-class Moments(NamedTuple):
+class BatchMoments(NamedTuple):
     """The moments of a batch normalisation's input, per channel; row m is its m-th call in one prediction."""
 
     mean_MC: Tensor
@@ -42,7 +42,7 @@ class Moments(NamedTuple):
     """The mean of the squares."""
 
 
-Statistics = dict[str, Moments]  # by the layer's name
+Statistics = dict[str, BatchMoments]  # by the layer's name
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,12 @@ def _single(x: Tensor) -> bool:
     return x.numel() == x.shape[1]
 
 
-def _moments(x: Tensor) -> Moments:
+def _moments(x: Tensor) -> BatchMoments:
     """The moments of one call, in float64. A single value per channel has no spread and counts as variance 1."""
     var_C, mean_C = torch.var_mean(_wide(x.detach()), [0, *range(2, x.ndim)], correction=0)
     if _single(x):
         var_C = torch.ones_like(var_C)
-    return Moments(mean_C.double()[None], (var_C.double() + mean_C.double().square())[None])
+    return BatchMoments(mean_C.double()[None], (var_C.double() + mean_C.double().square())[None])
 
 
 def _wide(x: Tensor) -> Tensor:

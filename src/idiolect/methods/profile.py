@@ -134,7 +134,7 @@ class Round(NamedTuple):
     def part(self, name: str) -> Tree:
         """What travels and stays, of the first client: shared, own, value, weight, client or server."""
         one, up = self.trial, self.trial.ups[0]
-        parts = {"shared": one.down.shared, "own": one.received(0).own, "value": up.value, "weight": up.weight}
+        parts = {"shared": one.down.shared, "own": one.message_to(0).own, "value": up.value, "weight": up.weight}
         return (parts | {"client": one.clients[0], "server": one.server})[name]
 
 

@@ -22,7 +22,7 @@ from idiolect.simulation import attacks, measures, summing, uploads
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
-from idiolect.training.sgd import laid_out
+from idiolect.training.sgd import layout_copy
 
 Phase = Literal["local", "stand_by", "evaluate", "received"]
 """``local`` is a participant's work in a round, ``stand_by`` that of the other clients, where a method has some;
@@ -273,7 +273,7 @@ class ClientRunner:
             )  # the memory layout of mapped images cannot be changed later
         predict = torch.func.vmap(method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
-            down = Down(tree.map(laid_out, downs[0].shared), tree.stack([d.own for d in downs]))
+            down = Down(tree.map(layout_copy, downs[0].shared), tree.stack([d.own for d in downs]))
             with torch.no_grad():
                 logp_KNC = predict(down, tree.stack(clients), x_M.view(len(ids), longest, *x_M.shape[1:]))
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then

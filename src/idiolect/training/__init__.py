@@ -9,7 +9,7 @@ from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.sharing import shared
 from idiolect.training.supervised import (
-    Part,
+    ModelPart,
     batch_features,
     features,
     log_softmax_of,
@@ -20,7 +20,7 @@ from idiolect.training.supervised import (
 
 __all__ = [
     "Batch",
-    "Part",
+    "ModelPart",
     "Personal",
     "Preprocessing",
     "add",

@@ -27,7 +27,7 @@ from idiolect.core.method import (
     Up,
     reduce,
 )
-from idiolect.core.network import Moments, Network, Statistics
+from idiolect.core.network import BatchMoments, Network, Statistics
 from idiolect.core.reduce import within
 from idiolect.core.tree import Tree
 from idiolect.training import trial
@@ -36,7 +36,7 @@ from idiolect.training.sharing import shared
 _CHUNK = 256  # samples per pass, at most
 
 
-class Measured(NamedTuple):
+class WithStatistics(NamedTuple):
     """A method's tree together with the statistics."""
 
     method: Tree
@@ -85,12 +85,12 @@ def measure(method: Method, network: Network, down: Down, client: Tree, data: Da
     """The statistics of ``predict`` over a client's samples, in float64."""
     row_N = data.row_N[data.real_N > 0]
     chunks = torch.tensor_split(row_N, -(-len(row_N) // _CHUNK))  # of similar sizes, so that none is a single sample
-    seen = []
+    parts = []
     for row_B in chunks:
         with torch.no_grad(), network.recording() as statistics:
             method.predict(down, client, tree.rows(data.x_R, row_B))
-        seen.append(statistics)
-    mean: Statistics = tree.mean(tree.stack(seen), torch.tensor([len(c) for c in chunks], dtype=torch.float64))
+        parts.append(statistics)
+    mean: Statistics = tree.mean(tree.stack(parts), torch.tensor([len(c) for c in chunks], dtype=torch.float64))
     return mean
 
 
@@ -100,7 +100,7 @@ def _predicting(network: Network, statistics: Statistics) -> Iterator[None]:
         yield
 
 
-def _alone(data: Data) -> None:
+def _refuse_mapped(data: Data) -> None:
     if tree.mapped(data.row_N):  # clients that are padded to one length would train on their padding
         raise InputError(
             "batch normalisation takes one client at a time: choose another engine than vectorised, or the model's "
@@ -111,12 +111,12 @@ def _alone(data: Data) -> None:
 def _local(method: Method, network: Network) -> Method:
     rounds = _one_at_a_time(*(getattr(method, name) for name in Rounds._fields))
 
-    def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Measured:
-        _alone(data)
-        personalised = method.personalise(down, client, data, key)
-        return Measured(personalised, measure(method, network, down, personalised, data))
+    def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> WithStatistics:
+        _refuse_mapped(data)
+        state = method.personalise(down, client, data, key)
+        return WithStatistics(state, measure(method, network, down, state, data))
 
-    def predict(down: Down, client: Measured, x_B: Tensor) -> Tensor:
+    def predict(down: Down, client: WithStatistics, x_B: Tensor) -> Tensor:
         with _predicting(network, client.statistics):
             return method.predict(down, client.method, x_B)
 
@@ -129,7 +129,7 @@ def _one_at_a_time(
     aggregate: Aggregate[Tree],
 ) -> Rounds[Tree, Tree]:  # fmt: skip
     def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
-        _alone(data)
+        _refuse_mapped(data)
         return train(down, client, data, key)
 
     return Rounds(init_server, init_client, send, local, parts, aggregate)
@@ -138,15 +138,15 @@ def _one_at_a_time(
 def _aggregate(method: Method, task: Task) -> Method:
     network = task.network
 
-    def init_server(key: Tensor) -> Measured:
+    def init_server(key: Tensor) -> WithStatistics:
         server = method.init_server(key)
-        return Measured(server, _sent(_unmeasured(method, task, server)))
+        return WithStatistics(server, _in_default_type(_first_statistics(method, task, server)))
 
-    def send(server: Measured, ids: Tensor) -> Down:
+    def send(server: WithStatistics, ids: Tensor) -> Down:
         down = method.send(server.method, ids)
-        return Down(Measured(down.shared, server.statistics), down.own)
+        return Down(WithStatistics(down.shared, server.statistics), down.own)
 
-    def received(down: Down) -> Down:
+    def own_message(down: Down) -> Down:
         return Down(down.shared.method, down.own)
 
     def evaluating(statistics: Statistics) -> AbstractContextManager[None]:
@@ -154,48 +154,48 @@ def _aggregate(method: Method, task: Task) -> Method:
         return network.normalising(statistics) if once else nullcontext()
 
     def local(down: Down, client: Tree, data: Data, key: Tensor) -> tuple[Tree, Up, Info]:
-        _alone(data)
+        _refuse_mapped(data)
         with evaluating(down.shared.statistics):
-            client, up, info = method.local(received(down), client, data, key)
-            personalised = method.personalise(received(down), client, data, keys.fold(key, "statistics"))
-        statistics = _sent(measure(method, network, received(down), personalised, data))
-        return client, Up(Measured(up.value, statistics), Weight(up.weight, data.real_N.sum())), info
+            client, up, info = method.local(own_message(down), client, data, key)
+            state = method.personalise(own_message(down), client, data, keys.fold(key, "statistics"))
+        statistics = _in_default_type(measure(method, network, own_message(down), state, data))
+        return client, Up(WithStatistics(up.value, statistics), Weight(up.weight, data.real_N.sum())), info
 
-    def aggregate(server: Measured, up: Reduced, ids: Tensor) -> tuple[Measured, Info]:
+    def aggregate(server: WithStatistics, up: Reduced, ids: Tensor) -> tuple[WithStatistics, Info]:
         each = up.weight_m.method if up.weight_m else ()
         own, info = method.aggregate(server.method, Reduced(up.value.method, up.weight.method, each), ids)
-        return Measured(own, up.value.statistics), info
+        return WithStatistics(own, up.value.statistics), info
 
     def stand_by(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
-        _alone(data)
+        _refuse_mapped(data)
         assert method.stand_by is not None
         with evaluating(down.shared.statistics):
-            return method.stand_by(received(down), client, data, key)
+            return method.stand_by(own_message(down), client, data, key)
 
     def personalise(down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
-        _alone(data)
+        _refuse_mapped(data)
         with evaluating(down.shared.statistics):
-            return method.personalise(received(down), client, data, key)
+            return method.personalise(own_message(down), client, data, key)
 
     def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
         with _predicting(network, down.shared.statistics):
-            return method.predict(received(down), client, x_B)
+            return method.predict(own_message(down), client, x_B)
 
-    parts = Measured(within(method.reduce, "method"), reduce.mean("rows"))
+    parts = WithStatistics(within(method.reduce, "method"), reduce.mean("rows"))
     return method._replace(
         init_server=init_server, send=send, local=local, reduce=parts, aggregate=aggregate, personalise=personalise,
         predict=predict, stand_by=stand_by if method.stand_by else None,
     )  # fmt: skip
 
 
-def _unmeasured(method: Method, task: Task, server: Tree) -> Statistics:
+def _first_statistics(method: Method, task: Task, server: Tree) -> Statistics:
     """Mean 0 and variance 1, in the layout that a prediction on synthetic samples shows."""
     [data] = trial.samples(task.network.shape, task.classes, 2)
     down, client = trial.personal(method, server, data)
-    seen = measure(method, task.network, down, client, data)
-    return {name: Moments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in seen.items()}
+    layout = measure(method, task.network, down, client, data)
+    return {name: BatchMoments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in layout.items()}
 
 
-def _sent(statistics: Statistics) -> Statistics:
-    sent: Statistics = tree.map(lambda a: a.to(torch.get_default_dtype()), statistics)
-    return sent
+def _in_default_type(statistics: Statistics) -> Statistics:
+    value: Statistics = tree.map(lambda a: a.to(torch.get_default_dtype()), statistics)
+    return value

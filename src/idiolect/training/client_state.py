@@ -52,7 +52,7 @@ def joins_by_training(local: Local[Personal]) -> Personalise[Personal]:
     """
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
-        kept: Personal = tree.when(client.trained, lambda: client, lambda: local(down, client, data, key)[0])
-        return kept
+        state: Personal = tree.when(client.trained, lambda: client, lambda: local(down, client, data, key)[0])
+        return state
 
     return personalise

@@ -64,48 +64,48 @@ def in_place(
         build: makes a tree like the weights.
     """
 
-    def copied(part: Tree) -> list[Tensor]:
-        return [laid_as(a, w).clone() for a, w in zip(tree.leaves(part), flat, strict=True)]
+    def copies(part: Tree) -> list[Tensor]:
+        return [in_layout_of(a, w).clone() for a, w in zip(tree.leaves(part), flat, strict=True)]
 
     groups = [(d, [_decay(w, rule) == d for w in flat]) for d in {_decay(w, rule) for w in flat}]
-    fixed: dict[str, Any] = {"lr": rule.lr, "maximize": False, "fused": True}
+    options: dict[str, Any] = {"lr": rule.lr, "maximize": False, "fused": True}
     if isinstance(rule, SGD):
-        buffers: list[Any] = copied(state) if rule.momentum else [None] * len(flat)
-        fixed |= {"momentum": rule.momentum, "dampening": 0.0, "nesterov": False}
-        moving = [(d, at, _picked(flat, at), _picked(buffers, at)) for d, at in groups]
+        buffers: list[Any] = copies(state) if rule.momentum else [None] * len(flat)
+        options |= {"momentum": rule.momentum, "dampening": 0.0, "nesterov": False}
+        moving = [(d, at, _select(flat, at), _select(buffers, at)) for d, at in groups]
 
         def sgd_step(grads: Sequence[Tensor]) -> None:
             for decay, at, weights, momentum in moving:
-                torch_sgd(weights, _picked(grads, at), momentum, weight_decay=decay, **fixed)
+                torch_sgd(weights, _select(grads, at), momentum, weight_decay=decay, **options)
 
         return sgd_step, lambda: build(buffers) if rule.momentum else state
 
-    mean, square = copied(state.mean), copied(state.square)
+    mean, square = copies(state.mean), copies(state.square)
     steps = [state.steps.clone() for _ in flat]  # torch counts the steps of each weight
-    fixed |= {"beta1": rule.betas[0], "beta2": rule.betas[1], "eps": rule.eps, "amsgrad": False}
-    parts = [(d, at, [_picked(part, at) for part in (flat, mean, square, steps)]) for d, at in groups]
+    options |= {"beta1": rule.betas[0], "beta2": rule.betas[1], "eps": rule.eps, "amsgrad": False}
+    parts = [(d, at, [_select(part, at) for part in (flat, mean, square, steps)]) for d, at in groups]
 
     def adam_step(grads: Sequence[Tensor]) -> None:
         for decay, at, (weights, m, v, count) in parts:
-            torch_adam(weights, _picked(grads, at), m, v, [], count, weight_decay=decay, **fixed)
+            torch_adam(weights, _select(grads, at), m, v, [], count, weight_decay=decay, **options)
 
     return adam_step, lambda: AdamState(build(mean), build(square), steps[0])
 
 
-def mapped(rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor) -> tuple[P, Tree]:
+def mapped_step(rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor) -> tuple[P, Tree]:
     """For clients that are mapped: the weights and the state after a step; unchanged where ``live`` is false."""
-    decayed = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
+    slope = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
     if isinstance(rule, SGD):
-        new: Tree = tree.map(lambda m, g: torch.add(g, m, alpha=rule.momentum), state, decayed)
-        moved = tree.map(lambda w, m: w.sub(m, alpha=rule.lr), weights, new)
-        return _where(live, moved, weights), _where(live, new, state) if rule.momentum else state
+        new: Tree = tree.map(lambda m, g: torch.add(g, m, alpha=rule.momentum), state, slope)
+        end = tree.map(lambda w, m: w.sub(m, alpha=rule.lr), weights, new)
+        return _where(live, end, weights), _where(live, new, state) if rule.momentum else state
     b1, b2 = rule.betas
-    mean = tree.map(lambda m, g: m.lerp(g, 1 - b1), state.mean, decayed)
-    square = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, decayed)
+    mean = tree.map(lambda m, g: m.lerp(g, 1 - b1), state.mean, slope)
+    square = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, slope)
     new = AdamState(mean, square, state.steps + 1)
-    lr, unbiased = rule.lr / _bias(b1, new.steps), _bias(b2, new.steps)
-    moved = tree.map(lambda w, m, v: w - lr * m / ((v / unbiased).sqrt() + rule.eps), weights, mean, square)
-    return _where(live, moved, weights), _where(live, new, state)
+    lr, correction = rule.lr / _bias(b1, new.steps), _bias(b2, new.steps)
+    end = tree.map(lambda w, m, v: w - lr * m / ((v / correction).sqrt() + rule.eps), weights, mean, square)
+    return _where(live, end, weights), _where(live, new, state)
 
 
 def _bias(beta: float, steps: Tensor) -> Tensor:
@@ -117,14 +117,14 @@ def _where(live: Tensor, new: P, old: P) -> P:
     return tree.map(lambda a, b: torch.where(live, a, b), new, old)
 
 
-def _picked(every: Sequence[Any], at: Sequence[bool]) -> list[Any]:
-    return [one for one, wanted in zip(every, at, strict=True) if wanted]
+def _select(every: Sequence[Any], at: Sequence[bool]) -> list[Any]:
+    return [one for one, is_member in zip(every, at, strict=True) if is_member]
 
 
 def _decay(w: Tensor, rule: Optimiser) -> float:
     return rule.weight_decay if rule.decay_biases or w.ndim > 1 else 0.0
 
 
-def laid_as(a: Tensor, w: Tensor) -> Tensor:
+def in_layout_of(a: Tensor, w: Tensor) -> Tensor:
     """The same values in the memory layout of w."""
     return a if a.stride() == w.stride() else torch.empty_like(w).copy_(a)

@@ -94,7 +94,7 @@ def complete_server_optimiser(spec: Spec) -> Spec:
     return Spec(name=spec.name, options=asdict(server_optimiser_of(spec)))
 
 
-class Optimised(NamedTuple):
+class WithOptimiser(NamedTuple):
     """A method's server and the optimiser's state."""
 
     method: Tree
@@ -119,56 +119,56 @@ def with_server_optimiser(method: Method, name: str, rule: ServerOptimiser, task
     if not any(isinstance(one, Increment) for one in rules(method.reduce)):
         if not tree.leaves(method.init_server(keys.key(0))):
             return method
-        called = next(k for k, make in SERVER_OPTIMISERS.items() if isinstance(rule, make))
+        option = next(k for k, make in SERVER_OPTIMISERS.items() if isinstance(rule, make))
         raise InputError(
-            f"method {name} cannot take server_optimiser={called}, because nothing that it sends is an increment of "
+            f"method {name} cannot take server_optimiser={option}, because nothing that it sends is an increment of "
             "weights that its server adds: leave out server_optimiser, or this method"
         )
-    rounds = _optimised(method.init_server, method.send, method.reduce, method.aggregate, method.local,
+    rounds = _with_optimiser(method.init_server, method.send, method.reduce, method.aggregate, method.local,
                         method.init_client, rule, task)  # fmt: skip
     return method._replace(**rounds._asdict())
 
 
 @shared
-def _optimised(
+def _with_optimiser(
     start: InitServer[Tree], down: Send[Tree], parts: Tree, add: Aggregate[Tree], local: Local[Tree],
     init_client: InitClient[Tree], rule: ServerMomentum | ServerAdam, task: Task,
-) -> Rounds[Optimised, Tree]:  # fmt: skip
-    def init_server(key: Tensor) -> Optimised:
-        alone = Method(start, init_client, down, local, parts, add, unchanged, lambda down, client, x_B: x_B)
+) -> Rounds[WithOptimiser, Tree]:  # fmt: skip
+    def init_server(key: Tensor) -> WithOptimiser:
+        method = Method(start, init_client, down, local, parts, add, unchanged, lambda down, client, x_B: x_B)
         data = samples(task.network.shape, task.classes, 2)
-        [up] = trial(alone, data).ups
+        [up] = trial(method, data).ups
         flat = tree.leaves(up.value)
         zeros = tuple(torch.zeros_like(flat[k]) for k in Reduction(parts, up).increments)
         square = tuple(torch.full_like(a, rule.tau**2) for a in zeros) if isinstance(rule, ServerAdam) else ()
-        return Optimised(start(key), zeros, square)
+        return WithOptimiser(start(key), zeros, square)
 
-    def send(server: Optimised, ids: Tensor) -> Down:
+    def send(server: WithOptimiser, ids: Tensor) -> Down:
         return down(server.method, ids)
 
-    def aggregate(server: Optimised, up: Reduced, ids: Tensor) -> tuple[Optimised, Info]:
+    def aggregate(server: WithOptimiser, up: Reduced, ids: Tensor) -> tuple[WithOptimiser, Info]:
         flat, build = tree.flatten(up.value)
         places = [k for k, one in enumerate(spread(parts, up.value)) if isinstance(one, Increment)]
         delta = [flat[k] for k in places]
         state, step = _momentum(server, delta, rule) if isinstance(rule, ServerMomentum) else _adam(server, delta, rule)
-        for k, moved in zip(places, step, strict=True):
-            flat[k] = moved
+        for k, change in zip(places, step, strict=True):
+            flat[k] = change
         own, info = add(server.method, up._replace(value=build(flat)), ids)
-        return Optimised(own, *state), info
+        return WithOptimiser(own, *state), info
 
     once = tree.map(lambda one: Mean(one.by) if isinstance(one, Increment) else one, parts)  # not to be stepped again
     return Rounds(init_server, init_client, send, local, once, aggregate)
 
 
-Moments = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # m and v
+RunningMeans = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # m and v, for each increment
 
 
-def _momentum(server: Optimised, delta: list[Tensor], rule: ServerMomentum) -> tuple[Moments, list[Tensor]]:
+def _momentum(server: WithOptimiser, delta: list[Tensor], rule: ServerMomentum) -> tuple[RunningMeans, list[Tensor]]:
     mean = tuple(rule.momentum * m + d for m, d in zip(server.mean, delta, strict=True))
     return (mean, ()), [rule.lr * m for m in mean]
 
 
-def _adam(server: Optimised, delta: list[Tensor], rule: ServerAdam) -> tuple[Moments, list[Tensor]]:
+def _adam(server: WithOptimiser, delta: list[Tensor], rule: ServerAdam) -> tuple[RunningMeans, list[Tensor]]:
     mean = tuple(rule.beta1 * m + (1 - rule.beta1) * d for m, d in zip(server.mean, delta, strict=True))
     square = tuple(rule.beta2 * v + (1 - rule.beta2) * d * d for v, d in zip(server.square, delta, strict=True))
     return (mean, square), [rule.lr * m / (v.sqrt() + rule.tau) for m, v in zip(mean, square, strict=True)]

@@ -13,7 +13,7 @@ from idiolect.core import tree
 from idiolect.core.method import Optimiser
 from idiolect.core.tree import Tree
 from idiolect.training.batches import Batch
-from idiolect.training.optimisers import in_place, laid_as, mapped, optimiser_state
+from idiolect.training.optimisers import in_layout_of, in_place, mapped_step, optimiser_state
 
 P = TypeVar("P")
 Loss = Callable[[P, Batch], tuple[Tensor, Tree]]
@@ -36,8 +36,8 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) ->
     Returns:
         The trained weights, and what the loss saw in each step.
     """
-    weights, _, seen = sgd_from(loss, weights, optimiser_state(rule, weights), batches, rule)
-    return weights, seen
+    weights, _, extras = sgd_from(loss, weights, optimiser_state(rule, weights), batches, rule)
+    return weights, extras
 
 
 def sgd_from(
@@ -56,38 +56,38 @@ def sgd_from(
     if not batches or not tree.leaves(weights):
         return weights, state, [tree.detach(loss(weights, b)[1]) for b in batches]
     if any(tree.mapped(b.used_B) for b in batches):
-        return _mapped(loss, weights, state, batches, rule)
+        return _mapped_sgd(loss, weights, state, batches, rule)
     flat, build = tree.flatten(weights)
-    flat = [laid_out(w).requires_grad_() for w in flat]
+    flat = [layout_copy(w).requires_grad_() for w in flat]
     step, state_now = in_place(rule, flat, state, build)
-    seen = []
+    extras = []
     for batch in batches:
         value, extra = loss(build(flat), batch)
         grads = list(torch.autograd.grad(value, flat, materialize_grads=True))
         with torch.no_grad():
             if rule.clip is not None and (scale := _shrink(grads, rule.clip)) != 1:
                 torch._foreach_mul_(grads, scale)
-            step([laid_as(g, w) for g, w in zip(grads, flat, strict=True)])
-        seen.append(tree.detach(extra))
-    return build([w.detach() for w in flat]), state_now(), seen
+            step([in_layout_of(g, w) for g, w in zip(grads, flat, strict=True)])
+        extras.append(tree.detach(extra))
+    return build([w.detach() for w in flat]), state_now(), extras
 
 
-def _mapped(
+def _mapped_sgd(
     loss: Loss[P], weights: P, state: Tree, batches: Sequence[Batch], rule: Optimiser
 ) -> tuple[P, Tree, list[Tree]]:
     gradient = torch.func.grad(loss, has_aux=True)
-    seen = []
+    extras = []
     for batch in batches:
         g, extra = gradient(weights, batch)
         if rule.clip is not None:
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)
-        weights, state = mapped(rule, weights, state, g, batch.used_B.sum() > 0)
-        seen.append(extra)
-    return weights, state, seen
+        weights, state = mapped_step(rule, weights, state, g, batch.used_B.sum() > 0)
+        extras.append(extra)
+    return weights, state, extras
 
 
-def laid_out(w: Tensor) -> Tensor:
+def layout_copy(w: Tensor) -> Tensor:
     """A copy of a weight without a graph, channels-last: a convolution of one input channel takes a third of the time.
 
     For a single client; torch.func.vmap has no memory layouts.

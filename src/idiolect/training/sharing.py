@@ -26,7 +26,7 @@ def shared(function: Callable[P, Rounds[Any, Any]]) -> Callable[P, Rounds[Any, A
     """
 
     @wraps(function)
-    def marked(*args: P.args, **options: P.kwargs) -> Rounds[Any, Any]:
+    def wrapper(*args: P.args, **options: P.kwargs) -> Rounds[Any, Any]:
         rounds = function(*args, **options)
         origin = (
             f"{function.__module__}.{function.__qualname__}",
@@ -36,7 +36,7 @@ def shared(function: Callable[P, Rounds[Any, Any]]) -> Callable[P, Rounds[Any, A
         )
         return Rounds(*(_mark(part, (name, *origin)) for name, part in rounds._asdict().items()))
 
-    return marked
+    return wrapper
 
 
 def same_training(a: Method, b: Method) -> bool:

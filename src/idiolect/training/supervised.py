@@ -14,9 +14,9 @@ from idiolect.core.network import Model, Weights
 from idiolect.core.tree import Tree
 from idiolect.training.augment import crop_flip
 from idiolect.training.batches import Batch, batches, rows
-from idiolect.training.sgd import laid_out, mean, sgd
+from idiolect.training.sgd import layout_copy, mean, sgd
 
-Part = Literal["model", "body", "head"]
+ModelPart = Literal["model", "body", "head"]
 _CHUNK = 50  # samples per forward pass, as in a training step: more do not fit into the processor's cache
 
 
@@ -26,7 +26,7 @@ def train_model(
     data: Data,
     key: Tensor,
     *,
-    part: Part = "model",
+    part: ModelPart = "model",
     epochs: int | None = None,
     steps: int | None = None,
     rule: Optimiser | None = None,
@@ -51,7 +51,7 @@ def train_model(
     plan = batches(data, task.training, key, epochs=epochs, steps=steps)
     if not plan:
         return model, torch.zeros(())
-    frozen = batch_features(task, model.body, data) if part == "head" else None
+    features_of = batch_features(task, model.body, data) if part == "head" else None
 
     def moving(model: Model) -> Tree:
         return model if part == "model" else getattr(model, part)
@@ -60,8 +60,8 @@ def train_model(
         return Model(*weights) if part == "model" else model._replace(**{part: weights})
 
     def loss(weights: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        if frozen:
-            z_Bd, y_B = frozen(batch)
+        if features_of:
+            z_Bd, y_B = features_of(batch)
             logit_BC = task.network.logits(weights, z_Bd)
         else:
             x_B, y_B = rows(task, data, batch)
@@ -70,13 +70,13 @@ def train_model(
         total = value + pull[0] / 2 * tree.square_distance(weights, moving(pull[1])) if pull else value
         return total, (value, batch.used_B.sum())
 
-    weights, seen = sgd(loss, moving(model), plan, rule or task.training.optimiser)
-    return whole(weights), trained_loss(seen)
+    weights, extras = sgd(loss, moving(model), plan, rule or task.training.optimiser)
+    return whole(weights), trained_loss(extras)
 
 
-def trained_loss(seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def trained_loss(extras: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The mean training loss from each step's (mean loss, samples)."""
-    value_S, rows_S = (torch.stack(list(part)) for part in zip(*seen, strict=True))
+    value_S, rows_S = (torch.stack(list(part)) for part in zip(*extras, strict=True))
     return (value_S * rows_S).sum() / rows_S.sum()
 
 
@@ -89,7 +89,7 @@ def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None 
     if augmented is not None and task.training.augment == "crop_flip":
         x_N = crop_flip(x_N, augmented)
     if not tree.mapped((body, x_N)):
-        body = tree.map(laid_out, body)
+        body = tree.map(layout_copy, body)
     places = [slice(k, k + _CHUNK) for k in range(0, len(data.row_N), _CHUNK)]
     with torch.no_grad():
         z_Nd = torch.cat([task.network.features(body, task.inputs(tree.rows(x_N, at))) for at in places])
@@ -111,10 +111,10 @@ def batch_features(
     """
     if task.training.augment == "none":
         z_Nd, y_N = known or features(task, body, data)
-        made_N = then(z_Nd)
-        return lambda batch: (tree.rows(made_N, batch.at_B), y_N[batch.at_B])
+        value_N = then(z_Nd)
+        return lambda batch: (tree.rows(value_N, batch.at_B), y_N[batch.at_B])
     if not tree.mapped((body, data.row_N)):
-        body = tree.map(laid_out, body)
+        body = tree.map(layout_copy, body)
 
     def anew(batch: Batch) -> tuple[Tree, Tensor]:
         x_B, y_B = rows(task, data, batch)

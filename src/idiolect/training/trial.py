@@ -24,7 +24,7 @@ class Trial(NamedTuple):
     ups: list[Up]
     data: list[Data]
 
-    def received(self, client: int) -> Down:
+    def message_to(self, client: int) -> Down:
         """What one client received."""
         return Down(self.down.shared, tree.rows(self.down.own, client))
 
@@ -53,9 +53,9 @@ def trial(method: Method, data: Sequence[Data]) -> Trial:
     server = tree.copy(method.init_server(keys.start(0)))
     down = method.send(server, ids)
     clients, ups = list[Tree](), list[Up]()
-    for k, mine in enumerate(data):
+    for k, client_data in enumerate(data):
         state = tree.copy(method.init_client(keys.start(0), ids[k]))
-        client, up, _ = method.local(Down(down.shared, tree.rows(down.own, k)), state, mine, keys.key(0, k))
+        client, up, _ = method.local(Down(down.shared, tree.rows(down.own, k)), state, client_data, keys.key(0, k))
         clients.append(client)
         ups.append(up)
     return Trial(server, down, clients, ups, list(data))
