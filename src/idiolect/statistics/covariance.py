@@ -72,10 +72,10 @@ def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
     corr_dd = torch.where(own_dd, 1.0, torch.where(std_d[:, None] * std_d > 0, cov_dd / unit_d[:, None] / unit_d, 0.0))
     corr_dd = torch.where(finite, corr_dd, _eye(cov_dd))  # an eigensolver raises on NaN
     value_d, vector_dd = torch.linalg.eigh(corr_dd)
-    raised_dd = (vector_dd * value_d.clamp(min=floor)) @ vector_dd.mT
-    scale_d = std_d / raised_dd.diagonal().sqrt()
-    clipped_dd = torch.where(own_dd, std_d**2, raised_dd * scale_d[:, None] * scale_d)
-    out_dd = torch.where((value_d < floor).any(), clipped_dd, cov_dd)
+    floor_dd = (vector_dd * value_d.clamp(min=floor)) @ vector_dd.mT
+    scale_d = std_d / floor_dd.diagonal().sqrt()
+    repair_dd = torch.where(own_dd, std_d**2, floor_dd * scale_d[:, None] * scale_d)
+    out_dd = torch.where((value_d < floor).any(), repair_dd, cov_dd)
     return torch.where(finite, out_dd, torch.nan)
 
 
@@ -85,9 +85,9 @@ def pack(cov_dd: Tensor) -> Tensor:
     return cov_dd[row, column]
 
 
-def unpack(packed: Tensor, d: int) -> Tensor:
-    """The symmetric matrix (d, d) of a packed upper triangle."""
-    return packed[_places(d, packed.device)[2]]
+def unpack(triangle: Tensor, d: int) -> Tensor:
+    """The symmetric matrix (d, d) of an upper triangle that ``pack`` gave."""
+    return triangle[_places(d, triangle.device)[2]]
 
 
 @lru_cache(maxsize=4)

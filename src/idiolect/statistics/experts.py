@@ -79,5 +79,5 @@ def kl_diagonal(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
     Source: FedCR, Eq. 21 (appendix A.4) for diagonal covariances; in Eq. 7, p is the global distribution and q the
     local one.
     """
-    squared = (std_p.square() + (mean_p - mean_q).square()) / std_q.square()
-    return (0.5 * (squared - 1) + std_q.log() - std_p.log()).sum(-1)
+    square = (std_p.square() + (mean_p - mean_q).square()) / std_q.square()
+    return (0.5 * (square - 1) + std_q.log() - std_p.log()).sum(-1)

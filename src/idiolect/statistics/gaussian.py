@@ -86,9 +86,9 @@ def lda_head(g: Gaussian, logprior_C: Tensor, *, shrink: float = 1e-4) -> Linear
     code, 0 in both papers.
     """
     mean_Cd = g.mean_Cd.double()
-    factor_dd, failed = torch.linalg.cholesky_ex(shrink_covariance(g.cov_dd.double(), shrink))
+    factor_dd, failure = torch.linalg.cholesky_ex(shrink_covariance(g.cov_dd.double(), shrink))
     weight_Cd = torch.cholesky_solve(mean_Cd.T, factor_dd).T
-    weight_Cd = torch.where(failed == 0, weight_Cd, torch.nan)
+    weight_Cd = torch.where(failure == 0, weight_Cd, torch.nan)
     return LinearHead(weight_Cd, logprior_C.double() - 0.5 * (weight_Cd * mean_Cd).sum(1))
 
 

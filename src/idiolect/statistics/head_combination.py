@@ -99,8 +99,8 @@ def combination_weights(h_mCd: Array, variance_m: Array, *, threshold: float = 1
     residual_m = _residuals(h_mD, gram_mm, variance_m, alpha_mm)
     for i in np.flatnonzero(~(residual_m <= _TOLERANCE)):
         alpha_mm[i], residual_m[i] = _single(gram_mm, variance_m, int(i))
-    lost_m = ~(residual_m <= _TOLERANCE)
-    alpha_mm[lost_m] = np.eye(m)[lost_m]
+    failure_m = ~(residual_m <= _TOLERANCE)
+    alpha_mm[failure_m] = np.eye(m)[failure_m]
     keep_mm = alpha_mm >= np.minimum(threshold, alpha_mm.max(1, keepdims=True))
     return np.where(keep_mm, alpha_mm, 0.0), residual_m
 
@@ -151,17 +151,17 @@ def _programs(gram_mm: Array, variance_m: Array) -> Array:
             alpha_mm[todo], support_mm[todo] = np.eye(m)[todo], near_mm[todo]
         on, exact = support_mm[todo], exact_m[todo]
         size = on.sum(1)
-        new, gradient, solved = np.empty(on.shape), np.empty(on.shape), np.ones(len(todo), bool)
+        new, gradient, is_exact = np.empty(on.shape), np.empty(on.shape), np.ones(len(todo), bool)
         large = (size > _DIRECT) & fast
         if (at := np.flatnonzero(~large)).size:
             new[at], gradient[at] = _factorise(Q_mm, gram_mm[todo[at]], on[at])
         if (at := np.flatnonzero(large)).size:
-            new[at], gradient[at], solved[at] = _conjugate_gradients(
+            new[at], gradient[at], is_exact[at] = _conjugate_gradients(
                 Q_mm, variance_m, gram_mm[todo[at]], on[at], alpha_mm[todo[at]], exact[at]
             )
         below = on & (new < 0)
         missing = ~on & (gradient < -3 * exact[:, None])
-        finished = solved & ~below.any(1) & ~missing.any(1)
+        is_optimal = is_exact & ~below.any(1) & ~missing.any(1)
         if fast:
             # many weights below 0 mean that too many were added
             room = np.maximum(4, size - 3 * below.sum(1))
@@ -174,11 +174,11 @@ def _programs(gram_mm: Array, variance_m: Array) -> Array:
             below &= step <= first
             room = np.maximum(4, size // 4)
             alpha_mm[todo] = np.where(below, 0, old + first * (new - old))
-        crowded = np.flatnonzero(missing.sum(1) > room)
-        order = np.sort(np.where(missing[crowded], gradient[crowded], 0), axis=1)
-        missing[crowded] &= gradient[crowded] <= np.take_along_axis(order, room[crowded, None] - 1, axis=1)
+        excess = np.flatnonzero(missing.sum(1) > room)
+        order = np.sort(np.where(missing[excess], gradient[excess], 0), axis=1)
+        missing[excess] &= gradient[excess] <= np.take_along_axis(order, room[excess, None] - 1, axis=1)
         support_mm[todo] = (on & ~below) | missing
-        todo = todo[~finished]
+        todo = todo[~is_optimal]
         if not todo.size:
             break
     alpha_mm /= alpha_mm.sum(1, keepdims=True)
@@ -210,20 +210,20 @@ def _factorise(Q_mm: Array, g_km: Array, on_km: Mask) -> tuple[Array, Array]:
     row, column = np.nonzero(on_km)
     member_ks = np.full((k, size_k.max()), m)
     member_ks[row, np.arange(len(row)) - np.repeat(np.cumsum(size_k) - size_k, size_k)] = column
-    padded_mm = np.pad(Q_mm, (0, 1))
-    padded_km = np.pad(g_km, ((0, 0), (0, 1)))
+    Q_nn = np.pad(Q_mm, (0, 1))
+    g_kn = np.pad(g_km, ((0, 0), (0, 1)))
     new_km, level_k = np.zeros((k, m + 1)), np.empty(k)
     order_k = size_k.argsort(kind="stable")
-    sorted_k = size_k[order_k]
+    width_k = size_k[order_k]
     start = 0
     while start < k:
-        widest = max(int(1.2 * sorted_k[start]), sorted_k[start] + 3)
-        stop = min(int(np.searchsorted(sorted_k, widest, side="right")), start + max(1, _ENTRIES // widest**2))
-        at, s = order_k[start:stop], sorted_k[stop - 1]
+        widest = max(int(1.2 * width_k[start]), width_k[start] + 3)
+        stop = min(int(np.searchsorted(width_k, widest, side="right")), start + max(1, _ENTRIES // widest**2))
+        at, s = order_k[start:stop], width_k[stop - 1]
         member, diagonal = member_ks[at, :s], np.arange(s)
-        block = padded_mm[member[:, :, None], member[:, None, :]]
+        block = Q_nn[member[:, :, None], member[:, None, :]]
         block[:, diagonal, diagonal] += member == m
-        side = np.stack([np.take_along_axis(padded_km[at], member, axis=1), member < m], axis=-1)
+        side = np.stack([np.take_along_axis(g_kn[at], member, axis=1), member < m], axis=-1)
         free, slope = np.moveaxis(np.linalg.solve(block, side), -1, 0)
         level_k[at] = (1 - free.sum(1)) / slope.sum(1)
         new_km[at[:, None], member] = free + level_k[at, None] * slope

@@ -112,35 +112,35 @@ def search(
     y_N = y_N.clamp(0, C - 1)
     # For a single client each fold is cut out; mapped over clients, it has all samples, the others' with weight 0.
     at_k = [slice(None)] * folds if tree.mapped(hot_kN) else [hot_N.nonzero()[:, 0] for hot_N in hot_kN]
-    held = [(z_Nd[at], y_N[at], hot_N[at]) for hot_N, at in zip(hot_kN, at_k, strict=True)]
+    fold_samples = [(z_Nd[at], y_N[at], hot_N[at]) for hot_N, at in zip(hot_kN, at_k, strict=True)]
 
-    parts = [moments(*rows, C) for rows in held]
-    trained = [Moments(*(sum(t) for t in zip(*parts[:k], *parts[k + 1 :], strict=True))) for k in range(folds)]
-    local = [estimate(m, other_Cd) for m in trained]
+    parts = [moments(*rows, C) for rows in fold_samples]
+    complements = [Moments(*(sum(t) for t in zip(*parts[:k], *parts[k + 1 :], strict=True))) for k in range(folds)]
+    local = [estimate(m, other_Cd) for m in complements]
     local_kCd = torch.stack([g.mean_Cd for g in local])
     local_kdd = torch.stack([shrink_covariance(repair(g.cov_dd), shrink) for g in local])
 
     # other = L Lᵀ and L⁻¹ local_k L⁻ᵀ = U Λ Uᵀ give Σ(w)⁻¹ = B (wΛ + (1 - w) I)⁻¹ Bᵀ with B = L⁻ᵀ U.
-    factor_dd, failed = torch.linalg.cholesky_ex(other_dd)
+    factor_dd, failure = torch.linalg.cholesky_ex(other_dd)
     inverse_dd = torch.linalg.solve_triangular(factor_dd, torch.eye(len(other_dd)).to(factor_dd), upper=False)
     white_kdd = inverse_dd @ local_kdd @ inverse_dd.T
-    sound = (failed == 0) & torch.isfinite(white_kdd).all()
+    sound = (failure == 0) & torch.isfinite(white_kdd).all()
     value_kd, vector_kdd = torch.linalg.eigh(torch.where(sound, white_kdd, torch.eye(len(other_dd)).to(white_kdd)))
     value_kd = torch.where(sound, value_kd, torch.nan)
     basis_kdd = inverse_dd.T @ vector_kdd
     other_k1Cd = (other_Cd @ basis_kdd)[:, None]
     apart_k1Cd = (local_kCd @ basis_kdd)[:, None] - other_k1Cd
     stretch_k11d = value_kd[:, None, None] - 1
-    held = [(z_Nd, y_N, _shares(weight_N)) for z_Nd, y_N, weight_N in held]
+    fold_samples = [(z_Nd, y_N, _shares(weight_N)) for z_Nd, y_N, weight_N in fold_samples]
 
     def risk(on_mean_G: Tensor, on_cov_G: Tensor) -> Tensor:
         """At G pairs of weights; either may be a single one."""
         mean_kGCd = other_k1Cd + on_mean_G[:, None, None] * apart_k1Cd
-        scaled_kGCd = mean_kGCd / (1 + on_cov_G[:, None, None] * stretch_k11d)
-        bias_kGC1 = (logprior_C - 0.5 * (scaled_kGCd * mean_kGCd).sum(-1))[..., None]
-        head_kGCd = (scaled_kGCd.flatten(1, 2) @ basis_kdd.mT).view_as(scaled_kGCd)
+        slope_kGCd = mean_kGCd / (1 + on_cov_G[:, None, None] * stretch_k11d)
+        bias_kGC1 = (logprior_C - 0.5 * (slope_kGCd * mean_kGCd).sum(-1))[..., None]
+        head_kGCd = (slope_kGCd.flatten(1, 2) @ basis_kdd.mT).view_as(slope_kGCd)
         loss_G = torch.zeros_like(on_mean_G * on_cov_G)
-        for (z_Nd, y_N, share_N), head_GCd, bias_GC1 in zip(held, head_kGCd, bias_kGC1, strict=True):
+        for (z_Nd, y_N, share_N), head_GCd, bias_GC1 in zip(fold_samples, head_kGCd, bias_kGC1, strict=True):
             logp_GCN = (head_GCd @ z_Nd.T + bias_GC1).log_softmax(1)
             loss_G = loss_G - logp_GCN.gather(1, y_N.expand(len(logp_GCN), 1, -1))[:, 0] @ share_N
         return loss_G
@@ -187,8 +187,8 @@ def _minimise(f: Callable[[Tensor], Tensor]) -> Tensor:
     vertex = _vertex(inner_G.gather(0, about_3), value_G.gather(0, about_3)).clamp(low, high)
     last_3 = vertex.clamp(_STEP, 1 - _STEP) + _STEP * torch.arange(-1, 2)
     vertex = _vertex(last_3, f(last_3)).clamp(low, high)
-    found = torch.where(f(vertex[None])[0] < lowest - _TIE * lowest.abs(), vertex, best)
-    return torch.where(torch.isfinite(lowest), found, torch.nan)
+    argument = torch.where(f(vertex[None])[0] < lowest - _TIE * lowest.abs(), vertex, best)
+    return torch.where(torch.isfinite(lowest), argument, torch.nan)
 
 
 def _vertex(x_3: Tensor, y_3: Tensor) -> Tensor:

@@ -47,10 +47,10 @@ def auroc(p_NC: NDArray[np.float64], y_N: NDArray[np.int64]) -> tuple[float, flo
     for c in classes:
         case_N, score_N = y_N == c, p_NC[:, c]
         rank_N = rankdata(score_N)
-        for mine_N, of in ((case_N, ~case_N), (~case_N, case_N)):
-            below = (rank_N[mine_N] - rankdata(score_N[mine_N])) / np.count_nonzero(of)
-            part = below if mine_N is case_N else 1 - below
-            part_N[mine_N] += (part - part.mean()) / (len(part) * len(classes))
+        for of_class_N, of in ((case_N, ~case_N), (~case_N, case_N)):
+            below = (rank_N[of_class_N] - rankdata(score_N[of_class_N])) / np.count_nonzero(of)
+            part = below if of_class_N is case_N else 1 - below
+            part_N[of_class_N] += (part - part.mean()) / (len(part) * len(classes))
         area += float(part.mean()) / len(classes)
     groups = [part_N[y_N == c] for c in present]
     variance = sum(float(np.square(g - g.mean()).sum()) * len(g) / (len(g) - 1) for g in groups)
@@ -80,11 +80,11 @@ def rate_at(
     def above(threshold_K: NDArray[np.float64], side: str) -> NDArray[np.int64]:
         return np.asarray(cases - np.searchsorted(case_M, threshold_K, side="right" if side == "above" else "left"))
 
-    bound_K = np.concatenate([[np.inf], control_N[::-1], [-np.inf]])  # by how many controls exceed the threshold
-    rate = float(above(bound_K[1 + math.floor((1 - share) * controls + 1e-9)], "above")) / cases
+    limit_K = np.concatenate([[np.inf], control_N[::-1], [-np.inf]])  # by how many controls exceed the threshold
+    rate = float(above(limit_K[1 + math.floor((1 - share) * controls + 1e-9)], "above")) / cases
     rng = np.random.default_rng(0)
     exceed_B = rng.binomial(controls, 1 - share, _DRAWS)
-    least_B, most_B = above(bound_K, "from")[exceed_B], above(bound_K, "above")[exceed_B + 1]
+    least_B, most_B = above(limit_K, "from")[exceed_B], above(limit_K, "above")[exceed_B + 1]
     low_B = np.where(least_B > 0, rng.beta(np.maximum(least_B, 1), cases - least_B + 1), 0.0)
     high_B = np.where(most_B < cases, rng.beta(most_B + 1, np.maximum(cases - most_B, 1)), 1.0)
     return rate, (min(rate, float(np.percentile(low_B, 2.5))), max(rate, float(np.percentile(high_B, 97.5))))

@@ -48,12 +48,12 @@ def fit(
     if len(heads.bias_C) == 1:
         return Mixture(heads, weight_N.new_ones(1))
     fold_N = stratified_folds(y_N, weight_N, key, folds=folds)
-    held_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
+    logp_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
     for fold in range(folds):
         logp_NKC = _each(heads_from(weight_N * (fold_N != fold)), z_Nd).double()
         of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
-        held_NK = torch.where((fold_N == fold)[:, None], of_label_NK, held_NK)
-    return Mixture(heads, shares(held_NK, weight_N, prior).to(weight_N.dtype))
+        logp_NK = torch.where((fold_N == fold)[:, None], of_label_NK, logp_NK)
+    return Mixture(heads, shares(logp_NK, weight_N, prior).to(weight_N.dtype))
 
 
 def shares(logp_NK: Tensor, weight_N: Tensor, prior: float) -> Tensor:

@@ -33,9 +33,9 @@ def ranks(own_N: Floats, other_M: Floats) -> Ranks:
     """
     from scipy.stats import mannwhitneyu
 
-    found: Any = mannwhitneyu(other_M, own_N)
-    p = float(found.pvalue)
-    return Ranks(p if np.isfinite(p) else 1.0, float(found.statistic) / (len(own_N) * len(other_M)))
+    test: Any = mannwhitneyu(other_M, own_N)
+    p = float(test.pvalue)
+    return Ranks(p if np.isfinite(p) else 1.0, float(test.statistic) / (len(own_N) * len(other_M)))
 
 
 def counts_differ(own_R: Counts, other_R: Counts, draws: int = _DRAWS) -> float:
@@ -45,17 +45,17 @@ def counts_differ(own_R: Counts, other_R: Counts, draws: int = _DRAWS) -> float:
 
     Source: the exact test of a contingency table (Freeman & Halton, 1951), by simulation.
     """
-    both_R = own_R + other_R
-    own_R, both_R = own_R[both_R > 0], both_R[both_R > 0]
-    expected_R = both_R * (own_R.sum() / both_R.sum())
+    total_R = own_R + other_R
+    own_R, total_R = own_R[total_R > 0], total_R[total_R > 0]
+    mean_R = total_R * (own_R.sum() / total_R.sum())
     rng = np.random.default_rng(0)
-    drawn_DR = rng.multivariate_hypergeometric(both_R, int(own_R.sum()), size=draws, method="marginals")
-    found = ((own_R - expected_R) ** 2 / both_R).sum()
-    as_far = int((((drawn_DR - expected_R) ** 2 / both_R).sum(1) >= found * (1 - 1e-9)).sum())
+    draw_DR = rng.multivariate_hypergeometric(total_R, int(own_R.sum()), size=draws, method="marginals")
+    distance = ((own_R - mean_R) ** 2 / total_R).sum()
+    as_far = int((((draw_DR - mean_R) ** 2 / total_R).sum(1) >= distance * (1 - 1e-9)).sum())
     return (1 + as_far) / (1 + draws)
 
 
-def proportions(confusion_RP: NDArray[Any], said_R: NDArray[Any]) -> Floats:
+def proportions(confusion_RP: NDArray[Any], prediction_R: NDArray[Any]) -> Floats:
     """Class proportions (P,) of samples that have only predictions, where p(x | y) is as before.
 
         C w = q,   C_rp = p(said r, is p),   q_r = p'(said r),   p'(is p) = w_p p(is p)
@@ -65,28 +65,30 @@ def proportions(confusion_RP: NDArray[Any], said_R: NDArray[Any]) -> Floats:
 
     Args:
         confusion_RP: how many samples of class p the classifier named r.
-        said_R: how many of the other samples it named r.
+        prediction_R: how many of the other samples it named r.
 
     Source: Lipton, Wang & Smola, Detecting and Correcting for Label Shift with Black Box Predictors, ICML 2018.
     """
     from scipy.optimize import nnls
 
     joint_RP = confusion_RP / confusion_RP.sum()
-    w_P, _ = nnls(joint_RP, said_R / said_R.sum(), maxiter=100 * joint_RP.shape[1])
+    w_P, _ = nnls(joint_RP, prediction_R / prediction_R.sum(), maxiter=100 * joint_RP.shape[1])
     now_P: Floats = w_P * joint_RP.sum(0)
     return now_P / now_P.sum() if now_P.sum() > 0 else np.full(len(now_P), np.nan)
 
 
-def interval(confusion_RP: NDArray[Any], said_R: NDArray[Any]) -> tuple[Floats, Floats]:
+def interval(confusion_RP: NDArray[Any], prediction_R: NDArray[Any]) -> tuple[Floats, Floats]:
     """The ends of a 95 % bootstrap interval of ``proportions``, in which the confusion matrix is drawn again too."""
     rng = np.random.default_rng(0)
-    count, other = int(confusion_RP.sum()), int(said_R.sum())
+    count, other = int(confusion_RP.sum()), int(prediction_R.sum())
     draws = min(_BOOTSTRAP, max(20, 30_000 // confusion_RP.shape[1]))
-    drawn_D = rng.multinomial(count, confusion_RP.ravel() / count, size=draws)
-    said_DR = rng.multinomial(other, said_R / other, size=draws)
-    found_DP = np.array([proportions(c.reshape(confusion_RP.shape), s) for c, s in zip(drawn_D, said_DR, strict=True)])
-    known_DP = found_DP[~np.isnan(found_DP).any(1)]
-    if not len(known_DP):
+    confusion_D = rng.multinomial(count, confusion_RP.ravel() / count, size=draws)
+    prediction_DR = rng.multinomial(other, prediction_R / other, size=draws)
+    share_DP = np.array(
+        [proportions(c.reshape(confusion_RP.shape), s) for c, s in zip(confusion_D, prediction_DR, strict=True)]
+    )
+    finite_DP = share_DP[~np.isnan(share_DP).any(1)]
+    if not len(finite_DP):
         return np.zeros(confusion_RP.shape[1]), np.ones(confusion_RP.shape[1])
-    low_P, high_P = np.quantile(known_DP, [0.025, 0.975], axis=0)
+    low_P, high_P = np.quantile(finite_DP, [0.025, 0.975], axis=0)
     return low_P, high_P
