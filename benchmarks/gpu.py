@@ -38,7 +38,7 @@ from idiolect.data import FederatedData
 from idiolect.engines import Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.engines.vectorised import engine as graphs_user
-from idiolect.engines.vectorised.graphs import Unfolded
+from idiolect.engines.vectorised.graphs import UnfoldMode
 from idiolect.simulation import Engine, Job, Record, State, fit
 from idiolect.training import Preprocessing
 
@@ -260,7 +260,7 @@ def steps(images: torch.Tensor, weights: torch.Tensor, padding: Any) -> dict[str
         return torch.autograd.grad(conv2d(x, w, padding=padding, groups=clients).square().sum(), [x, w])
 
     def mapped(unfold: bool) -> Any:
-        with Unfolded() if unfold else nullcontext():
+        with UnfoldMode() if unfold else nullcontext():
             return torch.func.vmap(torch.func.grad(loss, (0, 1)))(images, weights)
 
     return {

@@ -41,7 +41,7 @@ from idiolect.engines.ray import messages, nodes
 from idiolect.engines.ray import session as session_of_ray
 from idiolect.engines.ray.engine import Ray
 from idiolect.engines.ray.host import Host
-from idiolect.engines.ray.nodes import Lost
+from idiolect.engines.ray.nodes import NodeFailure
 from idiolect.simulation import Job, Record, State, fit
 from idiolect.simulation.client_runner import groups
 
@@ -203,7 +203,7 @@ def test_a_first_node_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> N
     assert not asked
     engine._nodes = {"0": late}
     assert [n.number for n in engine.ready("in round 1", lambda: False)] == [0]
-    monkeypatch.setattr(engine_of_ray, "_ALONE", 0.0)
+    monkeypatch.setattr(engine_of_ray, "_FIRST_SECONDS", 0.0)
     engine._nodes = {"0": late}
     with pytest.raises(RunError, match="no node of the Ray cluster is left in round 1"):
         engine.ready("in round 1", lambda: False)
@@ -239,7 +239,7 @@ def test_a_node_keeps_states_by_version(monkeypatch: pytest.MonkeyPatch) -> None
     third = _asked(host, [None, None], [first.versions[0], second.versions[1]])
     assert third.missing == [4], "it has a later state of client 4, and must not use it"
     assert third.results == []
-    monkeypatch.setattr(hosting, "_KEPT", 12 * BALLAST)  # room for one
+    monkeypatch.setattr(hosting, "_ROOM", 12 * BALLAST)  # room for one
     fourth = _asked(host, start, [0, 0])
     assert _asked(host, [None, None], fourth.versions).missing == [4]
     host.close(1)
@@ -316,7 +316,7 @@ def test_what_it_says_of_itself(runs_on: Ray) -> None:
     _run(job, runs_on, 2)
     assert runs_on.workers == 2
     assert runs_on.seconds - before >= 2 * 4 * 0.02
-    assert runs_on.lost == []
+    assert runs_on.failures == []
 
 
 # --- stopping and failures
@@ -345,7 +345,7 @@ def test_failing_client_is_named(runs_on: Ray, phase: str) -> None:
         RunError, match=rf"^counting: client 4, round 2, {shown}: ValueError: boom \(\w+\.py, line \d+\)$"
     ):
         fit(_job(fails=(phase, 2, 4)), runs_on, rounds=3)
-    assert runs_on.lost == []
+    assert runs_on.failures == []
     assert fit(_job(), runs_on, rounds=1).round == 1, "the engine cannot be used again"
 
 
@@ -431,8 +431,8 @@ def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.Capt
     known = {node.id for node in runs_on._nodes.values()}
     got = _run(job, runs_on, 4, on_round=on_round, stop=stop)
     _same(job, got, 4)
-    (lost,) = runs_on.lost
-    assert isinstance(lost, Lost)
+    (lost,) = runs_on.failures
+    assert isinstance(lost, NodeFailure)
     assert lost.round == 3
     assert lost.clients
     assert not any(lost.node.endswith(f"({id[:8]})") for id in known)
@@ -456,7 +456,7 @@ def test_no_node_is_left(cluster: Any, runs_on: Ray, capfd: pytest.CaptureFixtur
     with Ray(address=cluster.address, inner="sequential") as engine:
         with pytest.raises(RunError, match=r"^no node of the Ray cluster is left in round 2 \(local\) \(.* was lost"):
             fit(job, engine, rounds=3, participation=0.7, on_round=lambda s, r, t: rounds.append(s), stop=stop)
-        assert [lost.round for lost in engine.lost] == [2, 2]
+        assert [lost.round for lost in engine.failures] == [2, 2]
         assert "was lost in round 2" in capfd.readouterr().err
         state, records = _run(job, engine, state=rounds[0])
         assert engine.workers == 2
@@ -500,7 +500,7 @@ def test_on_this_machine_alone(tmp_path: Path) -> None:
         "from idiolect.engines.ray import Ray, cluster\n"
         "from idiolect.core.errors import InputError\n"
         "mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "cluster._REACHED = 1\n"
+        "cluster._PATIENCE = 1\n"
         "try:\n"
         "    with Ray(address='127.0.0.1:9'): pass\n"
         "except InputError as error: print(error)\n"

@@ -38,7 +38,7 @@ from idiolect.engines import Sequential
 from idiolect.engines.vectorised import engine as vectorised
 from idiolect.engines.vectorised import groups
 from idiolect.engines.vectorised.engine import Vectorised
-from idiolect.engines.vectorised.graphs import Unfolded, mapped
+from idiolect.engines.vectorised.graphs import UnfoldMode, vmap_of
 from idiolect.engines.vectorised.groups import plan
 from idiolect.runs.checkpoint import load, save
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
@@ -252,7 +252,7 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
         return run(self, round, ids, *rest)
 
     monkeypatch.setattr(vectorised.Chunks, "_local", limited)
-    monkeypatch.setattr(groups, "_PADDED", 1)  # all together
+    monkeypatch.setattr(groups, "_PADDING_PART", 1)  # all together
     ours = _run(_job("fedper"), Vectorised(device="cpu"), 2)
     _agree(ours, _plain(_job("fedper"), 2), 1e-4)
     assert tried == [4, 2, 2, 2, 2]  # the second round knows
@@ -480,7 +480,7 @@ def test_unfolded_convolution(size: tuple[int, int], kernel: Any, stride: Any, p
         return [out, *torch.autograd.grad((out * ramp).sum(), [x, layer.weight, layer.bias])]
 
     plain = both()
-    with _Counting(torch.conv2d) as counted, Unfolded():
+    with _Counting(torch.conv2d) as counted, UnfoldMode():
         unfolded = both()
     assert counted.calls == 0
     for a, b in zip(unfolded, plain, strict=True):
@@ -490,7 +490,7 @@ def test_unfolded_convolution(size: tuple[int, int], kernel: Any, stride: Any, p
 @pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}], ids=str)
 def test_other_convolutions_stay(options: dict[str, Any]) -> None:
     layer, x = torch.nn.Conv2d(3, 6, 3, **options), torch.rand(2, 3, 8, 8)
-    with _Counting(torch.conv2d) as counted, Unfolded():
+    with _Counting(torch.conv2d) as counted, UnfoldMode():
         assert torch.equal(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, **options))
     assert counted.calls == 2
 
@@ -578,10 +578,10 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
         x_KB = torch.zeros(3, 9, 1, 4, 4, dtype=torch.uint8)
         task.inputs(x_KB[0])  # what is made once and kept
         with _OneDevice(), _NoCopies():
-            personalised = mapped(method.personalise, axes)(down, clients, data, key)
+            personalised = vmap_of(method.personalise, axes)(down, clients, data, key)
             found = [
-                mapped(method.local, axes)(down, clients, data, key),
-                mapped(method.predict, (Down(None, 0), 0, 0))(down, personalised, x_KB),
+                vmap_of(method.local, axes)(down, clients, data, key),
+                vmap_of(method.predict, (Down(None, 0), 0, 0))(down, personalised, x_KB),
             ]
     assert all(a.is_meta for a in tree.leaves((found, personalised)))
 
@@ -597,7 +597,7 @@ def test_nor_does_adam(name: str, options: dict[str, Any]) -> None:
 
 
 def test_nor_does_a_convolution() -> None:
-    for inside in (nullcontext(), Unfolded()):
+    for inside in (nullcontext(), UnfoldMode()):
         with inside:
             _on_meta(partial(methods.build, "fedavg", {}), _task("small_cnn"))
 

@@ -58,7 +58,7 @@ def _folds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "stratified_folds", folds)
 
 
-class Pooled(NamedTuple):
+class PoolJob(NamedTuple):
     own_mean: np.ndarray
     own_cov: np.ndarray
     mean: np.ndarray
@@ -67,7 +67,7 @@ class Pooled(NamedTuple):
     trust: np.ndarray
 
 
-def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> Pooled:
+def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> PoolJob:
     """Equations [1] to [5], class by class."""
     n, a, b = len(y), options.get("spread_samples", 100), options.get("covariance_samples", 100)
     inverse = np.linalg.inv(COV + option(options, "ridge") * np.eye(o.WIDTH))
@@ -85,10 +85,10 @@ def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> Poo
         trust[c] = {"shrunk": count * spread / (count * spread + 1), "everyone": 0.0, "own": 1.0}[how]
         mean[c] = trust[c] * z[y == c].mean(0) + (1 - trust[c]) * MEAN[c]
     own = o.class_means(z, y, MEAN)
-    return Pooled(own, o.tied_covariance(z, y, own), mean, (scatter + b * COV) / (n + b), q / n, trust)
+    return PoolJob(own, o.tied_covariance(z, y, own), mean, (scatter + b * COV) / (n + b), q / n, trust)
 
 
-def head(p: Pooled, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+def head(p: PoolJob, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
     return o.lda(p.mean, p.cov + ridge * np.eye(o.WIDTH), logprior)
 
 

@@ -195,24 +195,24 @@ class _Clients:
     """What the run's clients receive, and their personal models."""
 
     def __init__(self, job: Job, federation: FederatedData, state: State) -> None:
-        self._job, self._data, self.state, self.site = job, federation, state, ClientRunner(job)
+        self._job, self._data, self.state, self.runner = job, federation, state, ClientRunner(job)
 
     def down(self, ids: Sequence[int]) -> Down:
         """The message to a client."""
-        down = self.site.method.send(self.state.server, torch.tensor(list(ids)))
+        down = self.runner.method.send(self.state.server, torch.tensor(list(ids)))
         return Down(down.shared, tree.rows(down.own, 0))
 
     def personal(self, ids: Sequence[int]) -> Iterator[tuple[Tree, Tree]]:
         """What each client received for itself, and its state with its personal model."""
         for k in ids:
             down = self.down([k])
-            yield tree.copy(down.own), tree.copy(self.site.personalise(self.state.round, k, down, self.client(k)))
+            yield tree.copy(down.own), tree.copy(self.runner.personalise(self.state.round, k, down, self.client(k)))
 
     def client(self, k: int) -> Tree:
         """A client's state after the run; that of a new client is the initial one."""
         if k < self._data.trained:
             return self.state.clients[k]
-        return first_state(self.site.method, self._job.seed, k)
+        return first_state(self.runner.method, self._job.seed, k)
 
 
 class _Measures:
@@ -251,11 +251,11 @@ class _Measures:
         return dict(zip(r["client"].tolist(), r["value"].tolist(), strict=True))
 
     def _accuracies(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
-        site, state, accuracies = self._clients.site, self._clients.state, {}
+        runner, state, accuracies = self._clients.runner, self._clients.state, {}
         for k in ids:
-            down = site.method.send(state.server, torch.tensor([k]))
+            down = runner.method.send(state.server, torch.tensor([k]))
             try:
-                [one] = site.run(phase, state.round, [k], down, [self._clients.client(k)])
+                [one] = runner.run(phase, state.round, [k], down, [self._clients.client(k)])
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
             assert isinstance(one, EvaluationResult)

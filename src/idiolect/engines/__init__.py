@@ -33,13 +33,13 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
     """
-    asked = Spec.parse(name)
-    if asked.name == "auto":
-        if asked.options:
+    spec = Spec.parse(name)
+    if spec.name == "auto":
+        if spec.options:
             raise InputError(f"engine auto has no options ({name}): give the name of the engine that has them")
-        alone = os.name != "posix" or (cores() if workers is None else workers) == 1
-        asked = Spec(name="sequential" if alone else "processes")
-    if asked.name not in ENGINES:
-        raise InputError(f"unknown engine {asked.name!r}; {nearest(asked.name, ['auto', *ENGINES])}")
-    make = ENGINES[asked.name]
-    return make(workers, **check(make, asked.options, f"engine {asked.name}"))
+        is_single = os.name != "posix" or (cores() if workers is None else workers) == 1
+        spec = Spec(name="sequential" if is_single else "processes")
+    if spec.name not in ENGINES:
+        raise InputError(f"unknown engine {spec.name!r}; {nearest(spec.name, ['auto', *ENGINES])}")
+    make = ENGINES[spec.name]
+    return make(workers, **check(make, spec.options, f"engine {spec.name}"))

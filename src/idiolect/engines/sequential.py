@@ -53,7 +53,7 @@ class Loop:
 
     def __init__(self, job: Job, engine: Sequential) -> None:
         self.seconds, self._engine = 0.0, engine
-        self._site = ClientRunner(job)
+        self._runner = ClientRunner(job)
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
@@ -68,19 +68,19 @@ class Loop:
         start = time.perf_counter()
         shared = tree.copy(down.shared)
         results: list[Any] = [None] * len(ids)
-        adder = Adder(self._site.job, self._site.method, places.total) if places else None
-        for group in sorted(groups(phase, self._site.job.data, ids)):
+        adder = Adder(self._runner.job, self._runner.method, places.total) if places else None
+        for group in sorted(groups(phase, self._runner.job.data, ids)):
             if stop():
                 raise Interrupted
             some = Down(shared, tree.rows(down.own, torch.tensor(group)))
-            answers: Any = self._site.run(phase, round, [ids[k] for k in group], some, [clients[k] for k in group])
+            answers: Any = self._runner.run(phase, round, [ids[k] for k in group], some, [clients[k] for k in group])
             for k, result in zip(group, answers, strict=True):
                 results[k] = adder.take(round, ids[k], places.at[k], result) if adder and places else result
         if adder:
             results[-1] = results[-1]._replace(sums=(*results[-1].sums, *adder.rest()))
-        spent = time.perf_counter() - start
-        self.seconds += spent
-        self._engine.seconds += spent
+        elapsed = time.perf_counter() - start
+        self.seconds += elapsed
+        self._engine.seconds += elapsed
         return results
 
     def close(self) -> None:

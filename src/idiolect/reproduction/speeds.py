@@ -148,18 +148,18 @@ def measurement(study: Study, about: dict[str, Any]) -> Speed:
     rows = int(whole_batches(_ROWS, study.batch_size))
     made_up = _made_up(about, rows, _TEST_ROWS)
     use = study.methods[0]
-    site = ClientRunner(
+    runner = ClientRunner(
         Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0)
     )
-    state = begin(site.method, 2, 0)
-    down = site.method.send(state.server, torch.tensor([0]))
+    state = begin(runner.method, 2, 0)
+    down = runner.method.send(state.server, torch.tensor([0]))
     own = Down(down.shared, down.own)
 
     def seconds_of(phase: Any) -> float:
         best = float("inf")
         for number in (1, 2):
             start = time.process_time()  # not what other programs take at the moment, because the speed is kept
-            site.run(phase, number, [0], own, [state.clients[0]])
+            runner.run(phase, number, [0], own, [state.clients[0]])
             best = min(best, time.process_time() - start)
         return best / rows
 

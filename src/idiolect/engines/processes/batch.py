@@ -19,7 +19,7 @@ from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import Phase
 
 if TYPE_CHECKING:
-    from idiolect.engines.processes.pool import Pooled, Worker
+    from idiolect.engines.processes.pool import PoolJob, Worker
 
 _NUMBERS = itertools.count()  # a worker that kept the last batch itself would keep its results
 
@@ -28,7 +28,7 @@ class Batch:
     """The clients of one ``map``."""
 
     def __init__(
-        self, job: Pooled, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
+        self, job: PoolJob, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree],
         groups: list[list[int]], places: Places | None,
     ) -> None:  # fmt: skip
         self.number = next(_NUMBERS)
@@ -51,9 +51,9 @@ class Batch:
     def message(self, group: list[int]) -> memoryview:
         """The message to a worker about a group of clients."""
         phase, round, ids, own, clients = self._about
-        mine = tree.rows(own, torch.tensor(group))
+        own_rows = tree.rows(own, torch.tensor(group))
         places = self._places and Places([self._places.at[k] for k in group], self._places.total)
-        some = [ids[k] for k in group], mine, [clients[k] for k in group]
+        some = [ids[k] for k in group], own_rows, [clients[k] for k in group]
         return serialization.pack(("run", self.job.number, self.number, phase, round, *some, places))
 
     def take(self, group: list[int], answers: Sequence[Any], seconds: float) -> None:
@@ -69,7 +69,7 @@ class Batch:
                 self.results[0] = self.results[0]._replace(sums=(*self.results[0].sums, *self._rest))
             self.over.set()
 
-    def asked(self, worker: Worker) -> None:
+    def add_holder(self, worker: Worker) -> None:
         """A worker has got a client."""
         if self._places is not None:
             self._holders.add(worker)

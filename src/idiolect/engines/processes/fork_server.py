@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("!q")
 _STANDARD = (1, 2)  # output and errors, which the program may have redirected after the server started
 
 
-class Forked:
+class ChildProcess:
     """A worker process, with the methods of ``subprocess.Popen`` that end it."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -45,12 +45,12 @@ class ForkServer:
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._ours, theirs = socket.socketpair()
-        self._owner, self._lock, self._used = os.getpid(), Lock(), False
-        with theirs:
+        self._ours, other_end = socket.socketpair()
+        self._owner, self._lock, self._is_used = os.getpid(), Lock(), False
+        with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(other_end.fileno())],
+                pass_fds=[other_end.fileno()],
                 env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # a process with threads cannot be copied
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -63,22 +63,22 @@ class ForkServer:
         """Whether the server runs and belongs to this process: a forked process needs its own server."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def start(self, descriptors: list[int]) -> Forked:
+    def start(self, descriptors: list[int]) -> ChildProcess:
         """A worker with these descriptors, and with the program's current folder, environment and import path.
 
         Raises:
             OSError: the server has ended, or cannot fork.
         """
-        told = {"cwd": _folder(), "environ": dict(os.environ), "path": [p or os.getcwd() for p in sys.path]}
+        request = {"cwd": _folder(), "environ": dict(os.environ), "path": [p or os.getcwd() for p in sys.path]}
         streams = [os.open(os.devnull, os.O_WRONLY) if not _is_open(number) else number for number in _STANDARD]
         try:
-            pid = self._ask(told, descriptors + streams)
+            pid = self._ask(request, descriptors + streams)
         finally:
-            for made in set(streams) - set(_STANDARD):
-                os.close(made)
+            for stream in set(streams) - set(_STANDARD):
+                os.close(stream)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
-        return Forked(self, pid)
+        return ChildProcess(self, pid)
 
     def kill(self, pid: int) -> None:
         """End a worker; if its server has ended, it ends when its connection is closed."""
@@ -89,14 +89,14 @@ class ForkServer:
         """End the server and all workers."""
         if self._owner == os.getpid():
             self._ours.close()
-            if not self._used:  # perhaps it still imports
+            if not self._is_used:  # perhaps it still imports
                 self._process.kill()
             self._process.wait()
 
-    def _ask(self, told: dict[str, Any], descriptors: list[int]) -> int:
-        content = json.dumps(told).encode()
+    def _ask(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        content = json.dumps(request).encode()
         with self._lock:
-            self._used = True
+            self._is_used = True
             socket.send_fds(self._ours, [_LENGTH.pack(len(content))], descriptors)
             self._ours.sendall(content)
             answer = self._ours.recv(_LENGTH.size, socket.MSG_WAITALL)
@@ -128,9 +128,9 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if not head:
             break
         content = control.recv(_LENGTH.unpack(head)[0], socket.MSG_WAITALL)
-        told = json.loads(content)
-        if "kill" in told:
-            pid = told["kill"]
+        request = json.loads(content)
+        if "kill" in request:
+            pid = request["kill"]
             if pid in children:  # else the number may belong to another process by now
                 children.discard(pid)
                 _end(pid)
@@ -142,7 +142,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
             pid = -(error.errno or 1)
         if pid == 0:
             control.close()
-            return told, descriptors
+            return request, descriptors
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
@@ -167,13 +167,13 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # import errors had to be visible; the program's stream must not stay open
-    told, (pipe, rows, *streams) = _serve(control)
+    request, (pipe, rows, *streams) = _serve(control)
     for standard, stream in zip(_STANDARD, streams, strict=True):
         os.dup2(stream, standard)
         os.close(stream)
     os.environ.clear()
-    os.environ.update(told["environ"])
-    sys.path[:] = told["path"] + [p for p in sys.path if p not in told["path"]]
+    os.environ.update(request["environ"])
+    sys.path[:] = request["path"] + [p for p in sys.path if p not in request["path"]]
     with suppress(OSError):
-        os.chdir(told["cwd"] or "/")
+        os.chdir(request["cwd"] or "/")
     worker.main(pipe, rows)

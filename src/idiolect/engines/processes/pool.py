@@ -22,13 +22,13 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
 from idiolect.engines import serialization
 from idiolect.engines.processes.batch import Batch
-from idiolect.engines.processes.fork_server import Forked, ForkServer
+from idiolect.engines.processes.fork_server import ChildProcess, ForkServer
 from idiolect.engines.processes.turns import Line
 from idiolect.engines.threads import OneThread
 from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import PAUSE, EvaluationResult, Job, LocalResult, Phase, Stop, groups
 
-_AHEAD = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
+_QUEUE = 2  # groups of clients sent to a worker before it has answered, so that it never waits for the next one
 _LINUX = platform.system() == "Linux"
 _SERVER: ForkServer | None = None
 _SERVER_LOCK = Lock()
@@ -60,12 +60,12 @@ class Processes:
             raise InputError(f"workers={workers} is not possible: give at least 1")
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use the sequential engine")
-        self.workers = self._asked = workers or cores()
+        self.workers = self._worker_limit = workers or cores()
         self.seconds = 0.0
         self._pool: _Pool | None = None
         self._data: FederatedData | None = None
         self._one = OneThread()
-        self._opened, self.lock = 0, Lock()
+        self._job_count, self.lock = 0, Lock()
         if _LINUX:
             with suppress(OSError):  # whoever then needs a worker says so
                 _server()  # it imports while the caller loads the data
@@ -80,7 +80,7 @@ class Processes:
         self._stop()
         self._one.__exit__()
 
-    def open(self, job: Job) -> Pooled:
+    def open(self, job: Job) -> PoolJob:
         """Take up a job.
 
         Raises:
@@ -92,10 +92,10 @@ class Processes:
                 if self._pool is not None and self._pool.jobs and not self._pool.dead:
                     raise InputError(f"{job.name} has other data than the job that is open: close that job first")
                 self._stop()
-                self.workers = min(self._asked, job.data.clients)
+                self.workers = min(self._worker_limit, job.data.clients)
                 self._pool, self._data = _Pool(self.workers, job.data), job.data
-            self._opened += 1
-            return Pooled(self, self._pool, self._opened, job)
+            self._job_count += 1
+            return PoolJob(self, self._pool, self._job_count, job)
 
     def _stop(self) -> None:
         if self._pool is not None:
@@ -103,7 +103,7 @@ class Processes:
         self._pool = self._data = None
 
 
-class Pooled:
+class PoolJob:
     """A job on worker processes."""
 
     def __init__(self, engine: Processes, pool: _Pool, number: int, job: Job) -> None:
@@ -111,13 +111,13 @@ class Pooled:
         self.number = number
         self._engine, self._pool, self.data = engine, pool, job.data
         try:
-            told = serialization.pack(job._replace(data=None))  # type: ignore[arg-type]
+            message = serialization.pack(job._replace(data=None))  # type: ignore[arg-type]
         except Exception as error:
             what = f"{job.name} cannot be sent to a worker ({' '.join(str(error).split())})"
             raise RunError(
                 f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ) from error
-        self.message = serialization.pack(("job", number, bytes(told)))
+        self.message = serialization.pack(("job", number, bytes(message)))
         pool.jobs.add(number)
 
     def map(
@@ -161,7 +161,7 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
 
 
-def _started(descriptors: list[int]) -> Forked | subprocess.Popen[bytes]:
+def _start_worker(descriptors: list[int]) -> ChildProcess | subprocess.Popen[bytes]:
     """A worker process with these descriptors: its connection and the samples."""
     if _LINUX:
         return _server().start(descriptors)
@@ -187,30 +187,30 @@ class Worker:
     """One worker process, what it has and what it was asked to do."""
 
     def __init__(self, rows: int) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, other_end = Pipe()
         try:
-            self.process = _started([theirs.fileno(), rows])
+            self.process = _start_worker([other_end.fileno(), rows])
         except OSError as error:
             self.connection.close()
             raise RunError(f"cannot start a worker process ({error.strerror}): try fewer workers") from error
         finally:
-            theirs.close()
+            other_end.close()
         self.holds: dict[int, int] = {}
-        self.asked: deque[tuple[Batch, list[int]]] = deque()
+        self.requests: deque[tuple[Batch, list[int]]] = deque()
 
     def send(self, when: str, message: memoryview) -> None:
         """Send a message."""
         try:
             serialization.send(self.connection, message)
         except OSError:
-            raise _died(when) from None
+            raise _death(when) from None
 
     def receive(self, when: str) -> Any:
         """Receive an answer."""
         try:
             return serialization.receive(self.connection)
         except (EOFError, OSError):
-            raise _died(when) from None
+            raise _death(when) from None
 
     def ask(self, batch: Batch, group: list[int]) -> None:
         """Send a group of clients, after what the worker needs to know about their job and phase."""
@@ -222,12 +222,12 @@ class Worker:
             self.send(batch.when, batch.shared)
             self.holds[number] = batch.number
         self.send(batch.when, batch.message(group))
-        self.asked.append((batch, group))
+        self.requests.append((batch, group))
 
     def ask_rest(self, batch: Batch) -> None:
         """Ask for the branches that are left, after all that was asked before."""
         self.send(batch.when, serialization.pack(("rest", batch.job.number)))
-        self.asked.append((batch, []))
+        self.requests.append((batch, []))
 
 
 class _Pool:
@@ -264,7 +264,7 @@ class _Pool:
         """Add clients for the workers."""
         with self._lock:
             if self.dead:
-                raise _died(batch.when)
+                raise _death(batch.when)
             self._batches.append(batch)
             self._bell.send_bytes(b"!")
 
@@ -288,7 +288,7 @@ class _Pool:
     def stop(self) -> None:
         """End the workers; running work fails."""
         with self._lock:
-            self._end(_died("at the end"))
+            self._end(_death("at the end"))
         if self._thread.is_alive():
             self._bell.send_bytes(b"!")
             self._thread.join()
@@ -316,16 +316,16 @@ class _Pool:
                         if one is self._ear:
                             self._ear.recv_bytes()
                         else:
-                            self._answered(connections[one])
+                            self._take_answer(connections[one])
                     self._hand_out()
                 except Exception as error:  # noqa: BLE001  whoever waits for this thread must hear of it
                     self._end(error)
 
-    def _answered(self, worker: Worker) -> None:
-        batch, group = worker.asked[0] if worker.asked else (None, [])
+    def _take_answer(self, worker: Worker) -> None:
+        batch, group = worker.requests[0] if worker.requests else (None, [])
         error, answer = worker.receive(batch.when if batch else "between two rounds")
         assert batch is not None
-        worker.asked.popleft()
+        worker.requests.popleft()
         if error is not None:
             batch.fail(error)
         else:
@@ -335,13 +335,13 @@ class _Pool:
         """The oldest batch is first, and goes to the worker with the least to do."""
         for batch in self._batches:
             while batch.todo and not self.dead:
-                worker = min(self._workers, key=lambda w: len(w.asked))
-                if len(worker.asked) >= _AHEAD:
+                worker = min(self._workers, key=lambda w: len(w.requests))
+                if len(worker.requests) >= _QUEUE:
                     return
                 worker.ask(batch, batch.todo.take(worker))
-                batch.asked(worker)
+                batch.add_holder(worker)
             batch.ask_rests()
 
 
-def _died(when: str) -> RunError:
+def _death(when: str) -> RunError:
     return RunError(f"a worker process died {when}, perhaps because memory was full: try fewer workers")

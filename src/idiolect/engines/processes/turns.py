@@ -51,17 +51,17 @@ class Branches:
         for group in groups:
             branches.setdefault(place(group[0]) >> BRANCH, deque()).append(group)
         self._free = deque(sorted(branches.values(), key=self._left, reverse=True))
-        self._taken: dict[Hashable, deque[list[int]]] = {}
+        self._branch_of: dict[Hashable, deque[list[int]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._free) or any(self._taken.values())
+        return bool(self._free) or any(self._branch_of.values())
 
     def take(self, worker: Hashable) -> list[int]:
         """The next client for a worker."""
-        mine = self._taken.get(worker)
-        if not mine and self._free:
-            mine = self._taken[worker] = self._free.popleft()
-        return (mine or max(self._taken.values(), key=self._left)).popleft()
+        branch = self._branch_of.get(worker)
+        if not branch and self._free:
+            branch = self._branch_of[worker] = self._free.popleft()
+        return (branch or max(self._branch_of.values(), key=self._left)).popleft()
 
     def _left(self, groups: deque[list[int]]) -> int:
         return sum(self._work(group[0]) for group in groups)

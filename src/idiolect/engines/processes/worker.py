@@ -34,7 +34,7 @@ class Worker:
         self._rows = rows
         self.data: FederatedData | None = None
         self.jobs: dict[int, bytes | ClientRunner] = {}
-        self.shared: dict[int, bytes | Tree] = {}
+        self.downs: dict[int, bytes | Tree] = {}
         self.adders: dict[int, tuple[int, Adder]] = {}
 
     def answer(self, message: bytes) -> tuple[IdiolectError | None, Any]:
@@ -63,12 +63,12 @@ class Worker:
     def close(self, number: int) -> None:
         """Remove a job."""
         self.jobs.pop(number, None)
-        self.shared.pop(number, None)
+        self.downs.pop(number, None)
         self.adders.pop(number, None)
 
     def down(self, number: int, shared: bytes) -> None:
         """Keep the part of a phase that all clients get."""
-        self.shared[number] = shared
+        self.downs[number] = shared
 
     def run(
         self, number: int, batch: int, phase: Phase, round: int, ids: list[int], own: Tree, clients: list[Tree],
@@ -76,15 +76,15 @@ class Worker:
     ) -> tuple[Any, float]:  # fmt: skip
         """One phase of a group of clients, and the seconds that it took."""
         start = time.perf_counter()
-        site, shared = self.jobs[number], self.shared[number]
-        if isinstance(site, bytes):
-            site = self.jobs[number] = ClientRunner(serialization.load(site)._replace(data=self.data))
+        runner, shared = self.jobs[number], self.downs[number]
+        if isinstance(runner, bytes):
+            runner = self.jobs[number] = ClientRunner(serialization.load(runner)._replace(data=self.data))
         if isinstance(shared, bytes):
-            shared = self.shared[number] = serialization.load(shared)
-        results: Any = site.run(phase, round, ids, Down(shared, own), clients)
+            shared = self.downs[number] = serialization.load(shared)
+        results: Any = runner.run(phase, round, ids, Down(shared, own), clients)
         if places is not None:
             if self.adders.get(number, (None, None))[0] != batch:
-                self.adders[number] = batch, Adder(site.job, site.method, places.total)
+                self.adders[number] = batch, Adder(runner.job, runner.method, places.total)
             adder = self.adders[number][1]
             results = [adder.take(round, i, k, one) for i, k, one in zip(ids, places.at, results, strict=True)]
         return results, time.perf_counter() - start

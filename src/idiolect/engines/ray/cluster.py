@@ -20,7 +20,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.processor import cores
 from idiolect.engines.ray.messages import one_line
 
-_REACHED = 15.0  # seconds after which a cluster that does not answer counts as missing
+_PATIENCE = 15.0  # seconds after which a cluster that does not answer counts as missing
 
 
 def connect(address: str | None, workers: int | None) -> None:
@@ -76,10 +76,10 @@ def _answers(address: str) -> bool:
     """Whether a cluster answers; ``ray.init`` itself would try for minutes."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        done = subprocess.run(command, timeout=_REACHED, capture_output=True, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, timeout=_PATIENCE, capture_output=True, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def import_ray() -> Any:
@@ -92,6 +92,6 @@ def versions() -> str:
     return f"idiolect {metadata.version('idiolect')} and torch {torch.__version__}"
 
 
-def called(node: dict[str, Any]) -> str:
+def name_of(node: dict[str, Any]) -> str:
     """A node's name, for a reader."""
     return f"{node['NodeName']} ({node['NodeID'][:8]})"

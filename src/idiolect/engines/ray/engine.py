@@ -16,18 +16,18 @@ from typing import Any
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError, printable
 from idiolect.data import FederatedData
-from idiolect.engines.ray.cluster import called, connect, import_ray, versions
+from idiolect.engines.ray.cluster import connect, import_ray, name_of, versions
 from idiolect.engines.ray.host import Host
 from idiolect.engines.ray.messages import one_line, pack
-from idiolect.engines.ray.nodes import Lost, Node
+from idiolect.engines.ray.nodes import Node, NodeFailure
 from idiolect.engines.ray.session import Spread
 from idiolect.engines.threads import OneThread
 from idiolect.simulation.client_runner import PAUSE, Job, Stop
 
 _INNER = {"processes": 8, "sequential": 8, "vectorised": 256}  # groups of clients that are sent to a worker at a time
-_STARTED = 60.0  # seconds after which the run starts without a node that is not ready
-_ALONE = 300.0  # the same if no other node is ready; a busy machine takes minutes to start Python and PyTorch
-_AGAIN = 30.0  # seconds after which a lost node is tried again, if it still exists
+_START_SECONDS = 60.0  # seconds after which the run starts without a node that is not ready
+_FIRST_SECONDS = 300.0  # the same if no other node is ready; a busy machine takes minutes to start Python and PyTorch
+_RETRY_SECONDS = 30.0  # seconds after which a lost node is tried again, if it still exists
 
 
 class Ray:
@@ -44,7 +44,7 @@ class Ray:
         inner: the engine on each node. ``vectorised`` is for those with a GPU; the others then take ``processes``.
 
     Attributes:
-        lost: what was lost with nodes so far.
+        failures: the nodes that were lost so far, and their work.
 
     Raises:
         InputError: Ray is not installed, an option is not possible, or (``with``) no cluster answers at the address.
@@ -64,14 +64,14 @@ class Ray:
             raise InputError('the ray engine needs Ray: pip install "idiolect[ray]"')
         self.workers = workers or 1
         self.seconds = 0.0
-        self.lost: list[Lost] = []
-        self._asked, self._address, self._inner = workers, address, inner
+        self.failures: list[NodeFailure] = []
+        self._worker_limit, self._address, self._inner = workers, address, inner
         self._nodes: dict[str, Node] = {}
-        self._refused: dict[str, str] = {}
-        self._again: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
         self._data: FederatedData | None = None
         self._open: set[int] = set()
-        self._lock, self._opened, self._started = threading.RLock(), 0, 0
+        self._lock, self._job_count, self._node_count = threading.RLock(), 0, 0
         self._ours = False
         self._one = OneThread()
 
@@ -79,7 +79,7 @@ class Ray:
         ray = import_ray()
         self._ours = not ray.is_initialized()
         if self._ours:
-            connect(self._address, self._asked)
+            connect(self._address, self._worker_limit)
         self._one.__enter__()
         return self
 
@@ -106,9 +106,9 @@ class Ray:
                 self._stop()
                 self._data = job.data
                 self._refresh()
-            self._opened += 1
-            spread = Spread(self, self._opened, job)
-            self._open.add(self._opened)
+            self._job_count += 1
+            spread = Spread(self, self._job_count, job)
+            self._open.add(self._job_count)
             return spread
 
     def ready(self, when: str, stop: Stop) -> list[Node]:
@@ -123,12 +123,12 @@ class Ray:
             self._refresh()
         while True:
             with self._lock:
-                here = [n for n in self._nodes.values() if n.starting is None]
-                patience = 0.0 if here else _ALONE - _STARTED
+                nodes = [n for n in self._nodes.values() if n.starting is None]
+                patience = 0.0 if nodes else _FIRST_SECONDS - _START_SECONDS
                 starting = [n for n in self._nodes.values() if n.starting is not None]
                 coming = [n for n in starting if time.monotonic() < n.until + patience]
-                if here and not any(n.first for n in coming):
-                    return here
+                if nodes and not any(n.first for n in coming):
+                    return nodes
                 if not coming:
                     raise self.none_left(when)
             if stop():
@@ -140,14 +140,14 @@ class Ray:
     def lose(self, node: Node, round: int, clients: Sequence[int], why: str) -> None:
         """Record what was lost with a node, and continue without it."""
         with self._lock:
-            self.lost.append(Lost(node.name, round, sorted(clients)))
-            self._drop(node, _AGAIN)
+            self.failures.append(NodeFailure(node.name, round, sorted(clients)))
+            self._drop(node, _RETRY_SECONDS)
         _say(f"the node {node.name} was lost in round {round} ({why}) with {len(clients)} clients under way")
 
     def none_left(self, when: str) -> RunError:
         """The error if no node is left."""
-        why = [f"{lost.node} was lost" for lost in self.lost[-1:]]
-        why += [f"{name} {reason}" for name, reason in self._refused.items()]
+        why = [f"{failure.node} was lost" for failure in self.failures[-1:]]
+        why += [f"{name} {reason}" for name, reason in self._refusals.items()]
         why += [f"{node.name} has no free cores" for node in self._nodes.values()]
         what = f"no node of the Ray cluster is left {when} ({'; '.join(why) or 'none started'})"
         return RunError(f"{what}: start nodes with ray start --address=...")
@@ -157,7 +157,7 @@ class Ray:
         with self._lock:
             self.seconds += seconds
 
-    def closed(self, number: int) -> None:
+    def close_job(self, number: int) -> None:
         """Remove a job from the nodes."""
         with self._lock:
             self._open.discard(number)
@@ -169,17 +169,17 @@ class Ray:
         ray = import_ray()
         self._settle()
         alive = {n["NodeID"]: n for n in ray.nodes() if n["Alive"]}
-        for gone in [n for n in self._nodes.values() if n.id not in alive]:
-            _say(f"the node {gone.name} has left")
-            self._drop(gone)
+        for node in [n for n in self._nodes.values() if n.id not in alive]:
+            _say(f"the node {node.name} has left")
+            self._drop(node)
         new = [n for key, n in alive.items() if n["Resources"].get("CPU", 0) >= 1 and key not in self._nodes]
-        new = [n for n in new if called(n) not in self._refused]
+        new = [n for n in new if name_of(n) not in self._refusals]
         if self._nodes:  # Ray takes a while to notice that a node has left
-            new = [n for n in new if time.monotonic() >= self._again.get(n["NodeID"], 0.0)]
+            new = [n for n in new if time.monotonic() >= self._retry_at.get(n["NodeID"], 0.0)]
         if new and self._data is not None:
             self._start(new, self._data)
 
-    def _start(self, found: list[dict[str, Any]], data: FederatedData) -> None:
+    def _start(self, records: list[dict[str, Any]], data: FederatedData) -> None:
         ray = import_ray()
         try:  # freed when all these nodes have their own copy
             rows = ray.put(data.x_R.numpy())
@@ -187,26 +187,26 @@ class Ray:
         except ray.exceptions.RayError as error:
             what = f"Ray cannot hold {tree.nbytes(data.x_R) / 1e6:,.0f} MB of samples ({one_line(error)})"
             raise RunError(f"{what}: start it with more --object-store-memory") from error
-        first, until = not self._nodes, time.monotonic() + _STARTED
-        pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        for one in found:
+        first, until = not self._nodes, time.monotonic() + _START_SECONDS
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        for one in records:
             gpu = self._inner == "vectorised" and one["Resources"].get("GPU", 0) >= 1
             inner = "processes" if self._inner == "vectorised" and not gpu else self._inner
             has = int(one["Resources"]["CPU"])
-            workers = min(self._asked or has, has) if inner == "processes" else 1
+            workers = min(self._worker_limit or has, has) if inner == "processes" else 1
             actor = (
                 ray.remote(Host)
                 .options(
                     num_cpus=workers, num_gpus=int(gpu), max_restarts=0, max_task_retries=0, max_concurrency=16,
-                    scheduling_strategy=pinned(one["NodeID"], soft=False),
+                    scheduling_strategy=affinity(one["NodeID"], soft=False),
                 )
                 .remote([p or os.getcwd() for p in sys.path])
             )  # fmt: skip
             starting = actor.start.remote(inner, workers, rows, rest)
             self._nodes[one["NodeID"]] = Node(
-                self._started, one["NodeID"], called(one), workers, _INNER[inner], actor, starting, first, until
+                self._node_count, one["NodeID"], name_of(one), workers, _INNER[inner], actor, starting, first, until
             )
-            self._started += 1
+            self._node_count += 1
         self._count()
 
     def _settle(self) -> None:
@@ -216,23 +216,23 @@ class Ray:
             if not ray.wait([node.starting], timeout=0)[0]:
                 continue
             try:
-                theirs, why = ray.get(node.starting), ""
-                if theirs != versions():
-                    why = f"has {theirs}, this program {versions()}"
+                node_versions, why = ray.get(node.starting), ""
+                if node_versions != versions():
+                    why = f"has {node_versions}, this program {versions()}"
             except ray.exceptions.RayActorError:
-                self._drop(node, _AGAIN)
+                self._drop(node, _RETRY_SECONDS)
                 continue
             except Exception as error:  # noqa: BLE001  what a node cannot do is said, and the others go on
                 why = f"cannot start ({one_line(error)})"
             node.starting = None
             if why:
-                self._refused[node.name] = why
+                self._refusals[node.name] = why
                 self._drop(node)
                 _say(f"the node {node.name} is left out: it {why}")
 
-    def _drop(self, node: Node, again: float = 0.0) -> None:
+    def _drop(self, node: Node, delay: float = 0.0) -> None:
         ray = import_ray()
-        self._again[node.id] = time.monotonic() + again
+        self._retry_at[node.id] = time.monotonic() + delay
         if self._nodes.get(node.id) is node:
             del self._nodes[node.id]
             ray.kill(node.actor)
@@ -245,7 +245,7 @@ class Ray:
         with self._lock:
             for node in list(self._nodes.values()):
                 self._drop(node)
-            self._refused.clear()
+            self._refusals.clear()
             self._open.clear()
             self._data = None
 

@@ -26,7 +26,7 @@ from idiolect.simulation.client_runner import LocalResult, Phase
 from idiolect.simulation.interfaces import Engine, Session
 
 _SMALL = 4096  # bytes up to which a state is sent each time
-_KEPT = 2**31  # bytes of states that a node keeps
+_ROOM = 2**31  # bytes of states that a node keeps
 
 
 class _Answer(NamedTuple):
@@ -40,7 +40,7 @@ class _Answer(NamedTuple):
     """Seconds that the node has worked for the job in all."""
 
 
-class _Held:
+class _OpenJob:
     """A job on a node, and the number of calls that use it."""
 
     def __init__(self, session: Session) -> None:
@@ -55,8 +55,8 @@ class Host:
     def __init__(self, path: list[str]) -> None:
         sys.path.extend(p for p in path if p not in sys.path)
         self._lock = threading.Lock()
-        self._jobs: dict[int, _Held] = {}
-        self._closed: set[int] = set()
+        self._jobs: dict[int, _OpenJob] = {}
+        self._former_jobs: set[int] = set()
         self._states: dict[tuple[int, int], tuple[int, Tree]] = {}
         self._bytes = 0
 
@@ -77,8 +77,8 @@ class Host:
         """One phase of some clients: returns the error or the answer."""
         torch.set_num_threads(1)  # for this thread
         try:
-            with self._using(number, job) as held:
-                return pack((None, self._run(held, number, phase, round, stamp, shared, message)))
+            with self._using(number, job) as entry:
+                return pack((None, self._run(entry, number, phase, round, stamp, shared, message)))
         except IdiolectError as error:
             return pack((error, None))
         except Exception as error:  # noqa: BLE001  a node never ends by itself, so that the engine can say what failed
@@ -89,32 +89,32 @@ class Host:
     def close(self, number: int) -> None:
         """Remove a job; its running work ends."""
         with self._lock:
-            self._closed.add(number)
+            self._former_jobs.add(number)
             self._forget(number)
 
     def _run(
-        self, held: _Held, number: int, phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
+        self, entry: _OpenJob, number: int, phase: Phase, round: int, stamp: int, shared: NDArray[np.uint8],
         message: NDArray[np.uint8],
     ) -> _Answer:  # fmt: skip
-        ids, own, states, kept, places = unpack(message)
+        ids, own, states, state_versions, places = unpack(message)
         with self._lock:
-            if held.stamp != stamp:
-                held.stamp, held.shared = stamp, unpack(shared)
-            down = Down(held.shared, own)
+            if entry.stamp != stamp:
+                entry.stamp, entry.shared = stamp, unpack(shared)
+            down = Down(entry.shared, own)
             missing = []
-            for k, (id, version) in enumerate(zip(ids, kept, strict=True)):
+            for k, (id, version) in enumerate(zip(ids, state_versions, strict=True)):
                 if version:
                     has, states[k] = self._states.get((number, id), (0, None))
                     missing += [id] if has != version else []
         if missing:
-            return _Answer([], [], missing, held.session.seconds)
+            return _Answer([], [], missing, entry.session.seconds)
         with self._turn:
-            found = held.session.map(phase, round, ids, down, states, lambda: number in self._closed, places)
+            results = entry.session.map(phase, round, ids, down, states, lambda: number in self._former_jobs, places)
         versions = [
             self._keep(number, id, f.client) if isinstance(f, LocalResult) else 0
-            for id, f in zip(ids, found, strict=True)
+            for id, f in zip(ids, results, strict=True)
         ]
-        return _Answer(list(found), versions, [], held.session.seconds)
+        return _Answer(list(results), versions, [], entry.session.seconds)
 
     def _keep(self, number: int, id: int, state: Tree) -> int:
         """Keep a state and return its version, or 0 if it is too small to keep."""
@@ -125,26 +125,26 @@ class Host:
             _, old = self._states.pop((number, id), (0, ()))
             self._states[number, id] = version, state
             self._bytes += tree.nbytes(state) - tree.nbytes(old)
-            while self._bytes > _KEPT:
+            while self._bytes > _ROOM:
                 _, old = self._states.pop(next(iter(self._states)))
                 self._bytes -= tree.nbytes(old)
         return version
 
     @contextmanager
-    def _using(self, number: int, job: NDArray[np.uint8]) -> Iterator[_Held]:
+    def _using(self, number: int, job: NDArray[np.uint8]) -> Iterator[_OpenJob]:
         with self._lock:
-            if number in self._closed:
+            if number in self._former_jobs:
                 raise Interrupted
             if number not in self._jobs:
-                self._jobs[number] = _Held(self._engine.open(unpack(job)._replace(data=self._data)))
-            held = self._jobs[number]
-            held.users += 1
+                self._jobs[number] = _OpenJob(self._engine.open(unpack(job)._replace(data=self._data)))
+            entry = self._jobs[number]
+            entry.users += 1
         try:
-            yield held
+            yield entry
         finally:
             with self._lock:
-                held.users -= 1
-                if number in self._closed:
+                entry.users -= 1
+                if number in self._former_jobs:
                     self._forget(number)
 
     def _forget(self, number: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-class Lost(NamedTuple):
+class NodeFailure(NamedTuple):
     """Work that was lost with a node and that others did again."""
 
     node: str
@@ -35,7 +35,7 @@ class Node:
     """When it should be ready, on the monotonic clock."""
 
 
-class Sent(NamedTuple):
+class Request(NamedTuple):
     """A request to a node: groups of clients, and their places in ``ids``, ascending."""
 
     node: Node

@@ -21,9 +21,9 @@ from idiolect.core.errors import InputError, Interrupted, RunError, blame, optio
 from idiolect.core.method import Data, Down, Up
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.engines.vectorised.graphs import Graph, Unfolded, mapped, to_host
+from idiolect.engines.vectorised.graphs import Graph, UnfoldMode, to_host, vmap_of
 from idiolect.engines.vectorised.groups import plan
-from idiolect.engines.vectorised.refusals import Refused, explained
+from idiolect.engines.vectorised.refusals import MapRefusal, naming_refusal
 from idiolect.simulation.adding import Adder, Places
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Job, LocalResult, Phase, Stop, check
 
@@ -77,20 +77,20 @@ class Vectorised:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the vectorised engine: leave it out")
         options = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution}
-        checked = option_spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
-        self.device = _device(checked["device"])
-        for asked, wanted in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
-            if wanted and self.device.type != "cuda":
-                raise InputError(f"engine vectorised: {asked} needs a CUDA device, not {self.device}: leave it out")
+        values = option_spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
+        self.device = _device(values["device"])
+        for text, is_on in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
+            if is_on and self.device.type != "cuda":
+                raise InputError(f"engine vectorised: {text} needs a CUDA device, not {self.device}: leave it out")
         self.chunk, self.precision, self.convolution, self.graphs = chunk, precision, convolution, graphs
         self.seconds = 0.0
-        self.padded = self.real = 0
+        self.total = self.real = 0
         self._rows: tuple[FederatedData, Tensor, Tensor] | None = None
 
     @property
     def padding(self) -> float:
         """Padded samples, as a share of all samples that were computed so far."""
-        return 1 - self.real / self.padded if self.padded else 0.0
+        return 1 - self.real / self.total if self.total else 0.0
 
     def __enter__(self) -> Vectorised:
         return self
@@ -121,20 +121,20 @@ class Vectorised:
         """Inside, tensors are made on the device, and products have the precision asked for."""
         flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
         before = [f.allow_tf32 for f in flags]
-        mixed = self.precision == "bf16" and phase == "local"
+        is_half = self.precision == "bf16" and phase == "local"
         try:
             for f in flags:
                 f.allow_tf32 = self.precision == "tf32"
             with (
                 self.device,
                 torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext(),
-                Unfolded() if self.convolution == "unfold" else nullcontext(),
-                torch.autocast(self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=False),
+                UnfoldMode() if self.convolution == "unfold" else nullcontext(),
+                torch.autocast(self.device.type, torch.bfloat16, enabled=is_half, cache_enabled=False),
             ):
                 yield
         finally:
-            for f, allowed in zip(flags, before, strict=True):
-                f.allow_tf32 = allowed
+            for f, setting in zip(flags, before, strict=True):
+                f.allow_tf32 = setting
 
 
 def _device(name: str | None) -> torch.device:
@@ -156,7 +156,7 @@ class Chunks:
 
     def __init__(self, job: Job, engine: Vectorised, x_R: Tensor, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
-        self._site, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
+        self._runner, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
         self._fits: dict[Phase, Fit] = {}
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
@@ -177,7 +177,7 @@ class Chunks:
         start = time.perf_counter()
         shared = self._put(down.shared)
         results: list[Any] = [None] * len(ids)
-        adder = Adder(self._site.job, self._site.method, places.total) if places else None
+        adder = Adder(self._runner.job, self._runner.method, places.total) if places else None
         # where uploads are added up, groups are of one window, so that few branches of the sum wait for others
         wide = _WINDOW if adder else max(1, len(ids))
         windows = [range(len(ids))[k : k + wide] for k in range(0, len(ids), wide)]
@@ -201,9 +201,9 @@ class Chunks:
                 results[k] = adder.take(round, ids[k], places.at[k], result) if adder and places else result
         if adder:
             results[-1] = results[-1]._replace(sums=(*results[-1].sums, *adder.rest()))
-        spent = time.perf_counter() - start
-        self.seconds += spent
-        self._engine.seconds += spent
+        elapsed = time.perf_counter() - start
+        self.seconds += elapsed
+        self._engine.seconds += elapsed
         return results
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Chunks:
         For an evaluation, clients that have trained and clients that have not are in different groups: together, all
         would compute what only some need.
         """
-        rows = {k: len(self._site.job.data.train[ids[k]]) for k in window}
+        rows = {k: len(self._runner.job.data.train[ids[k]]) for k in window}
         if phase == "local" and self._engine.graphs:
             lengths = {k: self._lengths[bisect.bisect_left(self._lengths, n)] for k, n in rows.items()}
             every = sorted(set(lengths.values()), reverse=True)
@@ -231,7 +231,7 @@ class Chunks:
         return groups
 
     def _longest(self, ids: Sequence[int]) -> int:
-        return max(len(self._site.job.data.train[i]) for i in ids)
+        return max(len(self._runner.job.data.train[i]) for i in ids)
 
     def _room(self, phase: Phase, ids: Sequence[int]) -> int:
         """How many clients of this length fit at a time."""
@@ -247,7 +247,7 @@ class Chunks:
         self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[Any] | None:
         """One phase of a chunk, or None if it does not fit in memory."""
-        where = f"{self._site.job.name}: {_who(ids)}, round {round}, {phase}"
+        where = f"{self._runner.job.name}: {_who(ids)}, round {round}, {phase}"
         measuring = self._measures and phase not in self._fits
         if measuring:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -256,14 +256,14 @@ class Chunks:
         run = ways.get(phase) or partial(self._evaluate, phase)
         with blame(where):
             try:
-                found = run(round, ids, shared, own, clients)
+                results = run(round, ids, shared, own, clients)
             except torch.cuda.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(ids) > 1:
                     return None
                 what = f"{where}: one client does not fit in the memory of {self._device}"
                 raise RunError(f"{what}: choose a smaller batch_size, or {option('engine', 'processes')}") from None
-            except Refused as error:
+            except MapRefusal as error:
                 what = f"{where}: the method does not map over clients, because {error}"
                 raise RunError(f"{what}; or choose {option('engine', 'sequential')} or processes") from error
         if measuring:
@@ -271,7 +271,7 @@ class Chunks:
             free, _ = torch.cuda.mem_get_info(self._device)
             free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
             self._fits[phase] = Fit(max(1, int(_FILL * free * len(ids) / max(1, peak))), self._longest(ids))
-        return found
+        return results
 
     def _local(
         self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
@@ -282,34 +282,34 @@ class Chunks:
             at += [0] * ((1 << (len(at) - 1).bit_length()) - len(at))
         down = Down(shared, self._put(tree.rows(own, torch.tensor(at))))
         some = [ids[k] for k in at]
-        data = self._data(round, self._site.job.data.train, some, length)
+        data = self._data(round, self._runner.job.data.train, some, length)
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
-        with self._engine.arithmetic("local"), explained("local"):
-            back = tree.map(to_host, self._captured(inputs) if graphs else self._train(*inputs))
-        found = [LocalResult(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
-        job = self._site.job
+        with self._engine.arithmetic("local"), naming_refusal("local"):
+            back = tree.map(to_host, self._replay(inputs) if graphs else self._train(*inputs))
+        results = [LocalResult(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
+        job = self._runner.job
         if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
-            return found
-        return [self._site.outgoing(round, i, trained) for i, trained in zip(ids, found, strict=True)]
+            return results
+        return [self._runner.outgoing(round, i, result) for i, result in zip(ids, results, strict=True)]
 
     def _stand_by(
         self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[LocalResult]:
         down, client = Down(shared, self._put(own)), self._put(tree.stack(clients))
-        data, key = self._data(round, self._site.job.data.train, ids), self._keys("stand_by", round, ids)
-        assert self._site.method.stand_by is not None
-        with self._engine.arithmetic("local"), explained("stand_by"):
-            stand_by = mapped(self._site.method.stand_by, (_OWN, 0, _ROW, 0))
+        data, key = self._data(round, self._runner.job.data.train, ids), self._keys("stand_by", round, ids)
+        assert self._runner.method.stand_by is not None
+        with self._engine.arithmetic("local"), naming_refusal("stand_by"):
+            stand_by = vmap_of(self._runner.method.stand_by, (_OWN, 0, _ROW, 0))
             states = tree.map(to_host, stand_by(down, client, data, key))
         results = [LocalResult(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
         for i, one in zip(ids, results, strict=True):
-            check(self._site.where(round, i, "stand_by"), one.client)
+            check(self._runner.where(round, i, "stand_by"), one.client)
         return results
 
     def _train(self, down: Down, client: Tree, data: Data, key: Tensor) -> Tree:
-        return mapped(self._site.method.local, (_OWN, 0, _ROW, 0))(down, client, data, key)
+        return vmap_of(self._runner.method.local, (_OWN, 0, _ROW, 0))(down, client, data, key)
 
-    def _captured(self, inputs: Tree) -> Tree:
+    def _replay(self, inputs: Tree) -> Tree:
         shapes = tuple((a.shape, a.dtype) for a in tree.leaves(inputs))
         if shapes not in self._graphs:
             self._graphs[shapes] = Graph(self._train, inputs, self._pool)
@@ -318,7 +318,7 @@ class Chunks:
     def _evaluate(
         self, phase: Phase, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[EvaluationResult]:
-        method, data = self._site.of(phase), self._site.job.data
+        method, data = self._runner.of(phase), self._runner.job.data
         rows = [data.measured(i) for i in ids]
         client: Tree = self._put(tree.stack(clients))
         axis: Any = 0
@@ -328,28 +328,28 @@ class Chunks:
             client = client._replace(**{name: getattr(clients[0], name)})
         down, train = Down(shared, self._put(own)), self._data(round, data.train, ids)
         key = self._keys("evaluate", round, ids)
-        with self._engine.arithmetic("evaluate"), explained("personalise"):
-            personalised = self._put(mapped(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
-        found: list[Any] = [None] * len(ids)
+        with self._engine.arithmetic("evaluate"), naming_refusal("personalise"):
+            personal = self._put(vmap_of(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
+        results: list[Any] = [None] * len(ids)
         for places in plan([len(r) for r in rows]):
             at = torch.tensor(places, device=self._device)
-            some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personalised, at)
+            some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personal, at)
             row_KN = self._data(round, rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
-            with self._engine.arithmetic("evaluate"), explained("predict"), torch.no_grad():
-                predict = mapped(method.predict, (_OWN, 0, 0))
+            with self._engine.arithmetic("evaluate"), naming_refusal("predict"), torch.no_grad():
+                predict = vmap_of(method.predict, (_OWN, 0, 0))
                 logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
             for k, logp_NC in zip(places, logp_KNC, strict=True):
-                found[k] = self._site.measure(round, ids[k], logp_NC[: len(rows[k])])
-        if self._site.job.watch is None:
-            return found
-        down, personalised = tree.map(to_host, Down(shared, own)), tree.map(to_host, personalised)
+                results[k] = self._runner.measure(round, ids[k], logp_NC[: len(rows[k])])
+        if self._runner.job.watch is None:
+            return results
+        down, personal = tree.map(to_host, Down(shared, own)), tree.map(to_host, personal)
         for k, i in enumerate(ids):  # observed one after another on the host, which takes little time
-            mine = Down(down.shared, tree.rows(down.own, k))
-            found[k] = found[k]._replace(
-                observations=self._site.observe(phase, round, i, mine, tree.rows(personalised, k))
+            own_down = Down(down.shared, tree.rows(down.own, k))
+            results[k] = results[k]._replace(
+                observations=self._runner.observe(phase, round, i, own_down, tree.rows(personal, k))
             )
-        return found
+        return results
 
     # --- what goes up
 
@@ -357,7 +357,7 @@ class Chunks:
         return tree.map(lambda a: a.to(self._device), value)
 
     def _keys(self, phase: Phase, round: int, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([keys.number(self._site.job.seed, round, i, phase) for i in ids], device=self._device)
+        return torch.tensor([keys.number(self._runner.job.seed, round, i, phase) for i in ids], device=self._device)
 
     def _data(self, round: int, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
         """The samples of some clients, padded to the longest of them or to a length."""
@@ -365,9 +365,9 @@ class Chunks:
         row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
         count_K = torch.tensor([len(rows[i]) for i in ids])
         real_KN = (torch.arange(row_KN.shape[1]) < count_K[:, None]).to(torch.get_default_dtype())
-        self._engine.padded += row_KN.numel()
+        self._engine.total += row_KN.numel()
         self._engine.real += int(count_K.sum())
-        now, last = torch.tensor([round, self._site.job.rounds], device=self._device)
+        now, last = torch.tensor([round, self._runner.job.rounds], device=self._device)
         return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last)
 
 

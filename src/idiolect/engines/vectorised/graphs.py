@@ -43,14 +43,14 @@ class Graph:
 
     def __call__(self, inputs: Tree) -> Tree:
         """The function's result; valid until the next call."""
-        for kept, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
-            if kept is not new:
-                kept.copy_(new)
+        for buffer, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
+            if buffer is not new:
+                buffer.copy_(new)
         self._graph.replay()
         return self._outputs
 
 
-class Unfolded(TorchFunctionMode):
+class UnfoldMode(TorchFunctionMode):
     """Inside, a convolution of images without groups copies its windows and is one product."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +76,7 @@ def _pair(value: Any) -> tuple[int, ...]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def mapped(function: Callable[..., Tree], axes: Any) -> Callable[..., Tree]:
+def vmap_of(function: Callable[..., Tree], axes: Any) -> Callable[..., Tree]:
     """A function of a method over clients."""
     return torch.func.vmap(lambda *a: function(*a), in_dims=axes)  # vmap reads the signature of a plain function
 

@@ -30,12 +30,12 @@ _OURS = re.compile(r"\bvmap\b|Batching rule not implemented|access data pointer|
 _ADVICE = re.compile(r"[^.]*\b(file an issue|file a bug report)\b.*", re.DOTALL)
 
 
-class Refused(Exception):
+class MapRefusal(Exception):
     """What a function of a method does that cannot be computed for several clients at once, and what to do instead."""
 
 
 @contextmanager
-def explained(function: str) -> Iterator[None]:
+def naming_refusal(function: str) -> Iterator[None]:
     """Turn torch's refusal to map a function of a method over clients into one that names the function.
 
     Raises:
@@ -51,8 +51,8 @@ def explained(function: str) -> Iterator[None]:
             raise
         for pattern, what, instead in _REFUSALS:
             if re.search(pattern, text):
-                raise Refused(f"{function} {what}{place(error)}: {instead}") from error
-        said = _ADVICE.sub("", text).removeprefix("vmap: ").strip(" .")
-        raise Refused(
-            f"{function} does what torch.func.vmap cannot{place(error)} ({said}): write it otherwise"
+                raise MapRefusal(f"{function} {what}{place(error)}: {instead}") from error
+        reason = _ADVICE.sub("", text).removeprefix("vmap: ").strip(" .")
+        raise MapRefusal(
+            f"{function} does what torch.func.vmap cannot{place(error)} ({reason}): write it otherwise"
         ) from error
