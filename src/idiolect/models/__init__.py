@@ -40,7 +40,7 @@ def choose(model: Spec | str, shape: Shape) -> str:
     Raises:
         InputError: unknown name.
     """
-    return str(_chosen(model, shape))
+    return str(_resolve(model, shape))
 
 
 def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = "float32") -> Network:
@@ -57,12 +57,10 @@ def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = 
     Raises:
         InputError: unknown name or option, or a network that does not take samples of this shape.
     """
-    chosen = _chosen(model, shape)
-    name, what = chosen.name, f"model {chosen.name}"
-    policy = option_spec.check(_for_all, {k: v for k, v in chosen.options.items() if k == "buffers"}, what).get(
-        "buffers"
-    )
-    options = {k: v for k, v in chosen.options.items() if k != "buffers"}
+    spec = _resolve(model, shape)
+    name, what = spec.name, f"model {spec.name}"
+    policy = option_spec.check(_for_all, {k: v for k, v in spec.options.items() if k == "buffers"}, what).get("buffers")
+    options = {k: v for k, v in spec.options.items() if k != "buffers"}
     if name not in NETWORKS:
         return own.network(name, options, policy, shape, classes, precision)
     make = NETWORKS[name]
@@ -78,15 +76,15 @@ def _for_all(*, buffers: Buffers | None = None) -> None:
     """The options that every model has."""
 
 
-def _chosen(model: Spec | str, shape: Shape) -> Spec:
-    wanted = Spec.parse(model) if isinstance(model, str) else model
-    name = wanted.name
+def _resolve(model: Spec | str, shape: Shape) -> Spec:
+    spec = Spec.parse(model) if isinstance(model, str) else model
+    name = spec.name
     if name == "auto":
-        return wanted.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
+        return spec.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
     if "." not in name and name not in NETWORKS:
-        known = nearest(name, ["auto", *NETWORKS])
-        raise InputError(f"unknown model {name!r}; {known}; name one of your own by its import path, my_package.my_net")
-    return wanted
+        hint = nearest(name, ["auto", *NETWORKS])
+        raise InputError(f"unknown model {name!r}; {hint}; name one of your own by its import path, my_package.my_net")
+    return spec
 
 
 def _usual(shape: Shape) -> str:

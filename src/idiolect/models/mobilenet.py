@@ -39,8 +39,8 @@ def mobilenetv3_small(shape: Shape, classes: int, *, norm: Norm = "group") -> Pa
     channels, _, _ = image("mobilenetv3_small", shape, least=32)
     width = 16
     body: list[nn.Module] = [*_conv(channels, width, 3, norm, stride=2), nn.Hardswish()]
-    for kernel, expanded, outputs, attends, hard, stride in _BLOCKS:
-        body.append(_InvertedResidual(width, expanded, outputs, kernel, stride, attends, hard, norm))
+    for kernel, middle, outputs, attends, hard, stride in _BLOCKS:
+        body.append(_InvertedResidual(width, middle, outputs, kernel, stride, attends, hard, norm))
         width = outputs
     body += [*_conv(width, 576, 1, norm), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     hidden = nn.Linear(576, 1024)
@@ -60,7 +60,7 @@ class _InvertedResidual(nn.Module):
     """Expand by 1x1, filter each channel by itself, weigh the channels, project by 1x1; plus x where shapes agree."""
 
     def __init__(
-        self, inputs: int, expanded: int, outputs: int, kernel: int, stride: int, attends: bool, hard: bool, kind: Norm
+        self, inputs: int, middle: int, outputs: int, kernel: int, stride: int, attends: bool, hard: bool, kind: Norm
     ) -> None:
         super().__init__()
 
@@ -68,12 +68,12 @@ class _InvertedResidual(nn.Module):
             return nn.Hardswish() if hard else nn.ReLU()
 
         layers: list[nn.Module] = []
-        if expanded != inputs:
-            layers += [*_conv(inputs, expanded, 1, kind), activation()]
-        layers += [*_conv(expanded, expanded, kernel, kind, stride, groups=expanded), activation()]
+        if middle != inputs:
+            layers += [*_conv(inputs, middle, 1, kind), activation()]
+        layers += [*_conv(middle, middle, kernel, kind, stride, groups=middle), activation()]
         if attends:
-            layers.append(_SqueezeExcitation(expanded))
-        self.branch = nn.Sequential(*layers, *_conv(expanded, outputs, 1, kind))
+            layers.append(_SqueezeExcitation(middle))
+        self.branch = nn.Sequential(*layers, *_conv(middle, outputs, 1, kind))
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,10 +86,10 @@ class _SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        squeezed = max(8, (channels + 16) // 32 * 8)  # a quarter, to the nearest multiple of 8
+        bottleneck = max(8, (channels + 16) // 32 * 8)  # a quarter, to the nearest multiple of 8
         self.weigh = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, squeezed, 1), nn.ReLU(),
-            nn.Conv2d(squeezed, channels, 1), nn.Hardsigmoid(),
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, bottleneck, 1), nn.ReLU(),
+            nn.Conv2d(bottleneck, channels, 1), nn.Hardsigmoid(),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

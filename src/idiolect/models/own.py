@@ -45,7 +45,7 @@ def network(
     with seeded(0):
         target = by_path(path, "model")
         if callable(target) and not isinstance(target, nn.Module):
-            options = _checked(target, options, what)
+            options = _options_of(target, options, what)
         elif not _are_modules(target):
             raise InputError(
                 f"{what} is of type {type(target).__name__}: "
@@ -59,9 +59,9 @@ def network(
         _sound(parts, what)
         torch.manual_seed(0)
         _same(parts, make(), what)
-    built = Network(make, shape, buffers, precision)
-    _try(built, what, classes)
-    return built
+    result = Network(make, shape, buffers, precision)
+    _try(result, what, classes)
+    return result
 
 
 def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Parts:
@@ -70,18 +70,18 @@ def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) ->
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element")  # refused in one sentence by _try
-            found = target(shape, classes, **options) if callable(target) else copy.deepcopy(target)
+            pair = target(shape, classes, **options) if callable(target) else copy.deepcopy(target)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"model {path} cannot be built ({_said(error)}): fix it") from error
-    if not _are_modules(found):
-        raise InputError(f"model {path} gives {_kind(found)}: it should give a pair of torch modules, (body, head)")
-    body, head = found
+        raise InputError(f"model {path} cannot be built ({_text_of(error)}): fix it") from error
+    if not _are_modules(pair):
+        raise InputError(f"model {path} gives {_kind(pair)}: it should give a pair of torch modules, (body, head)")
+    body, head = pair
     return body.to(torch.get_default_dtype()), head.to(torch.get_default_dtype())
 
 
-def _checked(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _options_of(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The options, converted and checked: what the function takes after shape and classes, by position or by name."""
     try:
         every = list(inspect.signature(make, eval_str=True).parameters.values())
@@ -101,8 +101,8 @@ def _checked(make: Callable[..., Any], options: Mapping[str, Any], what: str) ->
     return option_spec.check(schema, options, what, beside=["buffers"])
 
 
-def _are_modules(found: object) -> bool:
-    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(m, nn.Module) for m in found)
+def _are_modules(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(m, nn.Module) for m in value)
 
 
 def _sound(parts: Parts, what: str) -> None:
@@ -112,8 +112,8 @@ def _sound(parts: Parts, what: str) -> None:
         for name, m in module.named_modules():
             if isinstance(m, _DropoutNd) and m.p > 0:
                 raise InputError(f"{what}: {part}.{name} is dropout, whose draws have no seed here: set its p to 0")
-        for name, held in [*module.named_parameters(), *module.named_buffers()]:
-            if is_lazy(held):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if is_lazy(tensor):
                 raise InputError(f"{what}: the size of {part}.{name} is not known yet: give lazy layers their sizes")
         for name, p in module.named_parameters():
             where = f"{part}.{name}"
@@ -123,12 +123,12 @@ def _sound(parts: Parts, what: str) -> None:
                 raise InputError(f"{what}: body and head share {where}: give each weights of its own")
 
 
-def _same(parts: Parts, again: Parts, what: str) -> None:
+def _same(parts: Parts, twin: Parts, what: str) -> None:
     """Raise unless two builds after the same seed hold the same numbers."""
-    for part, module, other in zip(("body", "head"), parts, again, strict=True):
-        held, others = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
-        for name in sorted(held.keys() | others.keys()):
-            one, two = held.get(name), others.get(name)
+    for part, module, other in zip(("body", "head"), parts, twin, strict=True):
+        tensors, others = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
+        for name in sorted(tensors.keys() | others.keys()):
+            one, two = tensors.get(name), others.get(name)
             if one is None or two is None or not torch.equal(one.nan_to_num(), two.nan_to_num()):
                 raise InputError(
                     f"{what}: {part}.{name} differs each time it is built, with the same seed too: draw with torch, "
@@ -141,14 +141,14 @@ def _try(network: Network, what: str, classes: int) -> None:
     model = network.init(keys.key(0))
     x_B = keys.normal(keys.key(0, "rows"), (3, *network.shape))
 
-    def run(part: str, forward: Callable[[], Tensor], given: str) -> Any:
+    def run(part: str, forward: Callable[[], Tensor], inputs: str) -> Any:
         try:
             with torch.no_grad():
                 return forward()
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            raise InputError(f"{what}: its {part} fails on {given} ({_said(error)}): fix it") from error
+            raise InputError(f"{what}: its {part} fails on {inputs} ({_text_of(error)}): fix it") from error
 
     def predict(x_B: Tensor) -> tuple[Tensor, Tensor]:
         samples = f"{len(x_B)} sample{'s' * (len(x_B) > 1)}"
@@ -164,30 +164,30 @@ def _try(network: Network, what: str, classes: int) -> None:
                 f"{what}: from {samples} its head makes {_kind(logit_BC)}: make it ({len(x_B)}, {classes}), one number "
                 "per class"
             )
-        for part, made in (("body", z_Bd), ("head", logit_BC)):
-            if not made.isfinite().all():
+        for part, output in (("body", z_Bd), ("head", logit_BC)):
+            if not output.isfinite().all():
                 raise InputError(f"{what}: its {part} makes numbers that are not finite from {samples}: fix it")
         return z_Bd, logit_BC
 
-    made = predict(x_B)
-    if not all(map(torch.equal, made, predict(x_B))):
+    outputs = predict(x_B)
+    if not all(map(torch.equal, outputs, predict(x_B))):
         raise InputError(f"{what} gives another result for the same samples each time: remove what it draws or counts")
-    alone = predict(x_B[:1])
-    if network.buffers in (None, "frozen") and not all(map(_close, made, alone)):
+    single = predict(x_B[:1])
+    if network.buffers in (None, "frozen") and not all(map(_close, outputs, single)):
         raise InputError(
             f"{what} gives another result for a sample alone than for the same sample among others: predict every "
             "sample by itself"
         )
 
 
-def _close(made_B: Tensor, alone_B: Tensor) -> bool:
+def _close(output_B: Tensor, single_B: Tensor) -> bool:
     """Whether the first sample's result is that one, up to rounding."""
-    return torch.allclose(made_B[:1], alone_B, rtol=0, atol=1e-3 * float(made_B.abs().max()))
+    return torch.allclose(output_B[:1], single_B, rtol=0, atol=1e-3 * float(output_B.abs().max()))
 
 
 def _kind(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

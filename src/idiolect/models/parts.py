@@ -30,10 +30,10 @@ def image(name: str, shape: Shape, least: int) -> Shape:
     return shape
 
 
-def needs(name: str, shape: Shape, wanted: Shape) -> None:
+def needs(name: str, shape: Shape, only: Shape) -> None:
     """Raise InputError unless a sample has the one shape that a network takes."""
-    if shape != wanted:
-        raise InputError(f"model {name} takes samples of shape {wanted}, and these have {shape}: choose model auto")
+    if shape != only:
+        raise InputError(f"model {name} takes samples of shape {only}, and these have {shape}: choose model auto")
 
 
 def dense(inputs: int, outputs: int) -> Parts:

@@ -74,7 +74,7 @@ def wrn16_2(shape: Shape, classes: int, *, norm: Norm = "group") -> Parts:
     body: list[nn.Module] = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False)]
     width = 16
     for outputs, stride in ((32, 1), (64, 2), (128, 2)):
-        body += [_PreActivated(width, outputs, stride, new), _PreActivated(outputs, outputs, 1, new)]
+        body += [_PreActivation(width, outputs, stride, new), _PreActivation(outputs, outputs, 1, new)]
         width = outputs
     body += [new(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return he(nn.Sequential(*body)), nn.Linear(width, classes)
@@ -111,7 +111,7 @@ class _Basic(nn.Module):
         return relu(self.branch(x) + self.shortcut(x))
 
 
-class _PreActivated(nn.Module):
+class _PreActivation(nn.Module):
     """conv(relu(norm(conv(a)))) + x with a = relu(norm(x)); where the shape changes, a 1x1 convolution of a is x."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, new: Normalise) -> None:
