@@ -13,7 +13,7 @@ from PIL import Image
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import open_data
-from idiolect.data.custom.images import Encoded, parse_size, read
+from idiolect.data.custom.images import EncodedImage, parse_size, read
 
 RNG = np.random.default_rng(0)
 
@@ -40,7 +40,7 @@ def encode(image, kind="PNG", **options):
 
 
 def decode(*contents, resize=None):
-    return read([Encoded(f"image {i}", c) for i, c in enumerate(contents)], resize, "here").numpy()
+    return read([EncodedImage(f"image {i}", c) for i, c in enumerate(contents)], resize, "here").numpy()
 
 
 # --- one image

@@ -18,7 +18,7 @@ from PIL import Image
 from idiolect.core.errors import InputError
 from idiolect.data import shared_memory
 from idiolect.data.custom import from_arrays, from_frame, images, open_data
-from idiolect.data.custom.images import Encoded, read
+from idiolect.data.custom.images import EncodedImage, read
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import read_dataset
 from idiolect.data.datasets import cache, decoding, files, formats, loading
@@ -118,7 +118,7 @@ def test_pipes_are_not_read(tmp_path, soon, caplog):
     ):
         open_data(tmp_path / "k/a/2.png")
     with pytest.raises(InputError, match="here is a folder, a pipe or a device, not a file: remove it"):
-        read([Encoded("here", tmp_path / "k/a/2.png")], None, "all")
+        read([EncodedImage("here", tmp_path / "k/a/2.png")], None, "all")
     os.mkfifo(tmp_path / "train.parquet")
     soon(tmp_path / "train.parquet")
     with pytest.raises(InputError, match=r"has no train.parquet"):
@@ -143,10 +143,10 @@ def test_a_mistyped_path_does_not_ask_the_hub(tmp_path, monkeypatch, where):
 def test_an_image_of_many_pixels_is_refused_before_it_is_decoded(tmp_path):
     for width, height, said in ((13_300, 13_300, "13300x13300"), (30_000, 30_000, "900000000")):
         with pytest.raises(InputError, match=f"row 0 has {said} pixels, and an image may have 67,108,864"):
-            read([Encoded("row 0", bomb(width, height))], (8, 8), "here")
+            read([EncodedImage("row 0", bomb(width, height))], (8, 8), "here")
     (tmp_path / "a.png").write_bytes(bomb(13_300, 13_300))
     with pytest.raises(InputError, match=r"a.png has 13300x13300 pixels"):
-        read([Encoded("a.png", tmp_path / "a.png")], (8, 8), "here")
+        read([EncodedImage("a.png", tmp_path / "a.png")], (8, 8), "here")
     with pytest.raises(InputError, match=r"x is an image of 13300x13300 in mode RGB, where digit5 has 32x32"):
         decoding._image(bomb(13_300, 13_300), "x", "digit5", SETS["digit5"])
     with pytest.raises(InputError, match=r"x is an image of 9000x9000 in mode L, where mnist has 28x28"):
@@ -158,7 +158,7 @@ def test_all_bytes_are_counted_before_the_first_is_decoded(tmp_path, monkeypatch
     monkeypatch.setattr(shared_memory, "_memory", lambda: 16e9)
     file = io.BytesIO()
     Image.new("L", (4, 4)).save(file, "PNG")
-    some = [Encoded("row", file.getvalue())] * 600
+    some = [EncodedImage("row", file.getvalue())] * 600
     monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     said = r"here: 600 images of 4096x4096 would take 10.1 GB, .* is 8.0 GB: give a smaller resize, or set IDIOLECT_MEM"
@@ -187,7 +187,7 @@ def test_labels_that_unfold_are_read_up_to_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "_MOST_LABELS", 100)
     (tmp_path / "i.gz").write_bytes(gzip.compress(struct.pack(">4I", 2051, 100, 28, 28)))
     (tmp_path / "l.gz").write_bytes(gzip.compress(bytes(8 + 10**6)))
-    part = files.Part((tmp_path / "i.gz", tmp_path / "l.gz"), None)
+    part = files.PartFiles((tmp_path / "i.gz", tmp_path / "l.gz"), None)
     assert len(formats._open_idx(part, SETS["mnist"]).labels) == 100
 
 
@@ -215,7 +215,7 @@ def test_a_named_set_whose_file_is_replaced_has_another_place_in_the_cache(tmp_p
     for content in (b"one", b"two"):
         file.write_bytes(content)
         os.utime(file, ns=(0, 0))
-        keys.append(loading._key("mnist", SETS["mnist"], [files.Part((file,), None)]))
+        keys.append(loading._key("mnist", SETS["mnist"], [files.PartFiles((file,), None)]))
     assert keys[0] != keys[1]
 
 

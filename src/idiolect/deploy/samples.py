@@ -15,8 +15,8 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import by_value, find_target, folded, missing, text_of
-from idiolect.data.custom.images import Encoded
+from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
+from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.datasets.dataset import Encoding
@@ -128,14 +128,14 @@ class Reader:
         self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
-        self._by_name = {folded(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
+        self._by_name = {fold(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
         self._as_is, self._sentences = set(as_is), set[str]()
         if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
 
     def roles(self, target: str | None) -> Roles:
         """What the columns of a text file are for."""
-        return Roles(target, features=lambda name: self._column(name) is not None, known=self._moments)
+        return Roles(target, features=lambda name: self._column(name) is not None, scale_of=self._moments)
 
     def is_number(self, name: str) -> bool:
         """Whether the bundle takes numbers in a column of this name."""
@@ -143,7 +143,7 @@ class Reader:
         return column is not None and column.kind == "number"
 
     def _column(self, name: str) -> Encoding | None:
-        return self._by_name.get(name) or self._by_name.get(folded(name))
+        return self._by_name.get(name) or self._by_name.get(fold(name))
 
     def _moments(self, name: str) -> tuple[float, float] | None:
         """Mean and standard deviation of the numbers in a column; None if it has no scale."""
@@ -177,7 +177,7 @@ class Reader:
         if self.inputs.kind == "table" and part.pictures is not None:
             raise InputError(f"{self.where} has images, and this bundle takes a table: give a table")
 
-    def _images(self, pictures: list[Encoded]) -> Tensor:
+    def _images(self, pictures: list[EncodedImage]) -> Tensor:
         channels, height, width = self.inputs.shape
         x_R = images.read(pictures, (width, height) if self._resize else None, self.where, keep=self._keep)
         if x_R.shape[2:] != (height, width):
@@ -198,18 +198,18 @@ class Reader:
         if x_RF is None:
             for encoding in self.inputs.columns:
                 self._look(encoding, values[encoding.name])
-            x_RF = tables.encoded(self.inputs.columns, values)
+            x_RF = tables.encode(self.inputs.columns, values)
         self._scales(x_RF)
         return x_RF
 
     def _columns(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """The frame's columns by the bundle's names, of whatever order, letter case and spacing."""
         there = [str(c) for c in frame]
-        spellings = {folded(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
+        spellings = {fold(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
         names: dict[str, str] = {}
         absent = []
         for encoding in self.inputs.columns:
-            name = encoding.name if encoding.name in there else spellings.get(folded(encoding.name))
+            name = encoding.name if encoding.name in there else spellings.get(fold(encoding.name))
             if name is None:
                 absent.append(encoding.name)
             else:

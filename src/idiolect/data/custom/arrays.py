@@ -60,8 +60,8 @@ def from_arrays(
             not finite.
     """
     if test is not None and (not isinstance(test, tuple | list) or len(test) != (2 if clients is None else 3)):
-        found = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
-        raise InputError(f"test {found}: give (x, y), and its clients if the training samples have theirs")
+        problem = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
+        raise InputError(f"test {problem}: give (x, y), and its clients if the training samples have theirs")
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
     rows = [_rows(_array(part[0], what), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
     if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
@@ -97,12 +97,12 @@ def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
     x_RB = np.ascontiguousarray(x_R.numpy()).reshape(len(x_R), -1)
     digest_R = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB], dtype="V16")
     _, content_R = np.unique(digest_R, return_inverse=True)
-    held = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
-    shared = np.bincount(held[:, 0]) > 1
-    rows = int(shared[content_R].sum())
+    pairs = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
+    is_common = np.bincount(pairs[:, 0]) > 1
+    rows = int(is_common[content_R].sum())
     if not rows:
         return Duplicates(0, None)
-    first = held[held[:, 0] == np.flatnonzero(shared)[0], 1]
+    first = pairs[pairs[:, 0] == np.flatnonzero(is_common)[0], 1]
     return Duplicates(rows, (int(first[0]), int(first[1])))
 
 
@@ -155,10 +155,10 @@ def _encodings(x_RF: NDArray[Any]) -> tuple[Encoding, ...]:
     """How the columns of an array become features: as they are, less the median where float32 needs that."""
     exact = np.can_cast(x_RF.dtype, np.float32)
     shifts = [0.0 if exact else shift_of(x_R.astype(np.float64)) for x_R in x_RF.T]
-    if shifted := [str(i) for i, shift in enumerate(shifts) if shift]:
+    if columns := [str(i) for i, shift in enumerate(shifts) if shift]:
         log.info(
             "columns of x whose median was subtracted, because 32 bits cannot tell their numbers apart: %s",
-            listed(shifted),
+            listed(columns),
         )
     return tuple(Encoding(str(i), shift=shift) for i, shift in enumerate(shifts))
 
@@ -209,16 +209,16 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
 def _classes(
     y: pd.Series[Any], class_names: Sequence[str] | None, task: TaskName | None, x_R: NDArray[Any]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y_R, found = labels(y, "y", task if class_names is None else "classification", table=x_R.ndim == 2)
+    y_R, texts = labels(y, "y", task if class_names is None else "classification", table=x_R.ndim == 2)
     if class_names is None:
-        return y_R, found
+        return y_R, texts
     names = tuple(map(str, class_names))
     numbers = {str(i): i for i in range(len(names))}
-    place = numbers if set(found) <= set(numbers) else {name: i for i, name in enumerate(names)}
-    strange = [name for name in found if name not in place]
+    place = numbers if set(texts) <= set(numbers) else {name: i for i, name in enumerate(names)}
+    strange = [name for name in texts if name not in place]
     if strange or len(set(names)) < len(names):
         raise InputError(
-            f"y holds {listed(strange or found, 5)}, which {len(names)} class_names ({listed(names, 5)}) do not cover: "
+            f"y holds {listed(strange or texts, 5)}, which {len(names)} class_names ({listed(names, 5)}) do not cover: "
             f"give each class one name, and y as 0 to {len(names) - 1} or as these names"
         )
-    return np.array([place[name] for name in found], np.int64)[y_R], names
+    return np.array([place[name] for name in texts], np.int64)[y_R], names

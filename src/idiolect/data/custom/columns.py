@@ -51,7 +51,7 @@ def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
     return name
 
 
-def dropped(columns: Sequence[str], drop: Iterable[str], where: str) -> list[str]:
+def columns_to_drop(columns: Sequence[str], drop: Iterable[str], where: str) -> list[str]:
     """The columns to leave out, of which several may be joined by +.
 
     Raises:
@@ -60,8 +60,8 @@ def dropped(columns: Sequence[str], drop: Iterable[str], where: str) -> list[str
     names = [(text, name) for text in drop for name in split_names(text, columns)]
     for text, name in names:
         if name not in columns:
-            joined = f"; {PLUS}" if "+" in text else ""
-            raise InputError(f"drop: {where} has no column {name!r}; {nearest(name, columns)}{joined}")
+            hint = f"; {PLUS}" if "+" in text else ""
+            raise InputError(f"drop: {where} has no column {name!r}; {nearest(name, columns)}{hint}")
     return [name for _, name in names]
 
 
@@ -73,15 +73,15 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
     """
     if target is not None:
         return find(columns, target, "target", where)
-    found = [c for c in columns if c.lower() in TARGETS]
-    if len(found) != 1:
-        which = (
-            f"several columns may be the target of {where} ({listed(found)})"
-            if found
+    candidates = [c for c in columns if c.lower() in TARGETS]
+    if len(candidates) != 1:
+        problem = (
+            f"several columns may be the target of {where} ({listed(candidates)})"
+            if candidates
             else f"no target is given for {where}"
         )
-        raise InputError(f"{which}: give target as one of its columns ({listed(columns, 40)})")
-    return found[0]
+        raise InputError(f"{problem}: give target as one of its columns ({listed(columns, 40)})")
+    return candidates[0]
 
 
 def missing(values: pd.Series[Any], texts: Collection[str] = ("", "nan")) -> NDArray[np.bool_]:
@@ -91,12 +91,12 @@ def missing(values: pd.Series[Any], texts: Collection[str] = ("", "nan")) -> NDA
     """
     if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f":
         return np.asarray(np.isnan(values.to_numpy()))
-    gone_R = values.isna().to_numpy(dtype=np.bool_)
+    missing_R = values.isna().to_numpy(dtype=np.bool_)
     if pd.api.types.is_numeric_dtype(values):
-        return gone_R
-    gone_R = gone_R.copy()
-    gone_R[~gone_R] = by_value(lambda v: isinstance(v, str) and v.strip().lower() in texts, values[~gone_R])
-    return gone_R
+        return missing_R
+    missing_R = missing_R.copy()
+    missing_R[~missing_R] = by_value(lambda v: isinstance(v, str) and v.strip().lower() in texts, values[~missing_R])
+    return missing_R
 
 
 def without_nan(values: pd.Series[Any]) -> pd.Series[Any]:
@@ -123,10 +123,10 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
     Raises:
         InputError: a value is missing or is a list or the like.
     """
-    gone = np.flatnonzero(missing(values, ("",)))
-    if gone.size:
+    gaps = np.flatnonzero(missing(values, ("",)))
+    if gaps.size:
         raise InputError(
-            f"{what} is missing in {gone.size} of {len(values)} rows (the first is row {gone[0]}, counting from 0): "
+            f"{what} is missing in {gaps.size} of {len(values)} rows (the first is row {gaps[0]}, counting from 0): "
             "fill it in or remove those rows"
         )
     endless = np.flatnonzero(values.astype(object).map(lambda v: isinstance(v, float | np.floating) and np.isinf(v)))
@@ -143,7 +143,7 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
     if isinstance(values.dtype, pd.CategoricalDtype):
         order = [name for name in dict.fromkeys(map(text_of, values.cat.categories)) if name in names]
     else:
-        order = ordered(set(names))
+        order = in_order(set(names))
     place = {name: i for i, name in enumerate(order)}
     return np.array([place[name] for name in names], np.int64)[code_R], tuple(order)
 
@@ -216,7 +216,7 @@ def _regression(what: str, count: int, amounts: str) -> InputError:
     )
 
 
-def ordered(names: Iterable[str]) -> list[str]:
+def in_order(names: Iterable[str]) -> list[str]:
     """Sorted, by number if all are numbers.
 
     >>> ordered(["10", "9", "1"]), ordered(["10", "9", "b"])
@@ -232,13 +232,13 @@ def shift_of(x_R: NDArray[np.float64]) -> float:
     It is needed if float32 would round whole numbers, or other numbers by more than a millionth of their range: then
     different numbers might become equal.
     """
-    known = x_R[~np.isnan(x_R)]
-    span = np.ptp(known) if known.size else 0.0
-    lost = np.abs(known.astype(np.float32) - known).max(initial=0)
-    return 0.0 if not span or lost <= min(0.5, 1e-6 * span) else float(np.median(known))
+    value_R = x_R[~np.isnan(x_R)]
+    span = np.ptp(value_R) if value_R.size else 0.0
+    error = np.abs(value_R.astype(np.float32) - value_R).max(initial=0)
+    return 0.0 if not span or error <= min(0.5, 1e-6 * span) else float(np.median(value_R))
 
 
-def folded(name: str) -> str:
+def fold(name: str) -> str:
     """A name of a column without letter case, spaces and marks, by which a site's own spelling is recognised."""
     return re.sub(r"[\W_]", "", name.casefold())
 

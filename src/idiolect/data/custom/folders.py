@@ -22,8 +22,8 @@ from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
 from idiolect.data import shared_memory
 from idiolect.data.custom.columns import find_target, listed
-from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, said
-from idiolect.data.custom.images import SUFFIXES, Encoded
+from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
+from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.custom.programs import from_program
@@ -37,7 +37,7 @@ TABLES = (*TEXT_FILES, ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
 _LEVELS = 64
-_QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
     "or beside a metadata.csv with the column file_name"
@@ -168,17 +168,17 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
     if PICTURES in part.frame and part.pictures is None:
         names = part.frame[PICTURES]
         paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
-        lost = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
-        if lost and (backslashes := about_backslashes(str(names.iloc[lost[0]]))):
-            raise InputError(f"{path} names the image {names.iloc[lost[0]]}, which does not exist: {backslashes}")
-        if lost:
+        absent = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
+        if absent and (backslashes := about_backslashes(str(names.iloc[absent[0]]))):
+            raise InputError(f"{path} names the image {names.iloc[absent[0]]}, which does not exist: {backslashes}")
+        if absent:
             raise InputError(
-                f"{path} names {len(lost)} images that do not exist (the first is {names.iloc[lost[0]]}): write "
+                f"{path} names {len(absent)} images that do not exist (the first is {names.iloc[absent[0]]}): write "
                 f"file_name relative to {path.parent}, or remove these rows"
             )
         if within:
             within.check([file for file in paths if file])
-        return Part(part.frame.drop(columns=PICTURES), [Encoded(str(file), file) for file in paths])
+        return Part(part.frame.drop(columns=PICTURES), [EncodedImage(str(file), file) for file in paths])
     return part
 
 
@@ -209,17 +209,17 @@ def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as parquet ({said(error)}): write the file again") from error
+        raise InputError(f"{path} cannot be read as parquet ({reason(error)}): write the file again") from error
     return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop, within=within)
 
 
 def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
     """The names of classes that ``datasets`` wrote into a parquet file, by column."""
-    written = (schema.metadata or {}).get(b"huggingface")
-    if written is None:
+    metadata = (schema.metadata or {}).get(b"huggingface")
+    if metadata is None:
         return {}
     try:
-        kinds = (json.loads(written).get("info") or {}).get("features") or {}
+        kinds = (json.loads(metadata).get("info") or {}).get("features") or {}
         return {
             column: [str(name) for name in kind["names"]]
             for column, kind in kinds.items()
@@ -228,7 +228,7 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         }
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{path}: its metadata 'huggingface' cannot be read ({said(error)}): write the file again without it"
+            f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
         ) from error
 
 
@@ -244,7 +244,7 @@ def jsonl(path: Path) -> pd.DataFrame:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a table ({said(error)}): write one JSON object per line") from error
+        raise InputError(f"{path} is not a table ({reason(error)}): write one JSON object per line") from error
 
 
 def _shallow(path: Path) -> None:
@@ -255,11 +255,11 @@ def _shallow(path: Path) -> None:
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            opened, closed = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
-            if opened == closed and opened <= _LEVELS:
+            openings, closings = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
+            if openings == closings and openings <= _LEVELS:
                 continue
             depth = 0
-            for bracket in re.finditer(rb"[\[\]{}]", _QUOTED.sub(b"", line)):
+            for bracket in re.finditer(rb"[\[\]{}]", _STRING.sub(b"", line)):
                 depth += 1 if bracket[0] in b"[{" else -1
                 if depth > _LEVELS:
                     break
@@ -270,15 +270,15 @@ def _shallow(path: Path) -> None:
 
 def _split_tables(folder: Path) -> list[list[Path]]:
     """The folder's only table, or the tables of the training split and of the test split, if there are any."""
-    found: dict[str, list[Path]] = {}
+    files_of: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix.lower() in TABLES and not path.name.startswith("."):
-            found.setdefault(path.stem.partition("-")[0], []).append(path)
-    named = {name: files for name, files in found.items() if is_split(name)}
-    if are_splits(list(named)):
-        return [named[split] for split in choose_splits(list(named), str(folder)) if split]
-    alone = len(found) == 1 and not any(path.is_dir() for path in folder.iterdir())
-    return [files[:1] for files in found.values() if len(files) == 1] if alone else []
+            files_of.setdefault(path.stem.partition("-")[0], []).append(path)
+    splits = {name: files for name, files in files_of.items() if is_split(name)}
+    if are_splits(list(splits)):
+        return [splits[split] for split in choose_splits(list(splits), str(folder)) if split]
+    is_single = len(files_of) == 1 and not any(path.is_dir() for path in folder.iterdir())
+    return [files[:1] for files in files_of.values() if len(files) == 1] if is_single else []
 
 
 # --- folders of images
@@ -315,22 +315,22 @@ def beside_metadata(
 
 def by_levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
     """Images whose folders say their class, and their client if there are two levels."""
-    found = images_in(folder, within)
-    levels = [path.relative_to(folder).parts[:-1] for path in found]
+    paths = images_in(folder, within)
+    levels = [path.relative_to(folder).parts[:-1] for path in paths]
     depths = Counter(map(len, levels))
     if len(depths) > 1:
-        shown = " and ".join(str(found[[len(level) for level in levels].index(depth)]) for depth in sorted(depths))
-        raise InputError(f"{folder} has images at different depths ({shown}): {_LAYOUTS}")
+        examples = " and ".join(str(paths[[len(level) for level in levels].index(depth)]) for depth in sorted(depths))
+        raise InputError(f"{folder} has images at different depths ({examples}): {_LAYOUTS}")
     depth = len(levels[0])
     if depth not in (1, 2):
-        raise InputError(f"{folder} has images {depth} folders deep (for example {found[0]}): {_LAYOUTS}")
+        raise InputError(f"{folder} has images {depth} folders deep (for example {paths[0]}): {_LAYOUTS}")
     label, client = options["target"], options["client_column"]
     if client is not None and depth == 1:
         raise InputError(
             f"client_column: {folder} has folders for classes but none for clients: give images as "
             "<folder>/<client>/<class>/<image>, or leave client_column out"
         )
-    full = {path.parent for path in found}
+    full = {path.parent for path in paths}
     folders = (path for path in sorted(folder.glob("/".join("*" * depth))) if path.is_dir())
     empty = [path for path in folders if path not in full and not path.name.startswith(".")]
     if empty:
@@ -340,7 +340,7 @@ def by_levels(folder: Path, options: dict[str, Any], within: Within | None) -> P
         columns = {client or "client": [level[0] for level in levels]} | columns
     if len(columns) < depth:
         raise InputError(f"target and client_column are both {label!r}: give the two levels of folders different names")
-    return Part(pd.DataFrame(columns), [Encoded(str(path), path) for path in found])
+    return Part(pd.DataFrame(columns), [EncodedImage(str(path), path) for path in paths])
 
 
 def images_in(folder: Path, within: Within | None) -> list[Path]:
@@ -360,16 +360,16 @@ def images_in(folder: Path, within: Within | None) -> list[Path]:
             images.append(path)
         elif path.name not in _BESIDE:
             kinds[kind or path.name] += 1
-    counted = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
+    counts = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
     if not images:
         fix = _LAYOUTS
         if set(TABLES) & set(kinds):
             fix = "give one of its tables, or call them train and test, for example train.csv and test.csv"
         if ".dcm" in kinds:
             fix = "convert DICOM files to PNG or TIFF"
-        raise InputError(f"{folder} has no images (files: {counted}): {fix}")
+        raise InputError(f"{folder} has no images (files: {counts}): {fix}")
     if kinds:
-        log.warning("%s: files that are not images are left out (%s)", folder, counted)
+        log.warning("%s: files that are not images are left out (%s)", folder, counts)
     return images
 
 

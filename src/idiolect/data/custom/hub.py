@@ -29,7 +29,7 @@ def from_disk(path: Path) -> Any:
     except PermissionError:
         raise
     except (OSError, *_ODD) as error:
-        raise InputError(f"{path} cannot be read as a saved data set ({said(error)}): save it again") from error
+        raise InputError(f"{path} cannot be read as a saved data set ({reason(error)}): save it again") from error
 
 
 def from_hub(where: str) -> Any:
@@ -50,11 +50,11 @@ def from_hub(where: str) -> Any:
         return datasets.load_dataset(match[1], match[2])
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
-            f"{where} cannot be downloaded from the Hugging Face hub ({said(error)}): check the name (hf:owner/name "
+            f"{where} cannot be downloaded from the Hugging Face hub ({reason(error)}): check the name (hf:owner/name "
             "or hf:owner/name:config), or download it elsewhere, save it with save_to_disk, and give that folder"
         ) from error
 
 
-def said(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

@@ -42,7 +42,7 @@ def look_at_numbers(columns: Mapping[str, pd.Series[Any]], group_R: NDArray[np.i
         clients: whether the groups are clients.
     """
     order_R = np.argsort(group_R, kind="stable")
-    named = set()
+    names = set()
     for name, values in columns.items():
         if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
             continue
@@ -54,9 +54,9 @@ def look_at_numbers(columns: Mapping[str, pd.Series[Any]], group_R: NDArray[np.i
             what, kind = f"{where}, as a row number or a time does", "one"
         else:
             continue
-        named.add(name)
+        names.add(name)
         log.warning("column %r %s: drop it with %s if it is %s", name, what, drop_of(name), kind)
-    return named
+    return names
 
 
 def is_sequence(x_R: NDArray[np.float64], group_R: NDArray[np.int64]) -> bool:
@@ -65,26 +65,26 @@ def is_sequence(x_R: NDArray[np.float64], group_R: NDArray[np.int64]) -> bool:
     They count if they rise from row to row, or fall, with few exceptions if there are several groups. In rows of any
     order, they count if nearly all are different inside each group, although they are often equal between groups.
     """
-    known_R = np.isfinite(x_R)
-    x_R, group_R = x_R[known_R][:_ROWS], group_R[known_R][:_ROWS]
+    finite_R = np.isfinite(x_R)
+    x_R, group_R = x_R[finite_R][:_ROWS], group_R[finite_R][:_ROWS]
     same_R = group_R[1:] == group_R[:-1]
     step_R = np.diff(x_R)
     count = int(same_R.sum())
     exceptions = _EXCEPT * count if len(np.unique(group_R)) > 1 else 0
     for rising_R in (step_R > 0, step_R < 0):
-        broken = int((same_R & ~rising_R).sum())
-        if not count or broken > exceptions:
+        breaks = int((same_R & ~rising_R).sum())
+        if not count or breaks > exceptions:
             continue
         ends = np.flatnonzero(~(same_R & rising_R)) + 1
         length_K = np.diff([0, *ends, len(x_R)])
-        places = gammaln(count + 1) - gammaln(broken + 1) - gammaln(count - broken + 1)
+        places = gammaln(count + 1) - gammaln(breaks + 1) - gammaln(count - breaks + 1)
         chance = (gammaln(length_K + 1).sum() - places) / np.log(10)
         by_one = (np.abs(step_R[same_R]) == 1).mean() >= 1 - _EXCEPT
         if chance >= (_STEPS if by_one else _RISES):
             return True
-    inside, equal, both = (_pairs(of) for of in (group_R, x_R, np.stack([group_R, x_R])))
-    expected = inside * equal / max(1, len(x_R) * (len(x_R) - 1) / 2)
-    return bool(expected >= _PAIRS and both <= _EXCEPT * expected)
+    inside, equal, joint = (_pairs(of) for of in (group_R, x_R, np.stack([group_R, x_R])))
+    by_chance = inside * equal / max(1, len(x_R) * (len(x_R) - 1) / 2)
+    return bool(by_chance >= _PAIRS and joint <= _EXCEPT * by_chance)
 
 
 def _pairs(value_R: NDArray[Any]) -> float:
@@ -99,7 +99,7 @@ def drop_of(name: str) -> str:
 
 
 def suspects(
-    frame: pd.DataFrame, columns: Sequence[str], owner: str | None, used: bool, named: Collection[str] = ()
+    frame: pd.DataFrame, columns: Sequence[str], owner: str | None, are_features: bool, exempt: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Warn of columns with names of sites or identifiers; return the others with few, repeated texts.
 
@@ -107,32 +107,32 @@ def suspects(
         frame: all columns.
         columns: those that are neither target nor client.
         owner: the client column, if one is given: then no other is looked for.
-        used: whether the columns become features.
-        named: those of which was warned before.
+        are_features: whether the columns become features.
+        exempt: those of which was warned before.
     """
     few = []
     for name in columns:
         words = re.findall("[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
         owns = any(map(_OWNERS.fullmatch, words))
         values = frame[name].dropna()
-        if name in named or (pd.api.types.is_float_dtype(values) and (values % 1).any()):
+        if name in exempt or (pd.api.types.is_float_dtype(values) and (values % 1).any()):
             continue
         try:
             different = values.nunique()
         except TypeError:  # lists have a message of their own
             continue
-        repeated = different * 2 <= len(values)
-        called = owns or any(map(_IDENTIFIERS.fullmatch, words))
-        if called and used and not repeated:
+        repeats = different * 2 <= len(values)
+        has_such_name = owns or any(map(_IDENTIFIERS.fullmatch, words))
+        if has_such_name and are_features and not repeats:
             log.warning(
                 "column %r looks like an identifier and is used as a feature: drop it with %s if it is one",
                 name, drop_of(name),
             )  # fmt: skip
-        elif owns and repeated and owner is None:
+        elif owns and repeats and owner is None:
             log.warning(
                 "column %r seems to say which client a sample belongs to, and is %s: give %s, or drop it",
-                name, "used as a feature" if used else "not used", option("client_column", name),
+                name, "used as a feature" if are_features else "not used", option("client_column", name),
             )  # fmt: skip
-        elif not pd.api.types.is_numeric_dtype(values) and 2 < different <= MOST_TEXTS and repeated and owner is None:
+        elif not pd.api.types.is_numeric_dtype(values) and 2 < different <= MOST_TEXTS and repeats and owner is None:
             few.append(name)
     return tuple(few)

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST = 512  # pixels a side, without resize
 MOST_PIXELS = 2**26  # of one image: 8192 x 8192, or a camera's 67 megapixels
-_LARGEST_RESIZED = 4096  # pixels a side
-_KEPT = 4e9  # bytes of decoded images
+_LARGEST_TARGET = 4096  # pixels a side
+_CACHE_BYTES = 4e9  # bytes of decoded images
 _MANY = 2000  # images that are worth a cache
 _SMALL = 64 * 64  # pixels of an image whose decoding is too short for threads
 _IN_MEMORY = 2**20  # bytes of a file that is read at once, which is faster than in pieces
@@ -45,7 +45,7 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) 
 _ORIENTATION = 0x0112
 
 
-class Encoded(NamedTuple):
+class EncodedImage(NamedTuple):
     """An image that is not decoded yet: a file, or its bytes, and what to call it in a message."""
 
     name: str
@@ -72,15 +72,15 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", str(resize).strip().lower())
     size = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if min(size) < 1 or max(size) > _LARGEST_RESIZED:
+    if min(size) < 1 or max(size) > _LARGEST_TARGET:
         raise InputError(
             f"resize={resize} is not a size in pixels: write 32, or 32x24 for width x height, at most "
-            f"{_LARGEST_RESIZED} a side"
+            f"{_LARGEST_TARGET} a side"
         )
     return size
 
 
-def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str, *, keep: bool = True) -> Tensor:
+def read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, *, keep: bool = True) -> Tensor:
     """Decode all images: (R, C, H, W), uint8, grey if all are grey, else RGB.
 
     A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
@@ -94,18 +94,18 @@ def read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str, 
             have mixed sizes or colours or are large.
     """
     place = cache.place(f"own-{_digest(images, resize)}") if keep and len(images) > _MANY else None
-    if place and (kept := cache.load(place)):
+    if place and (entry := cache.load(place)):
         with suppress(OSError):
             place.touch()  # used now
-        return kept.tensors["x"]
+        return entry.tensors["x"]
     x_R = _read(images, resize, where)
-    if place and cache.save(place, {"x": x_R}, {}) and (kept := cache.load(place)):
-        cache.trim(place, "own-", _KEPT)
-        return kept.tensors["x"]  # mapped, to save memory
+    if place and cache.save(place, {"x": x_R}, {}) and (entry := cache.load(place)):
+        cache.trim(place, "own-", _CACHE_BYTES)
+        return entry.tensors["x"]  # mapped, to save memory
     return x_R
 
 
-def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
+def _digest(images: Sequence[EncodedImage], resize: tuple[int, int] | None) -> str:
     """What the decoded images depend on."""
     digest = hashlib.blake2b(f"2 {resize}".encode(), digest_size=16)
     for name, data in images:
@@ -119,10 +119,10 @@ def _digest(images: Sequence[Encoded], resize: tuple[int, int] | None) -> str:
     return digest.hexdigest()
 
 
-def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str) -> Tensor:
+def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
-        looks, x_R = _looked(images, resize, where)
+        looks, x_R = _look_at_all(images, resize, where)
     if x_R is not None:
         return torch.from_numpy(x_R)
     size = resize or _one_size(looks, images, where)
@@ -140,28 +140,28 @@ def _read(images: Sequence[Encoded], resize: tuple[int, int] | None, where: str)
     bits = max(8, max(look.top for look in looks).bit_length())
     if bits > 8:
         log.info("%s: grey values of %d bits are scaled to 8 bits", where, bits)
-    made_R = _room(len(images), colour, size, where)
+    image_R = _room(len(images), colour, size, where)
 
     def fill(start: int) -> None:
         for i in range(start, min(start + _STRETCH, len(images))):
-            with _opened(images[i]) as image:
-                made_R[i] = _decode(image, colour, size, 2**bits - 1)
+            with _open(images[i]) as image:
+                image_R[i] = _decode(image, colour, size, 2**bits - 1)
 
     area = sum(math.prod(look.size) for look in looks) / len(looks)
     with ThreadPoolExecutor(cores() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
-    return torch.from_numpy(made_R)
+    return torch.from_numpy(image_R)
 
 
-def _looked(
-    images: Sequence[Encoded], resize: tuple[int, int] | None, where: str
+def _look_at_all(
+    images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str
 ) -> tuple[list[_Look], NDArray[np.uint8] | None]:
     """What the heads say, and the images, if all are small and plain and alike: so no file is opened twice."""
     looks: list[_Look] = []
     x_R = None
     for i, item in enumerate(images):
-        with _opened(item) as image:
+        with _open(item) as image:
             look = _look(image, item.name)
             looks.append(look)
             first = looks[0]
@@ -180,15 +180,15 @@ def _room(count: int, colour: bool, size: tuple[int, int], where: str) -> NDArra
     return np.empty(shape, np.uint8)
 
 
-def _one_size(looks: list[_Look], images: Sequence[Encoded], where: str) -> tuple[int, int]:
-    found: dict[tuple[int, int], list[int]] = {}
+def _one_size(looks: list[_Look], images: Sequence[EncodedImage], where: str) -> tuple[int, int]:
+    of_size: dict[tuple[int, int], list[int]] = {}
     for i, look in enumerate(looks):
-        found.setdefault(look.size, []).append(i)
-    common = sorted(found, key=lambda size: -len(found[size]))
+        of_size.setdefault(look.size, []).append(i)
+    common = sorted(of_size, key=lambda size: -len(of_size[size]))
     width, height = common[0]
     offer = f"{width}x{height}" if max(common[0]) <= LARGEST else "224x224"
     if len(common) > 1:
-        kinds = [f"{w}x{h} ({len(found[w, h])}, for example {images[found[w, h][0]].name})" for w, h in common[:3]]
+        kinds = [f"{w}x{h} ({len(of_size[w, h])}, for example {images[of_size[w, h][0]].name})" for w, h in common[:3]]
         more = f" and {len(common) - 3} more" if len(common) > 3 else ""
         raise InputError(f"{where} has images of mixed sizes: {' and '.join(kinds)}{more}: give resize={offer}")
     if max(common[0]) > LARGEST:
@@ -197,7 +197,7 @@ def _one_size(looks: list[_Look], images: Sequence[Encoded], where: str) -> tupl
 
 
 @contextmanager
-def _opened(item: Encoded) -> Iterator[Image.Image]:
+def _open(item: EncodedImage) -> Iterator[Image.Image]:
     try:
         with Image.open(_content(item)) as image:
             yield image
@@ -214,7 +214,7 @@ def _opened(item: Encoded) -> Iterator[Image.Image]:
         ) from error
 
 
-def _content(item: Encoded) -> Path | io.BytesIO:
+def _content(item: EncodedImage) -> Path | io.BytesIO:
     if item.data is None:
         raise InputError(f"{item.name} has no image: fill it in or remove it")
     if isinstance(item.data, bytes):
@@ -236,14 +236,14 @@ def _look(image: Image.Image, name: str) -> _Look:
     if image.format == "TIFF" and image.getexif().get(_ORIENTATION, 1) != 1:
         image.load()  # turns it
     width, height = image.size
-    turned = _orientation(image) in (5, 6, 7, 8)
+    is_turned = _orientation(image) in (5, 6, 7, 8)
     if image.mode in ("P", "PA"):
         x_HWC = np.asarray(image.convert("RGB"))
         colour = bool((x_HWC != x_HWC[..., :1]).any())
     else:
         colour = image.mode not in ("1", "L", "LA", "La") and not _is_deep(image)
     top = _top(image, name) if _is_deep(image) else 0
-    return _Look((height, width) if turned else (width, height), colour, top, getattr(image, "n_frames", 1))
+    return _Look((height, width) if is_turned else (width, height), colour, top, getattr(image, "n_frames", 1))
 
 
 def _too_large(name: str, pixels: str) -> InputError:

@@ -14,7 +14,7 @@ class Within:
 
     def __init__(self, *folders: str | Path) -> None:
         self._roots = tuple(os.path.realpath(folder) for folder in folders)
-        self._known: dict[str, bool] = {}
+        self._inside: dict[str, bool] = {}
 
     @classmethod
     def hub(cls) -> Within:
@@ -41,9 +41,9 @@ class Within:
         if os.path.islink(file):
             return self._is_inside(os.path.realpath(file))
         above = str(file.parent)
-        if above not in self._known:
-            self._known[above] = self._is_inside(os.path.realpath(above))
-        return self._known[above] and file.name != ".."
+        if above not in self._inside:
+            self._inside[above] = self._is_inside(os.path.realpath(above))
+        return self._inside[above] and file.name != ".."
 
     def _is_inside(self, real: str) -> bool:
         return any(Path(real).is_relative_to(root) for root in self._roots)

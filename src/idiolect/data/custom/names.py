@@ -17,7 +17,7 @@ from idiolect.data.custom.numbers import MISSING
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 3  # groups of names in a message
+_MOST_GROUPS = 3  # groups of names in a message
 
 
 def alike(texts: Iterable[str]) -> list[list[str]]:
@@ -47,7 +47,7 @@ def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) 
         log.warning(
             "%s: names that differ only in letter case, spaces or the writing of a number are different %s (%s): "
             "write them in one way if they are the same",
-            what, "classes" if kind == "class" else f"{kind}s", listed(groups, _SHOWN),
+            what, "classes" if kind == "class" else f"{kind}s", listed(groups, _MOST_GROUPS),
         )  # fmt: skip
     for name in sorted(set(MISSING) & set(names)):
         log.warning(

@@ -27,7 +27,7 @@ MISSING = (
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _SPACES, _APOSTROPHES = " \u00a0\u2009\u202f", "'\u2019"
 _KINDS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
-_MARKED = f"[,.{_SPACES}{_APOSTROPHES}]"
+_ANY_MARK = f"[,.{_SPACES}{_APOSTROPHES}]"
 _SAMPLE = 1000  # cells of a column by whose size a reading is judged
 _NEAR, _FURTHER = 4.0, 2.0  # standard deviations from the mean that one reading has at most, and another more
 
@@ -72,21 +72,21 @@ def readings_of(cell_N: pd.Series[Any], columns: int) -> NDArray[np.int64]:
     bit_N = np.where(text_N.is_null().to_numpy(False), _ALL, 0)
     if _holds(text_N, "nN"):
         bit_N |= np.where(_matches(text_N, rf"^(?i:{INFINITE.pattern})$"), _ALL, 0)
-    there = [mark for mark in ",." if _holds(text_N, mark)]
-    spaced = _holds(text_N, _SPACES + _APOSTROPHES)
-    if not there and not spaced:
+    marks = [mark for mark in ",." if _holds(text_N, mark)]
+    has_spaces = _holds(text_N, _SPACES + _APOSTROPHES)
+    if not marks and not has_spaces:
         bit_N |= np.where(_matches(text_N, _PATTERNS[0]), _ALL, 0)
-    elif len(there) == 1 and not spaced:
-        mark, other = there[0], "." if there[0] == "," else ","
-        plain, grouped = READINGS.index(Marks(mark)), READINGS.index(Marks(other, mark))
-        marked_N = np.where(_known(pc.match_substring(text_N, mark)), _BY_DECIMAL[mark], _ALL)
-        bit_N |= np.where(_matches(text_N, _PATTERNS[plain]), marked_N, 0)
-        bit_N |= np.where(_matches(text_N, _PATTERNS[grouped]), 1 << grouped, 0)
-    elif not spaced:
+    elif len(marks) == 1 and not has_spaces:
+        mark, other = marks[0], "." if marks[0] == "," else ","
+        plain, thousands = READINGS.index(Marks(mark)), READINGS.index(Marks(other, mark))
+        mask_N = np.where(_truth(pc.match_substring(text_N, mark)), _BY_DECIMAL[mark], _ALL)
+        bit_N |= np.where(_matches(text_N, _PATTERNS[plain]), mask_N, 0)
+        bit_N |= np.where(_matches(text_N, _PATTERNS[thousands]), 1 << thousands, 0)
+    elif not has_spaces:
         for mark, other in (",.", ".,"):
-            plain, grouped = READINGS.index(Marks(mark)), READINGS.index(Marks(mark, other))
+            plain, thousands = READINGS.index(Marks(mark)), READINGS.index(Marks(mark, other))
             bit_N |= np.where(_matches(text_N, _PATTERNS[plain]), _BY_DECIMAL[mark], 0)
-            bit_N |= np.where(_matches(text_N, _PATTERNS[grouped]), 1 << grouped, 0)
+            bit_N |= np.where(_matches(text_N, _PATTERNS[thousands]), 1 << thousands, 0)
     else:
         for k, pattern in enumerate(_PATTERNS):
             bit_N |= np.where(_matches(text_N, pattern), 1 << k, 0)
@@ -96,10 +96,10 @@ def readings_of(cell_N: pd.Series[Any], columns: int) -> NDArray[np.int64]:
 
 
 def _matches(text_N: pa.Array, pattern: str) -> NDArray[np.bool_]:
-    return _known(pc.match_substring_regex(text_N, pattern))
+    return _truth(pc.match_substring_regex(text_N, pattern))
 
 
-def _known(true_N: pa.Array) -> NDArray[np.bool_]:
+def _truth(true_N: pa.Array) -> NDArray[np.bool_]:
     """Truth values, false where one is missing."""
     values: NDArray[np.bool_] = pc.fill_null(true_N, False).to_numpy(False)
     return values
@@ -120,19 +120,19 @@ class Evidence:
     def __init__(self) -> None:
         self._bits: dict[tuple[str, str], int] = {}
         self._cells: dict[str, list[str]] = {}  # some with marks that do not decide
-        self._seen: dict[str, set[str]] = {}  # commas and points among these
+        self._marks_of: dict[str, set[str]] = {}  # commas and points among these
 
     def add(self, where: str, frame: Mapping[str, pd.Series[Any]], bit_C: Sequence[int]) -> None:
         """Take in rows of a file: its columns, and the ways in which they are numbers."""
         for (name, column), bits in zip(frame.items(), bit_C, strict=True):
             before, now = self._bits.get((where, name), _ALL), int(bits)
-            both = 0 if not before or not now else -1 if -1 in (before, now) else (before & now) or -1
-            self._bits[where, name] = both
-            cells, seen = self._cells.setdefault(name, []), self._seen.setdefault(name, set())
+            common = 0 if not before or not now else -1 if -1 in (before, now) else (before & now) or -1
+            self._bits[where, name] = common
+            cells, marks = self._cells.setdefault(name, []), self._marks_of.setdefault(name, set())
             if now > 0 and now != _ALL and now & _POINTS and now & ~_POINTS:
-                marked = column[column.str.contains(_MARKED, na=False)]
-                cells += marked.iloc[: max(0, _SAMPLE - len(cells))].tolist()
-                seen |= {mark for mark in ",." if mark not in seen and marked.str.contains(mark, regex=False).any()}
+                texts = column[column.str.contains(_ANY_MARK, na=False)]
+                cells += texts.iloc[: max(0, _SAMPLE - len(cells))].tolist()
+                marks |= {mark for mark in ",." if mark not in marks and texts.str.contains(mark, regex=False).any()}
 
     @property
     def names(self) -> list[str]:
@@ -145,7 +145,7 @@ class Evidence:
 
     def marks(
         self, where: str, separators: Sequence[str], targets: Collection[str] = (),
-        known: Mapping[str, tuple[float, float]] | None = None,
+        scales: Mapping[str, tuple[float, float]] | None = None,
     ) -> Marks:  # fmt: skip
         """The marks of all the files, said where they are not those of plain numbers.
 
@@ -153,47 +153,47 @@ class Evidence:
             where: the files, for messages.
             separators: of the files' cells.
             targets: columns that count only if they agree with the others, because texts may stand in them.
-            known: of some columns the mean and the standard deviation, to choose where nothing else decides.
+            scales: of some columns the mean and the standard deviation, to choose where nothing else decides.
 
         Raises:
             InputError: columns contradict each other, or nothing decides.
         """
-        counted = {k: bits for k, bits in self._bits.items() if bits and k[1] not in targets}
-        for (file, name), bits in counted.items():
+        numeric = {k: bits for k, bits in self._bits.items() if bits and k[1] not in targets}
+        for (file, name), bits in numeric.items():
             if bits == -1:
                 raise InputError(
                     f"{file}: column {name!r} has numbers with different decimal marks (commas and points): write all "
                     "with one, or drop the column"
                 )
-        common = int(np.bitwise_and.reduce([_ALL, *counted.values()]))
+        common = int(np.bitwise_and.reduce([_ALL, *numeric.values()]))
         if not common:
-            raise _contradiction(where, counted)
+            raise _contradiction(where, numeric)
         for (_, name), bits in self._bits.items():
             if name in targets and bits > 0 and common & bits:
                 common &= bits
-        used = {name: bits for (_, name), bits in self._bits.items() if bits > 0 and common & bits}
+        bits_of = {name: bits for (_, name), bits in self._bits.items() if bits > 0 and common & bits}
         possible = [marks for k, marks in enumerate(READINGS) if common >> k & 1]
-        commas, points = (any(mark in self._seen[name] for name in used) for mark in ",.")
+        commas, points = (any(mark in self._marks_of[name] for name in bits_of) for mark in ",.")
         if len({marks.decimal for marks in possible}) == 1 or not (commas or points):
-            chosen = possible[0]
-            commas |= any(not bits & _POINTS for bits in used.values())
-            grouped = any(not fit(bits, Marks(chosen.decimal)) for bits in used.values())
-            decimal = "decimal commas" if commas and chosen.decimal == "," else ""
-            if decimal or grouped:
-                between = f"{_KINDS[chosen.thousands]} between thousands" if grouped else ""
+            choice = possible[0]
+            commas |= any(not bits & _POINTS for bits in bits_of.values())
+            has_thousands = any(not fit(bits, Marks(choice.decimal)) for bits in bits_of.values())
+            decimal = "decimal commas" if commas and choice.decimal == "," else ""
+            if decimal or has_thousands:
+                between = f"{_KINDS[choice.thousands]} between thousands" if has_thousands else ""
                 how = " and ".join(filter(None, [decimal, between]))
                 log.warning("%s: numbers are read with %s", where, how)
-            return chosen
-        return self._chosen(where, possible, separators, commas, known or {})
+            return choice
+        return self._likeliest(where, possible, separators, commas, scales or {})
 
-    def _chosen(
+    def _likeliest(
         self, where: str, possible: Sequence[Marks], separators: Sequence[str], commas: bool,
-        known: Mapping[str, tuple[float, float]],
+        scales: Mapping[str, tuple[float, float]],
     ) -> Marks:  # fmt: skip
         """The marks where all numbers with marks are such as 1,234 or 1.234."""
         by_decimal = {marks.decimal: marks for marks in reversed(possible)}
-        shown = "1,234" if commas else "1.234"
-        nearest = self._nearest(by_decimal, known)
+        example = "1,234" if commas else "1.234"
+        nearest = self._nearest(by_decimal, scales)
         if nearest is not None:
             decimal, why = nearest, "because the numbers are then near those of the training"
         elif not commas:
@@ -213,20 +213,20 @@ class Evidence:
         log.warning(
             "%s: a number such as %s is read as %s, %s: if that is wrong, write the numbers with decimal points and "
             "nothing between thousands",
-            where, shown, value, why,
+            where, example, value, why,
         )  # fmt: skip
         return by_decimal[decimal]
 
-    def _nearest(self, by_decimal: Mapping[str, Marks], known: Mapping[str, tuple[float, float]]) -> str | None:
+    def _nearest(self, by_decimal: Mapping[str, Marks], scales: Mapping[str, tuple[float, float]]) -> str | None:
         """The decimal mark with which numbers are clearly nearer to known means; None if none is."""
-        away: dict[str, list[float]] = {decimal: [] for decimal in by_decimal}
-        for name, (mean, std) in known.items():
+        distances: dict[str, list[float]] = {decimal: [] for decimal in by_decimal}
+        for name, (mean, std) in scales.items():
             cells = pd.Series([cell for cell in self._cells.get(name, []) if "," in cell or "." in cell], dtype=str)
             for decimal, marks in by_decimal.items():
                 if len(cells):
                     x_N = plain(cells, marks).astype(np.float64)
-                    away[decimal].append(float((x_N - mean).abs().median()) / std)
-        best, *others = sorted((max(found), decimal) for decimal, found in away.items() if found) or [(np.inf, "")]
+                    distances[decimal].append(float((x_N - mean).abs().median()) / std)
+        best, *others = sorted((max(each), decimal) for decimal, each in distances.items() if each) or [(np.inf, "")]
         clear = best[0] <= _NEAR and all(other[0] > best[0] + _FURTHER for other in others)
         return best[1] if clear else None
 
@@ -260,22 +260,22 @@ def fit_commas(bits: int) -> bool:
     return bool(bits & ~_POINTS & _ALL)
 
 
-def _contradiction(where: str, counted: Mapping[tuple[str, str], int]) -> InputError:
+def _contradiction(where: str, bits_of: Mapping[tuple[str, str], int]) -> InputError:
     """The error for columns that agree on no marks, with two of them that differ, if there are two."""
 
     def pairs() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-        keys = {bits: key for key, bits in counted.items()}
+        keys = {bits: key for key, bits in bits_of.items()}
         yield from ((keys[a], keys[b]) for a in keys for b in keys if not a & b)
 
-    def named(key: tuple[str, str]) -> str:
-        decimals = {marks.decimal for k, marks in enumerate(READINGS) if counted[key] >> k & 1}
+    def words(key: tuple[str, str]) -> str:
+        decimals = {marks.decimal for k, marks in enumerate(READINGS) if bits_of[key] >> k & 1}
         how = {frozenset("."): "decimal points", frozenset(","): "decimal commas"}.get(frozenset(decimals), "")
-        file = f" of {key[0]}" if len({file for file, _ in counted}) > 1 else ""
+        file = f" of {key[0]}" if len({file for file, _ in bits_of}) > 1 else ""
         return f"column {key[1]!r}{file}" + (f" has {how}" if how else "")
 
     pair = next(pairs(), None)
-    shown = " and ".join(map(named, pair)) if pair else f"columns {listed(sorted({name for _, name in counted}), 5)}"
+    parts = " and ".join(map(words, pair)) if pair else f"columns {listed(sorted({name for _, name in bits_of}), 5)}"
     return InputError(
-        f"{where} writes numbers in different ways ({shown}): write all with one decimal mark and one mark between "
+        f"{where} writes numbers in different ways ({parts}): write all with one decimal mark and one mark between "
         "thousands, or drop the columns that differ"
     )

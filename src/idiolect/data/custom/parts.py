@@ -20,7 +20,7 @@ from idiolect.data.custom import images, tables
 from idiolect.data.custom.columns import (
     check_frame,
     codes,
-    dropped,
+    columns_to_drop,
     find,
     find_target,
     labels,
@@ -28,7 +28,7 @@ from idiolect.data.custom.columns import (
     without_nan,
 )
 from idiolect.data.custom.identifiers import look_at_numbers, suspects
-from idiolect.data.custom.images import Encoded
+from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
 from idiolect.data.datasets.dataset import Column, Source, TaskName
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     """One split: a table, and an image for each of its rows or none."""
 
     frame: pd.DataFrame
-    pictures: list[Encoded] | None = None
+    pictures: list[EncodedImage] | None = None
 
 
 def from_frame(
@@ -73,7 +73,7 @@ def from_frame(
     Raises:
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
-    parts = [Part(_named(f)) for f in ((frame,) if test is None else (frame, test))]
+    parts = [Part(_with_names(f)) for f in ((frame,) if test is None else (frame, test))]
     return assemble(name, parts, target=target, client_column=client_column, drop=drop, task=task)
 
 
@@ -123,8 +123,8 @@ def read_dataset(
 ) -> Source:
     """As ``from_dataset``; files of images must be ``within`` some folders."""
     if isinstance(dataset, Mapping) and dataset:
-        which = [key for key in choose_splits(list(map(str, dataset)), name) if key]
-        splits = {f"{name} ({key})": dataset[key] for key in which}
+        keys = [key for key in choose_splits(list(map(str, dataset)), name) if key]
+        splits = {f"{name} ({key})": dataset[key] for key in keys}
     else:
         splits = {name: dataset}
     drop = [drop] if isinstance(drop, str) else list(drop)
@@ -152,18 +152,18 @@ def from_arrow(
 ) -> Part:
     """A table in the hub's layout; ``class_names`` has the names for columns that contain numbers of classes."""
     drop = [name for text in drop for name in split_names(text, table.column_names)]
-    found = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
+    image_columns = [field.name for field in table.schema if _holds_images(field.type) and field.name not in drop]
     if image_column is not None:
-        found = [c for c in found if c == find(table.column_names, image_column, "image_column", where)]
-        if not found:
+        image_columns = [c for c in image_columns if c == find(table.column_names, image_column, "image_column", where)]
+        if not image_columns:
             raise InputError(
                 f"image_column: column {image_column!r} of {where} contains no encoded images: give another column"
             )
-    if len(found) > 1:
-        raise InputError(f"{where} has images in {listed(found)}: keep one and drop the others")
+    if len(image_columns) > 1:
+        raise InputError(f"{where} has images in {listed(image_columns)}: keep one and drop the others")
     pictures = None
-    if found:
-        column = table.column(found[0])
+    if image_columns:
+        column = table.column(image_columns[0])
         if pa.types.is_struct(column.type):
             has_path = column.type.get_field_index("path") >= 0
             content = pc.struct_field(column, "bytes").to_pylist()
@@ -173,10 +173,10 @@ def from_arrow(
         if within:
             within.check([Path(path) for data, path in zip(content, paths, strict=True) if path and not data])
         pictures = [
-            Encoded(f"row {i} of {where}" + (f" ({path})" if path else ""), data or (Path(path) if path else None))
+            EncodedImage(f"row {i} of {where}" + (f" ({path})" if path else ""), data or (Path(path) if path else None))
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
         ]
-        table = table.drop_columns(found)
+        table = table.drop_columns(image_columns)
     frame = to_frame(table.replace_schema_metadata(None))
     for name in frame:
         classes = class_names.get(str(name))
@@ -188,17 +188,17 @@ def from_arrow(
                     f"are for 0 to {len(classes) - 1}; correct the numbers, or name every class"
                 )
             frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
-    return Part(_named(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")])), pictures)
+    return Part(_with_names(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")])), pictures)
 
 
 def choose_splits(names: Sequence[str], where: str) -> tuple[str, str | None]:
     """The names of the training split and of the test split: train and test, else the first two."""
     train = next((n for n in names if n.lower() in _TRAIN), names[0])
     rest = [n for n in names if n != train]
-    test = next((n for known in _TEST for n in rest if n.lower() == known), rest[0] if rest else None)
-    unused = [n for n in rest if n != test]
-    if unused or (test and test.lower() != "test"):
-        beside = f"; not used: {listed(unused)}" if unused else ""
+    test = next((n for usual in _TEST for n in rest if n.lower() == usual), rest[0] if rest else None)
+    others = [n for n in rest if n != test]
+    if others or (test and test.lower() != "test"):
+        beside = f"; not used: {listed(others)}" if others else ""
         log.warning("%s: %s is the training split and %s the test split%s", where, train, test, beside)
     return train, test
 
@@ -229,7 +229,7 @@ def assemble(
     columns = [str(c) for c in frame]
     label = find_target(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
-    out = dropped(columns, [drop] if isinstance(drop, str) else drop, name)
+    out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
     if owner == label or {label, owner} & set(out):
         raise InputError(f"target {label}, client_column {owner} and drop {listed(out)} must be different columns")
     if parts[0].pictures is None and size:
@@ -239,19 +239,19 @@ def assemble(
     look(f"target {label!r} of {name}", "class", y_R, class_names)
     owners = {}
     if owner is not None:
-        whose = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
-        owners[owner] = Column(*codes(whose, f"client_column {owner!r} of {name}"))
+        owner_R = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
+        owners[owner] = Column(*codes(owner_R, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
     beside = [c for c in columns if c not in {label, owner, *out}]
-    used = parts[0].pictures is None
+    is_table = parts[0].pictures is None
     group_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
         np.arange(len(parts)), [len(part.frame) for part in parts]
     )
-    named = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if used else set()
-    few = suspects(frame, beside, owner, used, named)
+    counters = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if is_table else set()
+    few = suspects(frame, beside, owner, is_table, counters)
     if parts[0].pictures is None:
-        encodings = tables.fitted(frame[beside], name)
-        x_R = tables.encoded(encodings, frame)
+        encodings = tables.fit_table(frame[beside], name)
+        x_R = tables.encode(encodings, frame)
     else:
         encodings = ()
         x_R = images.read([picture for part in parts for picture in part.pictures or ()], size, name)
@@ -294,7 +294,7 @@ def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
     return pd.concat([first.frame, *(part.frame[list(first.frame)] for part in rest)], ignore_index=True)
 
 
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True)
     if frame.columns.has_duplicates:  # which has a message of its own
         return frame

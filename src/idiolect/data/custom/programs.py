@@ -23,30 +23,30 @@ def from_program(path: str, **options: Any) -> Source:
     Raises:
         InputError: there is no function at the path, it fails, or it returns something that cannot be read.
     """
-    found = by_path(path, "data")
-    if not callable(found):
+    function = by_path(path, "data")
+    if not callable(function):
         raise InputError(
             f"data {path}: this is not a function; give a function without arguments that returns the data"
         )
     try:
-        given = found()
+        data = function()
     except InputError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
-    if isinstance(given, pd.DataFrame):
-        asked = {k: v for k, v in options.items() if k != "resize"}
-        return from_frame(given, name=path, **asked)
-    if any(hasattr(one, "features") for one in (given.values() if isinstance(given, dict) else [given])):
-        return from_dataset(given, name=path, **options)
+    if isinstance(data, pd.DataFrame):
+        table_options = {k: v for k, v in options.items() if k != "resize"}
+        return from_frame(data, name=path, **table_options)
+    if any(hasattr(one, "features") for one in (data.values() if isinstance(data, dict) else [data])):
+        return from_dataset(data, name=path, **options)
     if set_ := [k for k, v in options.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, tuple) and len(given) in (2, 3):
-        x, y, *clients = given
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        x, y, *clients = data
         return from_arrays(x, y, clients=clients[0] if clients else None, task=options["task"], name=path)
     raise InputError(
-        f"data {path} returns a {type(given).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
+        f"data {path} returns a {type(data).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
         "pandas DataFrame or a data set of datasets"
     )

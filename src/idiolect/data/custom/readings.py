@@ -60,7 +60,7 @@ _QUANTITY = re.compile(
     rf"(?:([$€£¥])\s*{_AMOUNT}(?:\s*[kKmM])?|{_AMOUNT}\s*([{_SINGLE}]|[^\W\d_][^\W\d_²³%°./*^\d-]+(?:[/*·^]\S+)?|"
     rf"[µ°%]\S*|[^\W\d_]+[/²³]\S*))"
 )
-_MARKED = re.compile(r"[+-]?\d{1,3}(?:[,'’\s]\d{2,3})+(?:[.,]\d+)?")
+_DIGIT_GROUPS = re.compile(r"[+-]?\d{1,3}(?:[,'’\s]\d{2,3})+(?:[.,]\d+)?")
 _NUMBER = r"[+-]?\d{1,3}(?:[.,]\d+)?"
 _PAIR = re.compile(
     rf"{_NUMBER}\s*[/x×*:|;]\s*{_NUMBER}(?:\s*[x×/]\s*{_NUMBER})?|\(\s*{_NUMBER}\s*[,;]\s*{_NUMBER}\s*\)"
@@ -73,12 +73,12 @@ def are_dates(texts: Sequence[str]) -> bool:
     >>> are_dates(["5 Jan 2024", "6 Feb 2024"]), are_dates(["08:30", "17:05"]), are_dates(["1.5", "2-3", "may"])
     (True, True, False)
     """
-    numbered = [text for text in texts if any(map(str.isdecimal, text[:_LONGEST]))]
-    times = len(numbered) > _MOST * len(texts) and all(map(_TIME.fullmatch, numbered))  # unlike the titres 1:40, 1:80
+    digits = [text for text in texts if any(map(str.isdecimal, text[:_LONGEST]))]
+    times = len(digits) > _MOST * len(texts) and all(map(_TIME.fullmatch, digits))  # unlike the titres 1:40, 1:80
     return times or _mostly(texts, _DATE.fullmatch)
 
 
-def are_numbered_dates(x_R: NDArray[np.float64]) -> bool:
+def are_date_numbers(x_R: NDArray[np.float64]) -> bool:
     """Whether known numbers (R,) are all dates such as 20240105, or with the time, 20240105083000.
 
     >>> are_numbered_dates(np.array([20240105.0, 20231231])), are_numbered_dates(np.array([20240105.0, 20241305]))
@@ -105,17 +105,17 @@ def are_quantities(texts: Sequence[str]) -> bool:
     (True, False, False)
     """
     short = [text for text in texts if len(text) <= _LONGEST]
-    units = Counter(found[1] or found[2] for text in short if (found := _QUANTITY.fullmatch(text)))
+    units = Counter(match[1] or match[2] for text in short if (match := _QUANTITY.fullmatch(text)))
     return units.total() > _MOST * len(texts) and max(units.values(), default=0) > 1
 
 
-def are_marked(texts: Sequence[str]) -> bool:
+def are_digit_groups(texts: Sequence[str]) -> bool:
     """Whether most of some different texts are digits with marks that make no number, as 12,34,567.
 
     >>> are_marked(["12,34,567", "1,23,456"]), are_marked(["1.2.3", "1.2.4"])
     (True, False)
     """
-    return _mostly(texts, _MARKED.fullmatch)
+    return _mostly(texts, _DIGIT_GROUPS.fullmatch)
 
 
 def are_pairs(texts: Sequence[str]) -> bool:

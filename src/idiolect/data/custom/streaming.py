@@ -28,14 +28,15 @@ from idiolect.core.files import about_backslashes
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
 from idiolect.data.custom.columns import check_frame
-from idiolect.data.custom.hub import said
-from idiolect.data.custom.images import SUFFIXES, Encoded
+from idiolect.data.custom.hub import reason
+from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.numbers import MISSING, Evidence, Marks, fit, fit_commas
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.text_files import (
     EXCEL,
     Roles,
+    convert,
     looks_like_data,
     marks_of,
     no_header,
@@ -43,7 +44,6 @@ from idiolect.data.custom.text_files import (
     read_csvs,
     readings_by,
     separator_of,
-    typed,
     without_missing,
 )
 
@@ -108,7 +108,7 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
     if path.is_dir():
         files = folders.images_in(path, within)
         for start in range(0, len(files), size):
-            pictures = [Encoded(str(file), file) for file in files[start : start + size]]
+            pictures = [EncodedImage(str(file), file) for file in files[start : start + size]]
             yield Part(pd.DataFrame(index=range(len(pictures))), pictures)
     elif path.suffix.lower() == ".parquet":
         yield from _parquet(path, size, within)
@@ -137,7 +137,7 @@ def _file(path: Path, within: Within) -> Part:
     if kind == ".jsonl":
         return Part(folders.jsonl(path))
     if kind in SUFFIXES:
-        return Part(pd.DataFrame(index=range(1)), [Encoded(str(path), path)])
+        return Part(pd.DataFrame(index=range(1)), [EncodedImage(str(path), path)])
     raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(folders.TABLES)}")
 
 
@@ -146,7 +146,7 @@ def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
         for batch in parquet_batches(open_parquet(path), size):
             yield from_arrow(pa.Table.from_batches([batch]), {}, str(path), within=within)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as parquet ({said(error)}): write the file again") from None
+        raise InputError(f"{path} cannot be read as parquet ({reason(error)}): write the file again") from None
 
 
 def _lines(path: Path, size: int) -> Iterator[Part]:
@@ -181,11 +181,11 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         raise no_header(path, names)
     check_frame(pd.DataFrame(columns=names, index=[0]), str(path))
     parsing = ParseOptions(delimiter=separator, newlines_in_values='"' in text)
-    parsed = _in_parallel if "\n" in text and not parsing.newlines_in_values else _in_order
+    parse = _in_parallel if "\n" in text and not parsing.newlines_in_values else _in_order
 
-    features = roles.used(names)
-    used = [name for name in features if numbers(name)]
-    begun = False
+    features = roles.feature_columns(names)
+    number_columns = [name for name in features if numbers(name)]
+    is_started = False
 
     def rows(floats: Collection[str], decimal: str = ".") -> Iterator[pd.DataFrame]:
         """Some rows at a time: these columns as numbers, and all others as stripped texts.
@@ -197,40 +197,40 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         ways = [how(column_types=types)]
         if decimal != ".":
             ways.append(how(column_types=dict.fromkeys(names, pa.string())))
-        for table in parsed(path, names, parsing, ways):
-            found = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
-            texts = {name: _known(table.column(name), name in features) for name in found}
+        for table in parse(path, names, parsing, ways):
+            text_columns = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
+            texts = {name: _strip(table.column(name), name in features) for name in text_columns}
             columns = {name: texts[name] if name in texts else table.column(name) for name in names}
             yield to_frame(pa.table(columns), split_blocks=True)
 
     try:
-        if _is_plain(path, text, separator, used):
-            for frame in rows(used):
-                begun = True
+        if _is_plain(path, text, separator, number_columns):
+            for frame in rows(number_columns):
+                is_started = True
                 yield Part(frame)
         else:
             evidence, label = Evidence(), [name for name in (roles.label(names),) if name is not None]
             for frame in rows(()):
-                looked_at = {name: frame[name] for name in (*used, *label)}
-                evidence.add(str(path), looked_at, readings_by(looked_at))
+                candidates = {name: frame[name] for name in (*number_columns, *label)}
+                evidence.add(str(path), candidates, readings_by(candidates))
             marks = marks_of(evidence, str(path), [separator], label, roles)
-            bits = {name: evidence.bits(str(path), name) for name in used}
-            commas = marks == Marks(",") and parsed is _in_parallel
-            floats = [name for name in used if commas and fit(bits[name], marks)]
+            bits = {name: evidence.bits(str(path), name) for name in number_columns}
+            commas = marks == Marks(",") and parse is _in_parallel
+            floats = [name for name in number_columns if commas and fit(bits[name], marks)]
             for frame in rows(floats, marks.decimal if floats else "."):
-                begun = True
+                is_started = True
                 numeric = frame.select_dtypes("float").columns
                 still = {name: of_column for name, of_column in bits.items() if name not in numeric}
-                yield Part(pd.DataFrame(typed({name: frame[name] for name in names}, marks, still, roles)))
+                yield Part(pd.DataFrame(convert({name: frame[name] for name in names}, marks, still, roles)))
     except (pa.ArrowException, OSError) as error:
-        if begun:
+        if is_started:
             what = "a line has too many cells, or a text where the others have numbers"
             raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
-    if not begun:
+    if not is_started:
         yield Part(read_csv(path, roles))
 
 
-def _known(column: pa.ChunkedArray, feature: bool) -> pa.ChunkedArray:
+def _strip(column: pa.ChunkedArray, feature: bool) -> pa.ChunkedArray:
     """Stripped texts, null where missing."""
     text = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.is_in(text, pa.array(MISSING if feature else ("",), pa.string())), None, text)
@@ -253,8 +253,8 @@ def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -
     except pd.errors.ParserError:
         return False
     rows.columns = rows.columns.str.strip()
-    found = readings_by({name: without_missing(rows[name].str.strip()) for name in numbers if name in rows})
-    return any(bits > 0 and not fit_commas(bits) for bits in found)
+    bits_C = readings_by({name: without_missing(rows[name].str.strip()) for name in numbers if name in rows})
+    return any(bits > 0 and not fit_commas(bits) for bits in bits_C)
 
 
 def _in_order(
@@ -299,13 +299,13 @@ def _in_parallel(
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes]:
     """The rest of a file as blocks of whole lines."""
-    begun = b""
+    start = b""
     while block := file.read(_BLOCK):
-        lines, _, rest = (begun + block).rpartition(b"\n")
+        lines, _, rest = (start + block).rpartition(b"\n")
         if len(rest) > _BLOCK:
             raise pa.ArrowInvalid("a line is longer than a block")
         if lines.strip():
             yield lines
-        begun = rest
-    if begun.strip():
-        yield begun
+        start = rest
+    if start.strip():
+        yield start

@@ -32,7 +32,7 @@ _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", 
 # --- features
 
 
-def fitted(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
+def fit_table(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
     """How the columns of a table become features.
 
     Numbers stay as they are, NaN if missing, and texts become one 0/1 feature for each text. If float32 cannot tell the
@@ -44,17 +44,17 @@ def fitted(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
     Raises:
         InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
     """
-    every = fitted_columns(frame)
-    used = tuple(encoding for encoding in every if encoding.features)
+    every = fit_columns(frame)
+    informative = tuple(encoding for encoding in every if encoding.features)
     if constant := [encoding.name for encoding in every if not encoding.features]:
         log.warning("%s: columns with only one value are left out: %s", where, listed(constant))
-    if not used:
+    if not informative:
         raise InputError(f"{where} has no feature besides target and client: keep a column with different values")
-    return used
+    return informative
 
 
-def fitted_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
-    """As ``fitted``, for every column; one with only one value gives no feature.
+def fit_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
+    """As ``fit_table``, for every column; one with only one value gives no feature.
 
     Raises:
         InputError: a column holds dates, lists or too many texts, or a number is infinite.
@@ -62,7 +62,7 @@ def fitted_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
     return tuple(_fit(values, str(name)) for name, values in frame.items())
 
 
-def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd.Series[Any]]) -> Tensor:
+def encode(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd.Series[Any]]) -> Tensor:
     """The features of a table: (R, F), float32; a text that an encoding does not know gives zeros.
 
     Raises:
@@ -77,7 +77,7 @@ def encoded(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd
 
 
 def as_they_are(encodings: Sequence[Encoding], frame: pd.DataFrame) -> Tensor | None:
-    """As ``encoded``, and faster, of known, finite floating-point numbers that do not change; None of all others."""
+    """As ``encode``, and faster, of known, finite floating-point numbers that do not change; None of all others."""
     if any(one.kind != "number" or not one.value or one.gaps or one.shift for one in encodings):
         return None
     if frame.empty or not all(dtype in (np.float32, np.float64) for dtype in frame.dtypes):
@@ -104,27 +104,27 @@ def _fit(values: pd.Series[Any], name: str) -> Encoding:
 
 def _fit_number(values: pd.Series[Any], name: str) -> Encoding:
     x_R = _finite(values, name).astype(np.float64, copy=False)
-    gone_R = np.isnan(x_R)
-    if readings.are_numbered_dates(x_R[~gone_R]):
+    missing_R = np.isnan(x_R)
+    if readings.are_date_numbers(x_R[~missing_R]):
         raise _dates(name, " such as 20240105")
-    different = np.unique(x_R[~gone_R])
+    different = np.unique(x_R[~missing_R])
     shift = shift_of(x_R)
     if shift:
         log.info("the median of column %r was subtracted, because 32 bits cannot tell its numbers apart", name)
     return Encoding(
         name,
         value=len(different) > 1,
-        gaps=bool(gone_R.any() and len(different)),
+        gaps=bool(missing_R.any() and len(different)),
         shift=shift,
         scaled=not np.isin(different, (0, 1)).all(),
     )
 
 
 def _fit_text(values: pd.Series[Any], name: str) -> Encoding:
-    gone_R = missing(values)
-    if gone_R.all():
+    missing_R = missing(values)
+    if missing_R.all():
         return Encoding(name, value=False)
-    _, names = codes(values[~gone_R].astype(object), f"column {name!r}")
+    _, names = codes(values[~missing_R].astype(object), f"column {name!r}")
     if readings.are_dates(names):
         raise _dates(name)
     texts = [text for text in names if not NUMBER.fullmatch(text)]
@@ -146,9 +146,9 @@ def _fit_text(values: pd.Series[Any], name: str) -> Encoding:
             "different categories (the first in row %d, counting from 0): write them in one way if they are the same",
             name, min(rows),
         )  # fmt: skip
-    if len(names) == 1 and not gone_R.any():
+    if len(names) == 1 and not missing_R.any():
         return Encoding(name, value=False)
-    return Encoding(name, "text", names, gaps=bool(gone_R.any()))
+    return Encoding(name, "text", names, gaps=bool(missing_R.any()))
 
 
 def _seems(texts: Sequence[str], categories: bool) -> str:
@@ -159,7 +159,7 @@ def _seems(texts: Sequence[str], categories: bool) -> str:
         return "pairs of numbers, as 120/80: write each number into a column of its own"
     if not categories and all(map(NUMBER.fullmatch, texts)):
         return "numbers that are texts: convert them to numbers"
-    if readings.are_marked(texts):
+    if readings.are_digit_groups(texts):
         return "numbers with marks that are not understood: write them without marks between thousands"
     return ""
 
@@ -167,11 +167,11 @@ def _seems(texts: Sequence[str], categories: bool) -> str:
 def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.float32]]:
     """The features of a column, in the order of their names."""
     if encoding.kind == "text":
-        gone_R = missing(values)
+        missing_R = missing(values)
         text_R = np.full(len(values), None, object)
-        text_R[~gone_R] = by_value(text_of, values[~gone_R])
-        found = [text_R == text for text in encoding.texts] + [gone_R] * encoding.gaps
-        return [feature_R.astype(np.float32) for feature_R in found]
+        text_R[~missing_R] = by_value(text_of, values[~missing_R])
+        masks = [text_R == text for text in encoding.texts] + [missing_R] * encoding.gaps
+        return [feature_R.astype(np.float32) for feature_R in masks]
     x_R = _finite(values, encoding.name)
     number_R = (x_R.astype(np.float64) - encoding.shift if encoding.shift else x_R).astype(np.float32, copy=False)
     return [number_R] * encoding.value + [np.isnan(x_R).astype(np.float32)] * encoding.gaps
@@ -196,8 +196,8 @@ def _doubles(values: pd.Series[Any]) -> NDArray[np.float64]:
     try:
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     except OverflowError:  # Python's whole numbers have no limit
-        bounded = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
-        return bounded.to_numpy(dtype=np.float64, na_value=np.nan)
+        floats = values.map(lambda v: np.inf if isinstance(v, int) and abs(v) > sys.float_info.max else v)
+        return floats.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _first(values: pd.Series[Any], texts: list[str]) -> str:

@@ -37,7 +37,7 @@ class Roles(NamedTuple):
         texts: further columns that stay texts, such as that of the clients.
         drop: columns that are left out, of which several may be joined by +; they stay texts too.
         features: says of a column's name whether it is a feature; None for all others.
-        known: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
+        scale_of: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
             written.
     """
 
@@ -45,7 +45,7 @@ class Roles(NamedTuple):
     texts: Collection[str] = ()
     drop: Sequence[str] = ()
     features: Callable[[str], bool] | None = None
-    known: Callable[[str], tuple[float, float] | None] | None = None
+    scale_of: Callable[[str], tuple[float, float] | None] | None = None
 
     def label(self, columns: Sequence[str]) -> str | None:
         """The target column, if there is one."""
@@ -54,7 +54,7 @@ class Roles(NamedTuple):
         except InputError:
             return None
 
-    def used(self, columns: Sequence[str]) -> list[str]:
+    def feature_columns(self, columns: Sequence[str]) -> list[str]:
         """The columns of features."""
         out = [name for text in self.drop for name in split_names(text, columns)]
         rest = [name for name in columns if name not in (self.label(columns), *self.texts, *out)]
@@ -90,19 +90,19 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
     files = [_cells(path) for path in paths]
     evidence, bits, targets = Evidence(), [], set()
     for file in files:
-        label, used = roles.label(list(file.columns)), roles.used(list(file.columns))
-        for name in used:
+        label, features = roles.label(list(file.columns)), roles.feature_columns(list(file.columns))
+        for name in features:
             file.columns[name] = without_missing(file.columns[name])
-        looked_at = {name: file.columns[name] for name in (*used, label) if name is not None}
-        found_C = readings_by(looked_at)
-        bits.append(dict(zip(looked_at, found_C, strict=True)))
+        candidates = {name: file.columns[name] for name in (*features, label) if name is not None}
+        bits_C = readings_by(candidates)
+        bits.append(dict(zip(candidates, bits_C, strict=True)))
         targets |= {label} if label is not None else set()
         if PICTURES not in file.columns:  # beside images, columns are no features
-            evidence.add(str(file.path), looked_at, found_C)
+            evidence.add(str(file.path), candidates, bits_C)
     marks = marks_of(evidence, listed(paths, 3), [file.separator for file in files], targets, roles)
     return {
-        file.path: pd.DataFrame(typed(file.columns, PLAIN if PICTURES in file.columns else marks, found, roles))
-        for file, found in zip(files, bits, strict=True)
+        file.path: pd.DataFrame(convert(file.columns, PLAIN if PICTURES in file.columns else marks, bits_of, roles))
+        for file, bits_of in zip(files, bits, strict=True)
     }
 
 
@@ -110,8 +110,8 @@ def marks_of(
     evidence: Evidence, where: str, separators: Sequence[str], targets: Collection[str], roles: Roles
 ) -> Marks:
     """As ``Evidence.marks``, with what is known of features."""
-    known = {name: about for name in evidence.names if (about := roles.known and roles.known(name))}
-    return evidence.marks(where, separators, targets, known)
+    scales = {name: about for name in evidence.names if (about := roles.scale_of and roles.scale_of(name))}
+    return evidence.marks(where, separators, targets, scales)
 
 
 def without_missing(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -122,11 +122,11 @@ def without_missing(column: pd.Series[Any]) -> pd.Series[Any]:
 def readings_by(columns: Mapping[str, pd.Series[Any]]) -> list[int]:
     """The ways in which each of some columns is numbers (see ``readings_of``)."""
     # All columns end to end: one by one, the thousands of columns of a wide table would take a minute.
-    found = readings_of(pd.concat(columns.values(), ignore_index=True), len(columns)) if columns else ()
-    return [int(bits) for bits in found]
+    bits_C = readings_of(pd.concat(columns.values(), ignore_index=True), len(columns)) if columns else ()
+    return [int(bits) for bits in bits_C]
 
 
-def typed(
+def convert(
     columns: Mapping[str, pd.Series[Any]], marks: Marks, bits: Mapping[str, int], roles: Roles
 ) -> dict[str, pd.Series[Any]]:
     """Columns of features as numbers, truth values or texts, and the texts of the target as names of classes.
@@ -138,7 +138,7 @@ def typed(
         roles: of the columns.
     """
     label = roles.label(list(columns))
-    made = {}
+    result = {}
     for name, column in columns.items():
         if name in bits and not bits[name] and column.dropna().str.lower().isin(["true", "false"]).all():
             column = column.str.lower().map({"true": True, "false": False})
@@ -146,8 +146,8 @@ def typed(
         elif name in bits and fit(bits[name], marks):
             column = plain(column, marks)
             column = _classes(column) if name == label else numbers(column)
-        made[name] = column
-    return made
+        result[name] = column
+    return result
 
 
 def _cells(path: Path) -> _Cells:
@@ -164,11 +164,11 @@ def _cells(path: Path) -> _Cells:
         reason = str(error).strip().rpartition("error: ")[2].lower()
         raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
     header = ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
-    named = [i for i, name in enumerate(header) if name]
-    if len(named) < len(header):
-        log.warning("%s: %d columns without a name are left out", path, len(header) - len(named))
-    frame = raw.iloc[1:, named].dropna(how="all")
-    frame.columns = pd.Index([header[i] for i in named])
+    places = [i for i, name in enumerate(header) if name]
+    if len(places) < len(header):
+        log.warning("%s: %d columns without a name are left out", path, len(header) - len(places))
+    frame = raw.iloc[1:, places].dropna(how="all")
+    frame.columns = pd.Index([header[i] for i in places])
     if frame.columns.has_duplicates and looks_like_data(header):
         raise no_header(path, header)
     check_frame(frame, str(path))

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _DAY = 86_400  # seconds
 
 
-class Kept(NamedTuple):
+class CacheEntry(NamedTuple):
     """The content of a cache file; the tensors are mapped, not read."""
 
     tensors: dict[str, Tensor]
@@ -46,7 +46,7 @@ def mark(file: Path) -> list[str | int]:
     return [str(file.resolve()), about.st_size, about.st_ino, about.st_mtime_ns, about.st_ctime_ns]
 
 
-def load(path: Path) -> Kept | None:
+def load(path: Path) -> CacheEntry | None:
     """What the cache has at this place; None if there is nothing or its check sum is wrong."""
     try:
         with safe_open(path, "pt") as file:
@@ -56,7 +56,7 @@ def load(path: Path) -> Kept | None:
         if path.exists():
             log.info("the cache %s is broken (%s) and is made again", path, error)
         return None
-    return Kept(tensors, about) if about.pop("crc", None) == _crc(tensors) else None
+    return CacheEntry(tensors, about) if about.pop("crc", None) == _crc(tensors) else None
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bool:
@@ -81,20 +81,20 @@ def trim(beside: Path, begins: str, most: float) -> None:
 
     ``beside``, which is one of them, stays. Unfinished files that are more than a day old are removed too.
     """
-    found = []
+    entries = []
     for file in [*beside.parent.glob(f"{begins}*.safetensors"), *beside.parent.glob("*.tmp")]:
         with suppress(OSError):  # another process removes files too
             about = file.stat()
             if file.suffix != ".tmp":
-                found.append((about.st_mtime, about.st_size, file))
+                entries.append((about.st_mtime, about.st_size, file))
             elif about.st_mtime < time.time() - _DAY:
                 file.unlink()
-    held = sum(size for _, size, _ in found)
-    for _, size, file in sorted(found):
-        if held > most and file != beside:
+    total = sum(size for _, size, _ in entries)
+    for _, size, file in sorted(entries):
+        if total > most and file != beside:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
-                held -= size
+                total -= size
 
 
 def _crc(tensors: Mapping[str, Tensor]) -> str:

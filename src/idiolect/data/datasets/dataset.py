@@ -147,8 +147,8 @@ def shape(x: Tensor) -> str:
 
 def digest(source: Source) -> str:
     """A short fingerprint of a source's samples, labels and columns."""
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for array in (source.x_R.numpy(), source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
-        found.update(str((array.shape, array.dtype)).encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        hasher.update(str((array.shape, array.dtype)).encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()

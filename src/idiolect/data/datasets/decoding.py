@@ -17,8 +17,8 @@ from idiolect.core.errors import InputError
 from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
 from idiolect.data.datasets.dataset import Column
-from idiolect.data.datasets.files import Part
-from idiolect.data.datasets.formats import Opened, open_part
+from idiolect.data.datasets.files import PartFiles
+from idiolect.data.datasets.formats import PartContent, open_part
 
 # R samples, N samples of a batch, C channels, H height, W width
 
@@ -34,73 +34,73 @@ class Samples(NamedTuple):
     columns: dict[str, Column]
 
 
-def decode(name: str, card: Card, train: list[Part], test: list[Part]) -> Samples:
+def decode(name: str, card: Card, train: list[PartFiles], test: list[PartFiles]) -> Samples:
     """Read the files of both splits.
 
     Raises:
         InputError: a file is missing, broken or from another data set.
     """
-    opened = [open_part(part, card) for part in (*train, *test)]
-    labels = [_labels(part, name, card) for part in opened]
+    parts = [open_part(part, card) for part in (*train, *test)]
+    labels = [_labels(part, name, card) for part in parts]
     keep = [y < len(card.class_names) for y in labels]
-    kept = [int(k.sum()) for k in keep]
+    counts = [int(k.sum()) for k in keep]
     columns = {}
     for key in card.columns:
-        values = [part.columns[key].filter(pa.array(k)) for part, k in zip(opened, keep, strict=True)]
+        values = [part.columns[key].filter(pa.array(k)) for part, k in zip(parts, keep, strict=True)]
         columns[key] = _column(pa.concat_arrays(values))
     _check_domains(name, card, columns)
     shared_memory.check(
-        sum(kept) * math.prod(card.shape), f"{name}: {sum(kept):,} samples", f"put the files of {name} there"
+        sum(counts) * math.prod(card.shape), f"{name}: {sum(counts):,} samples", f"put the files of {name} there"
     )
-    x_R = np.empty((sum(kept), *card.shape), np.uint8)  # filled batch by batch: there is no second copy
+    x_R = np.empty((sum(counts), *card.shape), np.uint8)  # filled batch by batch: there is no second copy
     start = 0
-    for part, keep_R in zip(opened, keep, strict=True):
+    for part, keep_R in zip(parts, keep, strict=True):
         row = 0
         for batch in part.images:
-            chosen_N = np.flatnonzero(keep_R[row : row + len(batch)])
-            here = x_R[start : start + len(chosen_N)]
+            row_N = np.flatnonzero(keep_R[row : row + len(batch)])
+            space = x_R[start : start + len(row_N)]
             if isinstance(batch, np.ndarray):
-                here[:] = batch[chosen_N]
+                space[:] = batch[row_N]
             else:
-                for to, i in enumerate(chosen_N):
-                    here[to] = _image(batch[i], f"row {row + i} of {part.where}", name, card)
+                for to, i in enumerate(row_N):
+                    space[to] = _image(batch[i], f"row {row + i} of {part.where}", name, card)
             if card.transposed:
-                here[:] = here.swapaxes(2, 3).copy()
-            row, start = row + len(batch), start + len(chosen_N)
+                space[:] = space.swapaxes(2, 3).copy()
+            row, start = row + len(batch), start + len(row_N)
     y_R = np.concatenate([y[k] for y, k in zip(labels, keep, strict=True)])
-    return Samples(torch.from_numpy(x_R), torch.from_numpy(y_R), sum(kept[: len(train)]), columns)
+    return Samples(torch.from_numpy(x_R), torch.from_numpy(y_R), sum(counts[: len(train)]), columns)
 
 
-def _labels(part: Opened, name: str, card: Card) -> NDArray[np.int64]:
+def _labels(part: PartContent, name: str, card: Card) -> NDArray[np.int64]:
     """The labels from 0; samples with labels above the classes are left out."""
-    allowed = card.labels or range(len(card.class_names))
-    y_R = np.asarray(part.labels.fill_null(allowed.start - 1), dtype=np.int64)
-    wrong = np.flatnonzero((y_R < allowed.start) | (y_R >= allowed.stop))
+    possible = card.labels or range(len(card.class_names))
+    y_R = np.asarray(part.labels.fill_null(possible.start - 1), dtype=np.int64)
+    wrong = np.flatnonzero((y_R < possible.start) | (y_R >= possible.stop))
     if wrong.size:
         raise InputError(
             f"row {wrong[0]} of {part.where} has the label {part.labels[int(wrong[0])].as_py()}, where the files of "
-            f"{name} have labels {allowed.start} to {allowed.stop - 1}: put the files of {name} there"
+            f"{name} have labels {possible.start} to {possible.stop - 1}: put the files of {name} there"
         )
-    return y_R - allowed.start
+    return y_R - possible.start
 
 
 def _column(values: pa.Array) -> Column:
-    coded = values.dictionary_encode()
-    found = np.asarray(coded.dictionary.to_pylist())
-    order = np.argsort(found)
+    encoding = values.dictionary_encode()
+    texts = np.asarray(encoding.dictionary.to_pylist())
+    order = np.argsort(texts)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    return Column(rank[np.asarray(coded.indices)], tuple(found[order].tolist()))
+    return Column(rank[np.asarray(encoding.indices)], tuple(texts[order].tolist()))
 
 
 def _check_domains(name: str, card: Card, columns: dict[str, Column]) -> None:
     if not card.domains:
         return
-    found, known = set(columns["domain"].names), set(card.domains)
-    if found != known:
-        odd = "its files have the domains" if found - known else "its files have only the domains"
+    names, domains = set(columns["domain"].names), set(card.domains)
+    if names != domains:
+        odd = "its files have the domains" if names - domains else "its files have only the domains"
         raise InputError(
-            f"data set {name}: {odd} {', '.join(sorted(found))}; it needs samples of {', '.join(sorted(known))}: "
+            f"data set {name}: {odd} {', '.join(sorted(names))}; it needs samples of {', '.join(sorted(domains))}: "
             f"rename the domains, or put the files of {name} there"
         )
 
@@ -113,8 +113,8 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
-            opened = Image.open(io.BytesIO(data or b""))
-        with opened as file:
+            source = Image.open(io.BytesIO(data or b""))
+        with source as file:
             most = _MOST_TIMES * width * height
             if file.width * file.height > most or not (card.resize or file.size == (width, height)):
                 has = mode if card.convert else file.mode
@@ -123,7 +123,7 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
                     f"{width}x{height} in mode {mode}: put the files of {name} there"
                 )
             image: Image.Image = file.convert(mode) if card.convert else file
-            found = f"{image.width}x{image.height} in mode {image.mode}"
+            form = f"{image.width}x{image.height} in mode {image.mode}"
             if card.resize and image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             x_HWC = np.asarray(image)
@@ -133,7 +133,7 @@ def _image(data: bytes | None, where: str, name: str, card: Card) -> NDArray[np.
         raise InputError(f"{where} has no readable image: download the file again") from error
     if image.size != (width, height) or image.mode != mode:
         raise InputError(
-            f"{where} is an image of {found}, where {name} has {width}x{height} in mode {mode}: put the files of "
+            f"{where} is an image of {form}, where {name} has {width}x{height} in mode {mode}: put the files of "
             f"{name} there"
         )
     return x_HWC.reshape(height, width, channels).transpose(2, 0, 1)

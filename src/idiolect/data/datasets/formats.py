@@ -18,7 +18,7 @@ from idiolect.core.arrow_tables import open_parquet, parquet_batches, read_parqu
 from idiolect.core.errors import InputError
 from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
-from idiolect.data.datasets.files import Part, first_line
+from idiolect.data.datasets.files import PartFiles, first_line
 
 # R samples, N samples of a batch, C channels, H height, W width
 
@@ -26,7 +26,7 @@ _BATCH = 1000
 _MOST_LABELS = 10**8  # in a compressed file
 
 
-class Opened(NamedTuple):
+class PartContent(NamedTuple):
     """The labels and columns of a part, and its images still to come: encoded, or decoded as (N, C, H, W)."""
 
     where: str
@@ -35,67 +35,67 @@ class Opened(NamedTuple):
     images: Iterator[list[bytes | None] | NDArray[np.uint8]]
 
 
-def open_part(part: Part, card: Card) -> Opened:
+def open_part(part: PartFiles, card: Card) -> PartContent:
     """Read labels and columns, and get ready to read images.
 
     Raises:
         InputError: the file is broken, empty or lacks a column; for images, when they are read.
     """
     path = part.files[0]
-    formats: dict[str, tuple[str, Callable[..., Opened]]] = {
+    formats: dict[str, tuple[str, Callable[..., PartContent]]] = {
         ".parquet": ("parquet", _open_parquet),
         ".gz": ("IDX", _open_idx),
         ".mat": ("a MATLAB file of X and y", _open_mat),
     }
     kind, reader = formats[path.suffix]
-    broken = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, NotImplementedError, zlib.error)
+    faults = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, NotImplementedError, zlib.error)
 
-    def guarded(images: Iterator[Any]) -> Iterator[Any]:
+    def careful(images: Iterator[Any]) -> Iterator[Any]:
         try:
             yield from images
-        except broken as error:
-            raise blamed(error) from error
+        except faults as error:
+            raise fault(error) from error
 
-    def blamed(error: Exception) -> InputError:
+    def fault(error: Exception) -> InputError:
         return InputError(f"{path} cannot be read as {kind} ({first_line(error)}): download the file again")
 
     try:
-        opened = reader(part, card)
+        content = reader(part, card)
     except InputError:
         raise
-    except broken as error:
-        raise blamed(error) from error
-    if not len(opened.labels):
+    except faults as error:
+        raise fault(error) from error
+    if not len(content.labels):
         raise InputError(f"{path} has no rows: download the file again")
     if part.domain:
-        opened.columns["domain"] = pa.repeat(part.domain, len(opened.labels))
-    return opened._replace(images=guarded(opened.images))
+        content.columns["domain"] = pa.repeat(part.domain, len(content.labels))
+    return content._replace(images=careful(content.images))
 
 
-def _open_parquet(part: Part, card: Card) -> Opened:
+def _open_parquet(part: PartFiles, card: Card) -> PartContent:
     (path,) = part.files
     file = open_parquet(path)
     schema = file.schema_arrow
     image = next((c for c in card.image if c in schema.names), "")
     label = next((c for c in card.label if c in schema.names), "")
-    wanted = {} if part.domain else dict(card.columns)
+    extra = {} if part.domain else dict(card.columns)
     kinds = {c: schema.field(c).type for c in (image, label) if c}
     if (
         len(kinds) < 2
         or not pa.types.is_struct(kinds[image])
         or kinds[image].get_field_index("bytes") < 0
         or not pa.types.is_integer(kinds[label])
-        or any(c not in schema.names for c in wanted.values())
+        or any(c not in schema.names for c in extra.values())
     ):
-        found = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        form = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise InputError(
-            f"{path} has the columns {found}; it needs {' or '.join(card.image)} (a struct with the encoded bytes) and "
-            f"{' or '.join(card.label)} (integers)" + "".join(f" and {c} (text)" for c in wanted.values())
+            f"{path} has the columns {form}; it needs {' or '.join(card.image)} (a struct with the encoded bytes) and "
+            f"{' or '.join(card.label)} (integers)" + "".join(f" and {c} (text)" for c in extra.values())
         )
-    table = read_parquet(file, [label, *wanted.values()])
-    columns = {key: _text(table.column(c).combine_chunks(), c, path, schema.metadata) for key, c in wanted.items()}
+    table = read_parquet(file, [label, *extra.values()])
+    columns = {key: _text(table.column(c).combine_chunks(), c, path, schema.metadata) for key, c in extra.items()}
     images = (batch.column(0).field("bytes").to_pylist() for batch in parquet_batches(file, _BATCH, [f"{image}.bytes"]))
-    return Opened(str(path), table.column(label).combine_chunks(), columns, images)
+    return PartContent(str(path), table.column(label).combine_chunks(), columns, images)
 
 
 def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes] | None) -> pa.Array:
@@ -113,7 +113,7 @@ def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes
         raise InputError(f"{path} has metadata that do not fit its columns ({error}): write the file again") from error
 
 
-def _open_idx(part: Part, card: Card) -> Opened:
+def _open_idx(part: PartFiles, card: Card) -> PartContent:
     """LeCun's format: a magic number, the sizes as big-endian 32-bit integers, then the bytes."""
     images_path, labels_path = part.files
     with gzip.open(labels_path) as file:
@@ -131,7 +131,7 @@ def _open_idx(part: Part, card: Card) -> Opened:
                 pixels = np.frombuffer(file.read(count * height * width), np.uint8)
                 yield pixels.reshape(count, 1, height, width)
 
-    return Opened(str(images_path), pa.array(labels.astype(np.int64)), {}, images())
+    return PartContent(str(images_path), pa.array(labels.astype(np.int64)), {}, images())
 
 
 def _idx_header(file: gzip.GzipFile) -> tuple[int, int, int, int]:
@@ -139,7 +139,7 @@ def _idx_header(file: gzip.GzipFile) -> tuple[int, int, int, int]:
     return magic, rows, height, width
 
 
-def _open_mat(part: Part, card: Card) -> Opened:
+def _open_mat(part: PartFiles, card: Card) -> PartContent:
     """SVHN's format: images X (H, W, C, R) and labels y (R, 1); some files write the digit 0 as 10."""
     from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
@@ -156,4 +156,4 @@ def _open_mat(part: Part, card: Card) -> Opened:
     if (channels, height, width) != card.shape or rows != len(y_R) or x_HWCR.dtype != np.uint8:
         raise ValueError(f"X has the shape {x_HWCR.shape}, y has {len(y_R)} labels")
     images = (x_HWCR[..., i : i + _BATCH].transpose(3, 2, 0, 1) for i in range(0, rows, _BATCH))
-    return Opened(str(path), pa.array(np.where(y_R == 10, 0, y_R)), {}, images)
+    return PartContent(str(path), pa.array(np.where(y_R == 10, 0, y_R)), {}, images)

@@ -23,7 +23,7 @@ from idiolect.data.datasets import cache
 from idiolect.data.datasets.catalogue import SETS, Card
 from idiolect.data.datasets.dataset import Column, Source
 from idiolect.data.datasets.decoding import Samples, decode
-from idiolect.data.datasets.files import Part, locate
+from idiolect.data.datasets.files import PartFiles, locate
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ def load(name: str, data_dir: Path | None = None) -> Source:
     place = data_dir or os.environ.get("IDIOLECT_DATA")
     folder = Path(os.path.expanduser(place)) / name if place else None
     x_R, y_R, train_rows, columns = _read(name, card, folder) if card.origin or card.domains else _digits()
-    found, published = (train_rows, len(y_R) - train_rows), (card.train_rows, card.test_rows)
-    if found != published:
+    counts, published_counts = (train_rows, len(y_R) - train_rows), (card.train_rows, card.test_rows)
+    if counts != published_counts:
         log.warning(
             "data set %s: the files hold %s training and %s test samples where %s and %s are published; results will "
             "not compare with published ones",
             name,
-            *(f"{count:,}" for count in (*found, *published)),
+            *(f"{count:,}" for count in (*counts, *published_counts)),
         )
     return Source(
         name,
@@ -116,10 +116,10 @@ def _card(name: str) -> Card:
 
 
 def _digits() -> Samples:
-    found = find_spec("sklearn")  # its file is read without importing it, which takes seconds
-    assert found is not None
-    assert found.origin is not None
-    rows = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", np.uint8, delimiter=",")
+    spec = find_spec("sklearn")  # its file is read without importing it, which takes seconds
+    assert spec is not None
+    assert spec.origin is not None
+    rows = np.loadtxt(Path(spec.origin).parent / "datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     x_R = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     return Samples(torch.from_numpy(x_R), torch.from_numpy(rows[:, -1].astype(np.int64)), len(x_R), {})
 
@@ -127,15 +127,15 @@ def _digits() -> Samples:
 def _read(name: str, card: Card, folder: Path | None) -> Samples:
     train, test = locate(name, card, folder)
     place = cache.place(_key(name, card, [*train, *test]))
-    if place and (kept := cache.load(place)):
-        return _unpack(kept)
+    if place and (entry := cache.load(place)):
+        return _unpack(entry)
     rows = decode(name, card, train, test)
-    if place and cache.save(place, *_pack(rows)) and (kept := cache.load(place)):
-        return _unpack(kept)
+    if place and cache.save(place, *_pack(rows)) and (entry := cache.load(place)):
+        return _unpack(entry)
     return rows
 
 
-def _key(name: str, card: Card, parts: list[Part]) -> str:
+def _key(name: str, card: Card, parts: list[PartFiles]) -> str:
     """A name for the decoded samples of these files, read in this way."""
     files = [(part.domain, *cache.mark(f)) for part in parts for f in part.files]
     way = [card.shape, len(card.class_names), str(card.labels), card.transposed, card.convert, card.resize]
@@ -152,9 +152,9 @@ def _pack(rows: Samples) -> tuple[dict[str, Tensor], dict[str, str]]:
     return {"x": rows.x_R, "y": rows.y_R, **codes}, about
 
 
-def _unpack(kept: cache.Kept) -> Samples:
+def _unpack(entry: cache.CacheEntry) -> Samples:
     columns = {
-        key: Column(kept.tensors[f"column.{key}"].numpy(), tuple(found))
-        for key, found in json.loads(kept.about["columns"]).items()
+        key: Column(entry.tensors[f"column.{key}"].numpy(), tuple(names))
+        for key, names in json.loads(entry.about["columns"]).items()
     }
-    return Samples(kept.tensors["x"], kept.tensors["y"], int(kept.about["train_rows"]), columns)
+    return Samples(entry.tensors["x"], entry.tensors["y"], int(entry.about["train_rows"]), columns)

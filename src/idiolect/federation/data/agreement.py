@@ -20,7 +20,7 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, option
 from idiolect.data import FederatedData
-from idiolect.data.custom.columns import check_amounts, ordered
+from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy import units
 from idiolect.deploy.schema import Inputs, Scale
@@ -140,7 +140,7 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
             raise InputError(
                 f"{first} has {what[0]} and {site} has {what[1]}: all sites need samples of one kind and size"
             )
-    classes = tuple(ordered({name for offer in offers.values() for name in offer.classes}))
+    classes = tuple(in_order({name for offer in offers.values() for name in offer.classes}))
     if len(classes) < 2:
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
     if one.kind == "table":
@@ -246,7 +246,7 @@ def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
         if len(offers) > 1 and not others & set(offer.classes):
             sentences.append(
                 f"no class of {site} ({listed(offer.classes, 5)}) is one of another site's "
-                f"({listed(ordered(others), 5)}): if they mean the same, write them in one way"
+                f"({listed(in_order(others), 5)}): if they mean the same, write them in one way"
             )
     return sentences + hidden_gaps(inputs.columns, offers)
 
@@ -271,7 +271,7 @@ def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
         )
     gaps = any(column.gaps for column in by.values())
     if kinds == {"text"}:
-        texts = tuple(ordered({text for column in by.values() for text in column.texts}))
+        texts = tuple(in_order({text for column in by.values() for text in column.texts}))
         if len(texts) == 1 and not gaps:
             return Encoding(name, value=False)
         return Encoding(name, "text", texts, gaps=gaps)

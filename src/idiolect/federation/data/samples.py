@@ -15,7 +15,7 @@ from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
-from idiolect.data.custom.columns import check_amounts, codes, dropped, find_target
+from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
 from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
@@ -137,7 +137,7 @@ class SiteFiles:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
-        return tables.encoded(inputs.columns, frame)
+        return tables.encode(inputs.columns, frame)
 
     def _pixels(self) -> list[Tensor]:
         if not self._read_images:
@@ -149,13 +149,13 @@ def _without(part: Part, drop: Sequence[str], where: str) -> Part:
     """A part without some columns."""
     if not len(part.frame):
         raise InputError(f"{where} has no samples: give some")
-    out = dropped([str(c) for c in part.frame], drop, where)
+    out = columns_to_drop([str(c) for c in part.frame], drop, where)
     return Part(part.frame.drop(columns=out), part.pictures)
 
 
 def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
     """How each column becomes features; other sites may have more texts than the only one here."""
-    for column in tables.fitted_columns(frame):
+    for column in tables.fit_columns(frame):
         values = frame[column.name].dropna()
         if not column.features and len(values) and isinstance(values.iloc[0], str):
             yield Encoding(column.name, "text", codes(values, f"column {column.name!r}")[1])
