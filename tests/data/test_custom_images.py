@@ -232,7 +232,7 @@ def test_many_images_are_decoded_once(tmp_path, own_cache, monkeypatch):
 
 def test_decoded_images_that_nobody_asks_for_make_room(own_cache, monkeypatch):
     monkeypatch.setattr("idiolect.data.custom.images._MANY", 1)
-    monkeypatch.setattr("idiolect.data.custom.images._KEPT", 2000)  # bytes: each file has 2 * 300 and a head
+    monkeypatch.setattr("idiolect.data.custom.images._CACHE_BYTES", 2000)  # bytes: each file has 2 * 300 and a head
     contents = [[encode(grey(10, 30)) for _ in range(2)] for _ in range(4)]
     for age, content in zip((50, 30, 20), contents, strict=False):
         before = set(own_cache.glob("*"))

@@ -117,7 +117,7 @@ def test_a_signal_in_training_ends_the_site(asked: Asked, monkeypatch: pytest.Mo
     def stopped(*_: object) -> None:
         raise Interrupted("stopped", 15)
 
-    monkeypatch.setattr("idiolect.federation.site.worker.Site.run", stopped)
+    monkeypatch.setattr("idiolect.federation.site.worker.ClientRunner.run", stopped)
     with pytest.raises(Interrupted):
         asked.answer(asked.of("local", 2))
 
