@@ -182,26 +182,26 @@ def _link(recipe: Recipe) -> str:
 
 def _page(paper: str) -> str:
     every = _all(paper)
-    often = Counter(note for recipe in every for note in recipe.assumed)
+    often = Counter(note for recipe in every for note in recipe.assumptions)
     shared = [note for note, count in often.items() if count >= SHARED]
     parts = [f"# {PAPERS[paper]}", "", f"Unless a table says otherwise: {SETTINGS[paper]}", "", LEGEND, ""]
     for recipe in every:
         parts += [f"## {recipe.name}", "", f"{recipe.title}.", ""]
         if recipe.cells:
             parts += [*_table(recipe, recipe.cells), ""]
-        assumed = [note for note in recipe.assumed if note not in shared]
-        if len(assumed) < len(recipe.assumed):
-            assumed.append("What is said [of several tables](#of-several-tables).")
+        assumptions = [note for note in recipe.assumptions if note not in shared]
+        if len(assumptions) < len(recipe.assumptions):
+            assumptions.append("What is said [of several tables](#of-several-tables).")
         for title, notes in (
             ("", [*_protocols(recipe.cells), *_about(recipe), *_found(recipe), *_reasons(recipe), *_cannot(recipe)]),
             ("Of the paper's own numbers:", [*deviation_note(recipe, recipe.cells), *recipe.doubts]),
-            ("What the paper leaves open, and what is taken here:", assumed),
+            ("What the paper leaves open, and what is taken here:", assumptions),
         ):
             parts += [title, ""] * bool(title and notes) + [f"- {note}" for note in notes] + [""] * bool(notes)
     if shared:
         parts += ["## Of several tables", "", "What the paper leaves open, and what is taken in these:", ""]
     for note in shared:
-        of = ", ".join(r.name.partition("/")[2] for r in every if note in r.assumed)
+        of = ", ".join(r.name.partition("/")[2] for r in every if note in r.assumptions)
         parts.append(f"- {note} ({of})")
     return "\n".join(parts).rstrip() + "\n"
 

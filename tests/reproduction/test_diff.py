@@ -250,7 +250,7 @@ def test_a_recipes_cell_that_is_most_like_the_run(runs: Path) -> None:
     assert found.differences == (), "of any seed"
     (number,) = found.numbers
     assert (number.b, number.round_b, number.first) == (0.915, 4, None)
-    mine, theirs = of_recipe(made, recipes.chosen(made, {"clients": "9"}), of_run(runs / "a"))
+    mine, theirs = of_recipe(made, recipes.select(made, {"clients": "9"}), of_run(runs / "a"))
     assert [d[:3] for d in compare(mine, theirs).differences] == [("clients", "4", "9")]
 
 
@@ -260,7 +260,7 @@ def test_a_cell_of_another_moment_is_compared_at_it(tmp_path: Path) -> None:
     made = recipe(rounds=2, protocol="also=received")
     records = pd.read_parquet(tmp_path / "r" / "records.parquet").query("metric == 'accuracy' and round == 2")
     for method, stage, published in (("fedavg", "received", 0.6), ("fedavg_ft", "personalised", 0.7)):
-        mine, theirs = of_recipe(made, recipes.chosen(made, {"method": method}), of_run(tmp_path / "r"))
+        mine, theirs = of_recipe(made, recipes.select(made, {"method": method}), of_run(tmp_path / "r"))
         found = compare(mine, theirs)
         assert found.differences == ()
         assert found.numbers[0].a == pytest.approx(records[records.stage == stage].value.mean(), abs=1e-12)

@@ -96,7 +96,7 @@ def test_a_figure_has_runs_and_no_numbers(name):
 
 def test_all_that_is_unstated_is_said():
     for name in (*CELLS, *SETTINGS, *FIGURES):
-        said = recipes.get(name).assumed
+        said = recipes.get(name).assumptions
         assert said, name
         assert all(s.endswith(".") for s in said)
 
@@ -290,7 +290,7 @@ def test_a_difference_of_settings_shows():
         return getattr(study, where["hyperparameter"]) if where["hyperparameter"] == "lr" else 0
 
     def of_cifar10(some):
-        made = recipes.stated("fedpac/hyperparameters", some, rate)
+        made = recipes.settings_table("fedpac/hyperparameters", some, rate)
         (c,) = (c for c in made.cells if c.where["hyperparameter"] == "lr" and c.where["dataset"] == "cifar10")
         return outcome(c, [])
 

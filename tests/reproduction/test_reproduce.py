@@ -33,7 +33,7 @@ from idiolect.reproduction import (
     speeds,
     verdicts,
 )
-from idiolect.reproduction.recipes import Cell, Recipe, cell, chosen
+from idiolect.reproduction.recipes import Cell, Recipe, cell, select
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
 from idiolect.studies.progress import Watcher
@@ -609,15 +609,15 @@ def test_a_cell_keeps_the_precision_of_its_numbers(tmp_path: Path) -> None:
 def test_cells_are_chosen_by_their_conditions() -> None:
     cells = tuple(made(m, where={"clients": k}) for k in (20, 100) for m in ("local", "fedper"))
     recipe = Recipe("fedpac/table1", "a table", "results", cells)
-    assert chosen(recipe, {}) == list(cells)
-    assert chosen(recipe, {"clients": "20"}, ["fedper"]) == [cells[1]]
-    assert chosen(recipe, {"clients": "20+100", "method": "local"}) == [cells[0], cells[2]]
+    assert select(recipe, {}) == list(cells)
+    assert select(recipe, {"clients": "20"}, ["fedper"]) == [cells[1]]
+    assert select(recipe, {"clients": "20+100", "method": "local"}) == [cells[0], cells[2]]
     for only, sentence in (
         ({"client": "20"}, "fedpac/table1 has no condition 'client'; did you mean 'clients'"),
         ({"clients": "30"}, "fedpac/table1 has no cell with clients=30; choose from 20, 100"),
     ):
         with pytest.raises(InputError) as caught:
-            chosen(recipe, only)
+            select(recipe, only)
         assert str(caught.value).startswith(sentence)
 
 
@@ -852,14 +852,14 @@ def test_tables_say_what_they_mean(tmp_path: Path) -> None:
 
 def test_a_deviation_stands_beside_its_number() -> None:
     over_clients = recipes.get("pfedfda/table1")
-    (c,) = chosen(over_clients, {"dataset": "cifar10s", "samples_percent": "25"}, ["pfedfda"])
+    (c,) = select(over_clients, {"dataset": "cifar10s", "samples_percent": "25"}, ["pfedfda"])
     assert verdicts.theirs(over_clients, c) == "59.50 ± 12"
     assert verdicts.ours(over_clients, c, 63.45, None, {"client_std": 11.93}) == "63.45 ± 12"
     assert verdicts.ours(over_clients, c, 63.45, 0.4, {"client_std": 11.93}) == "63.45 ± 12, mean ± 0.40"
     assert verdicts.ours(over_clients, replace(c, std=None), 63.45, None, {"client_std": 11.93}) == "63.45"
     assert verdicts.deviation_note(over_clients, [c]) == ["The ± of both is the standard deviation over clients."]
     over_seeds = recipes.get("fedcr/table10")
-    (c,) = chosen(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
+    (c,) = select(over_seeds, {"dataset": "emnist_letters", "partition": "non-iid_1"}, ["fedcr"])
     assert verdicts.theirs(over_seeds, c) == "97.47 ± 0.18"
     assert verdicts.ours(over_seeds, c, 97.0, 0.4, {"client_std": 3.0}) == "97.00 ± 0.40"
     assert verdicts.deviation_note(over_seeds, [c]) == ["The paper's ± is the standard deviation over three seeds."]

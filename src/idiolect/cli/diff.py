@@ -37,7 +37,7 @@ def diff_command(
         theirs = diff.of_run(Path(other))
     else:
         recipe = recipes.get(other)
-        mine, theirs = diff.of_recipe(recipe, recipes.chosen(recipe, conditions(only)), mine)
+        mine, theirs = diff.of_recipe(recipe, recipes.select(recipe, conditions(only)), mine)
     differences = diff.compare(mine, theirs)
     if as_json:
         print_json(differences.as_json())

@@ -90,7 +90,7 @@ def reproduce_command(
     if measure and not dry_run:
         raise InputError("--measure is for --dry-run: it says how long a table takes, and trains nothing")
     table = recipes.get(recipe)
-    cells = recipes.chosen(table, conditions(only), methods.split(",") if methods else None)
+    cells = recipes.select(table, conditions(only), methods.split(",") if methods else None)
     some, seconds = _seeds(seeds), _seconds(budget)
     # These lines check the settings: within a run, an error would count as a cell without data.
     study = Study(seeds=some, precision=precision, **({} if rounds is None else {"rounds": rounds}))

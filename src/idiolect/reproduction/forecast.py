@@ -195,6 +195,6 @@ def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
     if calculations := sum(r.note == "computed" for r in rows):
         below.append(f"{calculations} cells are computed without training.")
     below += [f"Note: {n.rstrip('.')}." for n in dict.fromkeys(r.note for r in rows) if n and n != "computed"]
-    below += [f"Assumed: {a}" for a in recipe.assumed]
+    below += [f"Assumed: {a}" for a in recipe.assumptions]
     head = Text(f"{recipe.name}: {recipe.title}\n")
     return Group(head, *([table] if runs else []), Text("\n".join(["", *below])))

@@ -14,7 +14,7 @@ import pandas as pd
 from idiolect import methods, report
 from idiolect.core import files
 from idiolect.reproduction.outcomes import protocol_of
-from idiolect.reproduction.recipes import Cell, Recipe, named
+from idiolect.reproduction.recipes import Cell, Recipe, study_name
 from idiolect.reproduction.seed_runs import seed_runs
 from idiolect.runs.folder import RECORDS_FILE
 
@@ -47,7 +47,7 @@ def beside(those: Iterable[tuple[Cell, report.Run]]) -> list[report.Run]:
         cells = [c for c, _ in all_]
         whole = reduce(_union, (_as_cell(c, its, _label(c, cells)) for c, its in all_))
         common = {k: v for k, v in cells[0].where.items() if all(c.where.get(k) == v for c in cells)}
-        runs_of_settings.append(replace(whole, name=named(common)))
+        runs_of_settings.append(replace(whole, name=study_name(common)))
     return runs_of_settings
 
 

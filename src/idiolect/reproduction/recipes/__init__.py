@@ -76,13 +76,13 @@ class Recipe:
     title: str
     kind: Kind
     cells: tuple[Cell, ...]
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     decimals: int = 2
     deviation: str = ""
     doubts: tuple[str, ...] = ()
 
 
-Made = Callable[[], Recipe]
+Maker = Callable[[], Recipe]
 
 
 def names() -> list[str]:
@@ -96,44 +96,44 @@ def get(name: str) -> Recipe:
     Raises:
         InputError: there is none of this name.
     """
-    known = _all()
-    if name not in known:
-        near = nearest(name, known).partition(" Known:")[0]
+    recipes = _all()
+    if name not in recipes:
+        near = nearest(name, recipes).partition(" Known:")[0]
         hint = near if near.startswith("did") else "names look like fedpac/table1:"
         raise InputError(f"unknown recipe {name!r}; {hint} see idiolect list recipes")
-    made = known[name]
-    printed = _printed(name)
+    make = recipes[name]
+    contents = _contents(name)
     return replace(
-        made(),
+        make(),
         name=name,
-        title=(made.__doc__ or "").strip().partition("\n")[0].rstrip("."),
-        deviation=printed.get("deviation", ""),
-        doubts=tuple(printed.get("doubts", ())),
+        title=(make.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        deviation=contents.get("deviation", ""),
+        doubts=tuple(contents.get("doubts", ())),
     )
 
 
 @lru_cache(maxsize=1)
-def _all() -> dict[str, Made]:
-    found: dict[str, Made] = {}
+def _all() -> dict[str, Maker]:
+    makers: dict[str, Maker] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
         functions = inspect.getmembers(importlib.import_module(f"{__name__}.{module}"), inspect.isfunction)
-        mine = [(n, f) for n, f in functions if f.__module__.endswith(f".{module}") and not n.startswith("_")]
-        mine.sort(key=lambda pair: pair[1].__code__.co_firstlineno)
-        found |= {f"{module}/{n}": f for n, f in mine}
-    return found
+        own = [(n, f) for n, f in functions if f.__module__.endswith(f".{module}") and not n.startswith("_")]
+        own.sort(key=lambda pair: pair[1].__code__.co_firstlineno)
+        makers |= {f"{module}/{n}": f for n, f in own}
+    return makers
 
 
 def published(name: str) -> list[dict[str, Any]]:
     """The numbers that a paper prints in a table, a row per cell; accuracies in per cent."""
-    rows: list[dict[str, Any]] = _printed(name)["rows"]
+    rows: list[dict[str, Any]] = _contents(name)["rows"]
     return rows
 
 
-def _printed(name: str) -> dict[str, Any]:
+def _contents(name: str) -> dict[str, Any]:
     """The file of a table; empty for a figure."""
     path = resources.files("idiolect.reproduction.published").joinpath(f"{name}.json")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    contents: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return contents
 
 
 def table(
@@ -154,20 +154,22 @@ def table(
         more: fields of the recipe.
     """
     rows = published(name)
-    given = [_split(row) for row in rows]
-    conditions = list({json.dumps({k: v for k, v in w.items() if k != "method"}): w for w, _, _ in given}.values())
-    added = [({**w, "method": m}, None, None) for w in conditions for m in beside]
+    rows_of_paper = [_split(row) for row in rows]
+    conditions = list(
+        {json.dumps({k: v for k, v in w.items() if k != "method"}): w for w, _, _ in rows_of_paper}.values()
+    )
+    additions = [({**w, "method": m}, None, None) for w in conditions for m in beside]
 
     def ours(where: Mapping[str, Any]) -> str:
         return methods(where) if callable(methods) else methods.get(where["method"], where["method"])
 
-    def made(where: dict[str, Any], value: Any, std: float | None) -> Cell:
+    def make(where: dict[str, Any], value: Any, std: float | None) -> Cell:
         if where["method"] == "fedavg":  # FedAvg is FedAvg-FT before tuning: one run measures both
-            tuned = ours({**where, "method": "fedavg_ft"})
-            return cell(where, settings(where), tuned, value, std, stage="received")
+            method = ours({**where, "method": "fedavg_ft"})
+            return cell(where, settings(where), method, value, std, stage="received")
         return cell(where, settings(where), ours(where), value, std)
 
-    return Recipe(name, "", "results", tuple(made(*c) for c in [*given, *added]), **more)
+    return Recipe(name, "", "results", tuple(make(*c) for c in [*rows_of_paper, *additions]), **more)
 
 
 def _split(row: Mapping[str, Any]) -> tuple[dict[str, Any], Any, float | None]:
@@ -190,8 +192,8 @@ def cell(
         return Cell(where, None, published, std, absent=settings, **more)
     if method.partition(":")[0] == "fedavg_ft":
         settings = {**settings, "protocol": {**settings.get("protocol", {}), "also": ["received"]}}
-    mine = {"name": named(where), "methods": (_use(method),)}
-    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=mine)
+    changes = {"name": study_name(where), "methods": (_use(method),)}
+    study = _study(json.dumps(settings, sort_keys=True)).model_copy(update=changes)
     return Cell(where, study, published, std, **more)
 
 
@@ -203,14 +205,14 @@ def _study(settings: str) -> Study:
 
 @lru_cache(maxsize=1024)
 def _use(method: str) -> Use:
-    asked = Spec.parse(method)
-    return use(asked.name, label=label_of(asked.name, asked.options), **asked.options)
+    spec = Spec.parse(method)
+    return use(spec.name, label=label_of(spec.name, spec.options), **spec.options)
 
 
-def stated(
+def settings_table(
     name: str,
     cells: Iterable[Cell],
-    taken: Callable[[Mapping[str, Any], Study], float | str],
+    value_of: Callable[[Mapping[str, Any], Study], float | str],
     *,
     beside: Iterable[Mapping[str, Any]] = (),
     **more: Any,
@@ -222,7 +224,7 @@ def stated(
     Args:
         name: of the table of settings.
         cells: of the paper's tables of results.
-        taken: the value in a study of the setting ``where["hyperparameter"]``.
+        value_of: the value in a study of the setting ``where["hyperparameter"]``.
         beside: further settings, of which the paper has none.
         **more: fields of the recipe.
     """
@@ -230,50 +232,50 @@ def stated(
     rows = [*published(name), *({**where, "value": None} for where in beside)]
     studies = [(c.where, c.study) for c in cells if c.study]
 
-    def made(row: Mapping[str, Any]) -> Cell:
+    def make(row: Mapping[str, Any]) -> Cell:
         where = {k: v for k, v in row.items() if k not in ("value", "std", "tuned_over")}
         own = [r["dataset"] for r in rows if all(r[k] == row[k] for k in keys[1:])]
 
         def value() -> float | str:
-            found = {
-                taken(where, study): None
+            values = {
+                value_of(where, study): None
                 for of, study in studies
                 if row["method"] in ("all", of["method"])
                 and (study.dataset not in own if row["dataset"] == "all" else study.dataset == row["dataset"])
                 and all(of.get(k) == v for k, v in where.items() if k not in keys)
             }
-            return next(iter(found)) if len(found) == 1 else " or ".join(map(str, found))
+            return next(iter(values)) if len(values) == 1 else " or ".join(map(str, values))
 
         return Cell(where, published=row["value"], value=value)
 
-    return Recipe(name, "", "settings", tuple(map(made, rows)), **more)
+    return Recipe(name, "", "settings", tuple(map(make, rows)), **more)
 
 
-def named(where: Mapping[str, Any]) -> str:
+def study_name(where: Mapping[str, Any]) -> str:
     """The name of a study, from the conditions of its cell."""
     return " ".join(str(v) for k, v in where.items() if k != "method").replace("/", "_") or "cell"
 
 
-def chosen(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | None = None) -> list[Cell]:
+def select(recipe: Recipe, only: Mapping[str, str], methods: Sequence[str] | None = None) -> list[Cell]:
     """The cells of a recipe for which all of ``only`` holds, of these methods.
 
     Raises:
         InputError: a condition or a value that no cell has.
     """
     cells = list(recipe.cells)
-    wanted: dict[str, Sequence[str]] = {k: v.split("+") for k, v in only.items()}
+    conditions: dict[str, Sequence[str]] = {k: v.split("+") for k, v in only.items()}
     if methods is not None:
-        wanted["method"] = methods
-    for key, values in wanted.items():
-        known = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
-        if not known:
+        conditions["method"] = methods
+    for key, values in conditions.items():
+        choices = list(dict.fromkeys(str(c.where[key]) for c in recipe.cells if key in c.where))
+        if not choices:
             if not recipe.cells:
                 raise InputError(f"{recipe.name} has no cells to choose from: leave out {key}")
             keys = list(dict.fromkeys(k for c in recipe.cells for k in c.where))
             raise InputError(f"{recipe.name} has no condition {key!r}; {nearest(key, keys)}")
         for value in values:
-            if value not in known:
-                raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(known)}")
+            if value not in choices:
+                raise InputError(f"{recipe.name} has no cell with {key}={value}; choose from {', '.join(choices)}")
         cells = [c for c in cells if str(c.where.get(key)) in values]
     if not cells and recipe.cells:
         raise InputError(f"{recipe.name} has no cell with all of {', '.join(f'{k}={v}' for k, v in only.items())}")

@@ -20,7 +20,7 @@ from idiolect import data, methods, models
 from idiolect.core import keys
 from idiolect.core.method import Method, Task
 from idiolect.data.partitions.allocation import held_out
-from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, stated, table
+from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table
 from idiolect.studies.config import Study
 
 _NETWORKS = {
@@ -52,7 +52,7 @@ _BETAS = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4, 0)  # that the paper tunes among, and no
 
 _SEEDS = "Three seeds are --seeds 0,1,2."
 _CLASSES = "Client i has the classes i, i + 1, ... of the released code; the text has them drawn at random."
-_ASSUMED = (
+_ASSUMPTIONS = (
     _CLASSES,
     "The learning rates that were chosen are not printed. Here they are those of the released code's instructions, "
     "which are for CIFAR-100 with Dirichlet labels: 0.05 for FedCR, 0.005 for FedSR, 0.01 for the others. Ditto's 0.5 "
@@ -74,7 +74,7 @@ _ASSUMED = (
 )
 _GRID = "The values of beta are 0 and those that the paper tunes among."
 _CURVES = (
-    *_ASSUMED,
+    *_ASSUMPTIONS,
     "The paper's curves are of the round's clients after their local training; here they are of all clients, with "
     "tuned heads, in every 25th round.",
 )
@@ -109,10 +109,10 @@ def _method(where: Mapping[str, Any]) -> str:
     name, dataset, second = str(where["method"]), where["dataset"], where.get("partition") == "non-iid_2"
     fine = dataset == "cifar100"
     if name == "fedcr":
-        shared = where.get("aggregate_model", True)  # without, A.2.1 counts the parameters of 256 dimensions
-        latent = where.get("gaussian_dimensions") or (_LATENT[dataset] if shared else 256)
+        with_encoder = where.get("aggregate_model", True)  # without, A.2.1 counts the parameters of 256 dimensions
+        latent = where.get("gaussian_dimensions") or (_LATENT[dataset] if with_encoder else 256)
         beta = where.get("beta", 1e-3 if fine and second else 5e-4)
-        return f"fedcr:latent={latent},beta={beta},lr=0.05,share_encoder={str(shared).lower()}"
+        return f"fedcr:latent={latent},beta={beta},lr=0.05,share_encoder={str(with_encoder).lower()}"
     if name == "ditto":
         return f"ditto:pull={0.1 if dataset == 'emnist_letters' else 0.01 if fine and second else 0.001}"
     if name == "fedsr_ft":
@@ -123,52 +123,52 @@ def _method(where: Mapping[str, Any]) -> str:
 
 
 def _study(where: Mapping[str, Any]) -> Study:
-    found = cell(where, _settings(where), _method(where)).study
-    assert found is not None
-    return found
+    study = cell(where, _settings(where), _method(where)).study
+    assert study is not None
+    return study
 
 
 def table2() -> Recipe:
     """Ten methods on four data sets, with few classes per client and with Dirichlet labels."""
-    return table("fedcr/table2", _settings, _method, assumed=_ASSUMED)
+    return table("fedcr/table2", _settings, _method, assumptions=_ASSUMPTIONS)
 
 
 def table10() -> Recipe:
     """Table 2 with the deviations over three seeds."""
-    return table("fedcr/table10", _settings, _method, assumed=(*_ASSUMED, _SEEDS))
+    return table("fedcr/table10", _settings, _method, assumptions=(*_ASSUMPTIONS, _SEEDS))
 
 
 def table3() -> Recipe:
     """FedCR by the dimensions of its Gaussians, from 512 to 2."""
-    return table("fedcr/table3", _settings, _method, assumed=_ASSUMED)
+    return table("fedcr/table3", _settings, _method, assumptions=_ASSUMPTIONS)
 
 
 def table4() -> Recipe:
     """Rows in all and of a client, batch size and rounds."""
     cells = [
-        Cell(where, published=value, value=partial(_counted, where["dataset"], where["quantity"]))
+        Cell(where, published=value, value=partial(_data_count, where["dataset"], where["quantity"]))
         for where, value, _ in map(_split, published("fedcr/table4"))
     ]
     return Recipe("fedcr/table4", "", "settings", tuple(cells))
 
 
-def _counted(dataset: str, quantity: str) -> int:
+def _data_count(dataset: str, quantity: str) -> int:
     study = _study({"dataset": dataset, "method": "fedcr"})
     rows = int(data.describe(dataset)["rows"])
     each = rows // (study.clients or 1)
     test = int(held_out(np.array(each), study.partition.options["test_fraction"]))
-    counted = {"all_data": rows, "train_per_client": each - test, "test_per_client": test}
-    return counted[quantity] if quantity in counted else int(getattr(study, quantity))
+    counts = {"all_data": rows, "train_per_client": each - test, "test_per_client": test}
+    return counts[quantity] if quantity in counts else int(getattr(study, quantity))
 
 
 def table5() -> Recipe:
     """The convolutional network of the methods without a Gaussian layer."""
-    return _layers("fedcr/table5", ("cifar10", "cifar100"), also="fashion_mnist")
+    return _layers("fedcr/table5", ("cifar10", "cifar100"), extra="fashion_mnist")
 
 
 def table6() -> Recipe:
     """The convolutional network with the Gaussian layer, of FedCR and FedSR."""
-    return _layers("fedcr/table6", ("cifar10", "cifar100"), also="fashion_mnist")
+    return _layers("fedcr/table6", ("cifar10", "cifar100"), extra="fashion_mnist")
 
 
 def table7() -> Recipe:
@@ -181,19 +181,19 @@ def table8() -> Recipe:
     return _layers("fedcr/table8", ("emnist_letters",))
 
 
-def _layers(name: str, datasets: tuple[str, ...], also: str = "") -> Recipe:
+def _layers(name: str, datasets: tuple[str, ...], extra: str = "") -> Recipe:
     """A table of layers; and once more those of the body for a further data set, of which the paper says the same."""
     rows = [_split(row)[:2] for row in published(name)]
 
-    def made(where: dict[str, Any], value: Any, of: tuple[str, ...]) -> Cell:
+    def make(where: dict[str, Any], value: Any, of: tuple[str, ...]) -> Cell:
         return Cell(where, published=value, value=partial(_layer, of, "fedcr" in where["method"], where["layer"] - 1))
 
-    cells = [made(where, value, datasets) for where, value in rows]
-    if also:
+    cells = [make(where, value, datasets) for where, value in rows]
+    if extra:
         body = [(where, value) for where, value in rows if where["type"] != "Fully Connected"]
-        cells += [made({"dataset": also, **where}, value, (also,)) for where, value in body]
-    said = "With 64 filters 28x28 images leave 1,024 inputs, not 1,600; the released code has 4 and 12, and 192."
-    return Recipe(name, "", "settings", tuple(cells), (said,) if also else ())
+        cells += [make({"dataset": extra, **where}, value, (extra,)) for where, value in body]
+    note = "With 64 filters 28x28 images leave 1,024 inputs, not 1,600; the released code has 4 and 12, and 192."
+    return Recipe(name, "", "settings", tuple(cells), (note,) if extra else ())
 
 
 def _layer(datasets: tuple[str, ...], gaussian: bool, number: int) -> str:
@@ -236,7 +236,7 @@ def _fedcr(dataset: str) -> Method:
 def table9() -> Recipe:
     """FedCR that shares its Gaussians alone, on CIFAR-100 with 10, 15 and 20 classes per client."""
     local = "Local trains a client in the rounds that it is drawn for, and is not tuned after them."
-    return table("fedcr/table9", _settings, _method, assumed=(*_ASSUMED, local))
+    return table("fedcr/table9", _settings, _method, assumptions=(*_ASSUMPTIONS, local))
 
 
 def hyperparameters() -> Recipe:
@@ -248,8 +248,8 @@ def hyperparameters() -> Recipe:
         "final_head_epochs": {"value": partial(_tuning, cells)},
         "classifier_combination": {"value": partial(_combination, cells)},
     }
-    made = stated("fedcr/hyperparameters", cells, _taken, assumed=_ASSUMED, decimals=4)
-    return replace(made, cells=tuple(replace(c, **other.get(c.where["hyperparameter"], {})) for c in made.cells))
+    recipe = settings_table("fedcr/hyperparameters", cells, _setting_of, assumptions=_ASSUMPTIONS, decimals=4)
+    return replace(recipe, cells=tuple(replace(c, **other.get(c.where["hyperparameter"], {})) for c in recipe.cells))
 
 
 def _tuning(cells: Iterable[Cell]) -> str | int:
@@ -260,8 +260,8 @@ def _tuning(cells: Iterable[Cell]) -> str | int:
 
 
 def _combination(cells: Iterable[Cell]) -> str:
-    asked = [c for c in cells if c.study and not c.study.methods[0].options.get("collaboration", True)]
-    return f"off for {' and '.join(sorted({c.where['partition'] for c in asked}))}"
+    without = [c for c in cells if c.study and not c.study.methods[0].options.get("collaboration", True)]
+    return f"off for {' and '.join(sorted({c.where['partition'] for c in without}))}"
 
 
 _OPTIONS = {  # by the paper's names
@@ -274,21 +274,21 @@ _OPTIONS = {  # by the paper's names
 }
 
 
-def _taken(where: Mapping[str, Any], study: Study) -> float | str:
+def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:
     """A setting by the paper's name for it, in one of the studies of Table 2."""
     setting, use = where["hyperparameter"], study.methods[0]
-    found: float | str
+    value: float | str
     if setting == "prior":
         start = _fedcr("cifar10").init_server(keys.key(0))
         (mean,), (std,) = start.mean_CV.unique().tolist(), start.std_CV.unique().tolist()
-        found = f"N({mean:g},{std**2:g})"
+        value = f"N({mean:g},{std**2:g})"
     elif setting == "lr":
-        found = use.options.get("lr", study.lr)
+        value = use.options.get("lr", study.lr)
     elif where["method"] == "all":
-        found = getattr(study, setting)
+        value = getattr(study, setting)
     else:
-        found = use.options[_OPTIONS[where["method"], setting]]
-    return found
+        value = use.options[_OPTIONS[where["method"], setting]]
+    return value
 
 
 def fig1() -> Recipe:
@@ -299,20 +299,20 @@ def fig1() -> Recipe:
 def fig2() -> Recipe:
     """Features of test images in two dimensions, on MNIST, with the divergence and without."""
 
-    def made(partition: str, beta: float) -> Cell:
+    def make(partition: str, beta: float) -> Cell:
         where = {"dataset": "mnist", "partition": partition, "gaussian_dimensions": 2, "beta": beta, "method": "fedcr"}
         more = {"rounds": 20, "evaluate_every": 20, "protocol": {"stage": "trained", "observe": ["features"]}}
         return cell(where, _settings(where) | more, _method(where))
 
-    cells = [made(partition, beta) for partition in ("non-iid_1", "non-iid_2") for beta in (5e-4, 0)]
-    said = "The network for MNIST and the weight of the divergence are not stated: Fashion-MNIST's are taken."
-    return Recipe("fedcr/fig2", "", "figure", tuple(cells), (_CLASSES, said))
+    cells = [make(partition, beta) for partition in ("non-iid_1", "non-iid_2") for beta in (5e-4, 0)]
+    note = "The network for MNIST and the weight of the divergence are not stated: Fashion-MNIST's are taken."
+    return Recipe("fedcr/fig2", "", "figure", tuple(cells), (_CLASSES, note))
 
 
 def _curves(dataset: str, partition: str) -> tuple[Cell, ...]:
     """The runs of Table 2 for one data set and partition."""
-    asked = {"dataset": dataset, "partition": partition}
-    return tuple(replace(c, published=None) for c in table2().cells if asked.items() <= c.where.items())
+    conditions = {"dataset": dataset, "partition": partition}
+    return tuple(replace(c, published=None) for c in table2().cells if conditions.items() <= c.where.items())
 
 
 def _by_beta(dataset: str) -> tuple[Cell, ...]:
@@ -338,7 +338,7 @@ def fig3c() -> Recipe:
 def fig3d() -> Recipe:
     """FedCR by the weight beta of its divergence, EMNIST-L and CIFAR-10."""
     cells = (*_by_beta("emnist_letters"), *_by_beta("cifar10"))
-    return Recipe("fedcr/fig3d", "", "figure", cells, (*_ASSUMED, _GRID))
+    return Recipe("fedcr/fig3d", "", "figure", cells, (*_ASSUMPTIONS, _GRID))
 
 
 def fig4() -> Recipe:
@@ -346,5 +346,5 @@ def fig4() -> Recipe:
     second = ("emnist_letters", "fashion_mnist", "cifar10", "cifar100")
     curves = (*_curves("cifar10", "non-iid_1"), *(c for dataset in second for c in _curves(dataset, "non-iid_2")))
     cells = (*curves, *_by_beta("fashion_mnist"), *_by_beta("cifar100"))
-    said = "Which settings the figure shows is not said: all that Figure 3 leaves out, and beta with few classes."
-    return Recipe("fedcr/fig4", "", "figure", cells, (*_CURVES, _GRID, said))
+    note = "Which settings the figure shows is not said: all that Figure 3 leaves out, and beta with few classes."
+    return Recipe("fedcr/fig4", "", "figure", cells, (*_CURVES, _GRID, note))

@@ -17,7 +17,7 @@ import torch
 from idiolect import methods, models
 from idiolect.core import keys
 from idiolect.core.method import Task
-from idiolect.reproduction.recipes import Cell, Recipe, cell, stated, table
+from idiolect.reproduction.recipes import Cell, Recipe, cell, settings_table, table
 from idiolect.statistics import covariance
 from idiolect.studies.config import Study
 
@@ -35,7 +35,7 @@ _NETWORK = (
     "does not say."
 )
 _RIDGE = "FedLDA has a ridge of 1 on the local covariance; as printed, without one, it diverges."
-_TUNED = (
+_TUNING = (
     "FedRep trains its head for 5 epochs before 5 of the body; FedBABU tunes its head for 5 at the end; Ditto pulls by "
     "1 and FedPAC aligns by 1: the paper tunes all methods and gives the values of FedLDA alone."
 )
@@ -45,7 +45,7 @@ _VOLUME = "In the column Dir all of CIFAR-10 is dealt out, and no more of the cl
 def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     """Section 5.1: classes from a Dirichlet prior of each client, a fixed number of rows, a fifth to test on."""
     whole = where.get("partition") == "dirichlet_volume"
-    drawn = all(where.get(k) == v for k, v in _FIGURE.items())  # by Figure 1(a)
+    is_figure = all(where.get(k) == v for k, v in _FIGURE.items())  # by Figure 1(a)
     return {
         "dataset": where["dataset"],
         "clients": 20,
@@ -60,45 +60,47 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
         "momentum": 0.5,
         "weight_decay": 5e-4,
         "evaluate_every": 10,
-        "protocol": {"observe": ["gaussianity"]} if drawn else {},
+        "protocol": {"observe": ["gaussianity"]} if is_figure else {},
     }
 
 
 def table1() -> Recipe:
     """CIFAR-10 with 500 to 2,000 rows per client and with all rows dealt out, two networks, seven methods."""
-    said = (_TRAINING, _NETWORK, _RIDGE, _TUNED, _VOLUME)
-    return table("fedlda/table1", _settings, _METHODS, beside=("fedavg_ft",), assumed=said)
+    notes = (_TRAINING, _NETWORK, _RIDGE, _TUNING, _VOLUME)
+    return table("fedlda/table1", _settings, _METHODS, beside=("fedavg_ft",), assumptions=notes)
 
 
 def table2() -> Recipe:
     """CIFAR-10, CIFAR-100 and Fashion-MNIST, two networks, seven methods."""
-    said = (_TRAINING, _NETWORK, _RIDGE, _TUNED)
-    return table("fedlda/table2", _settings, _METHODS, beside=("fedavg_ft",), assumed=said)
+    notes = (_TRAINING, _NETWORK, _RIDGE, _TUNING)
+    return table("fedlda/table2", _settings, _METHODS, beside=("fedavg_ft",), assumptions=notes)
 
 
 def hyperparameters() -> Recipe:
     """Settings of training and of FedLDA (sections 4 and 5.1), and what is taken here."""
     ridge = {"dataset": "all", "hyperparameter": "ridge", "method": "fedlda"}
-    said = (_TRAINING, _RIDGE)
-    return stated("fedlda/hyperparameters", table2().cells, _taken, beside=[ridge], assumed=said, decimals=4)
+    notes = (_TRAINING, _RIDGE)
+    return settings_table(
+        "fedlda/hyperparameters", table2().cells, _setting_of, beside=[ridge], assumptions=notes, decimals=4
+    )
 
 
-def _taken(where: Mapping[str, Any], study: Study) -> float | str:
+def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:
     """A setting by the paper's name for it, in one of the studies above."""
     setting, partition = where["hyperparameter"], study.partition.options
     read = {"dirichlet_alpha": "alpha", "samples_per_client": "rows"}
-    found: float | str
+    value: float | str
     if setting in read:
-        found = partition[read[setting]]
+        value = partition[read[setting]]
     elif setting == "train_fraction":
-        found = 1 - partition["test_fraction"]
+        value = 1 - partition["test_fraction"]
     elif setting in _OPTIONS:
-        found = study.methods[0].options[_OPTIONS[setting]]
+        value = study.methods[0].options[_OPTIONS[setting]]
     elif where["method"] == "all":
-        found = getattr(study, setting)
+        value = getattr(study, setting)
     else:
-        found = _starts(study.model)[setting]
-    return found
+        value = _starts(study.model)[setting]
+    return value
 
 
 @lru_cache
@@ -123,14 +125,14 @@ def _figure() -> tuple[Cell, ...]:
 
 def fig1a() -> Recipe:
     """How Gaussian features stay over the rounds, on CIFAR-10 with WideResNet: runs of Table 1, and one of FedAvg."""
-    said = ("The column of 500 rows and all methods of Table 1: the paper does not say.", _TRAINING, _NETWORK, _RIDGE)
+    notes = ("The column of 500 rows and all methods of Table 1: the paper does not say.", _TRAINING, _NETWORK, _RIDGE)
     own = tuple(  # Table 1 has FedAvg in the run of FedAvg-FT, where the tuned model's features are observed
         cell(c.where, _settings(c.where), "fedavg") if c.where["method"] == "fedavg" else c for c in _figure()
     )
-    return Recipe("", "", "figure", own, said)
+    return Recipe("", "", "figure", own, notes)
 
 
 def fig1b() -> Recipe:
     """Accuracy over the rounds, on CIFAR-10 with WideResNet: runs of Table 1."""
-    said = ("The column of 500 rows and all methods of Table 1: the paper does not say.", _TRAINING, _NETWORK, _RIDGE)
-    return Recipe("", "", "figure", _figure(), said)
+    notes = ("The column of 500 rows and all methods of Table 1: the paper does not say.", _TRAINING, _NETWORK, _RIDGE)
+    return Recipe("", "", "figure", _figure(), notes)

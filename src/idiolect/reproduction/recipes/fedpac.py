@@ -17,7 +17,7 @@ import torch
 
 from idiolect import data
 from idiolect.core.option_spec import Spec
-from idiolect.reproduction.recipes import Cell, Recipe, cell, stated, table
+from idiolect.reproduction.recipes import Cell, Recipe, cell, settings_table, table
 from idiolect.studies.config import Study
 
 _DESIGNS = {
@@ -51,7 +51,7 @@ _OPTIONS = {  # of our methods, by what the paper calls them
     ("knnper", "interpolation"): "knn_weight",
     ("pfedhn", "client_lr"): "lr",
 }
-_UNSTATED = {  # what our methods take where the paper says nothing
+_OUR_OPTIONS = {  # what our methods take where the paper says nothing
     "pfedme": ("inner_lr",),
     "pfedhn": ("steps", "momentum", "weight_decay"),
     "knnper": ("k",),
@@ -63,16 +63,16 @@ _UNSTATED = {  # what our methods take where the paper says nothing
     "fedproto_l": ("alignment",),
 }
 
-_RECEIVED = (
+_MEASUREMENT = (
     "Methods are measured before their clients' next local training, those that tune after tuning. The released code "
     "logs the accuracy before and after it, and the paper does not say which it prints; a log that a user posted fits "
     "the former."
 )
-_TESTED = (
+_TEST_ROWS = (
     "A client has 300 rows to test on, as in the released code on CIFAR-10 and CINIC-10. There it has 600 on EMNIST "
     "and Fashion-MNIST, of which 20 disjoint clients cannot have as many. The paper does not say."
 )
-_AUGMENTED = (
+_AUGMENTATION = (
     "Training images of CIFAR-10 and CINIC-10 are cropped and mirrored at random, as in the released code; the paper "
     "does not say."
 )
@@ -80,9 +80,9 @@ _FEW = (
     "100 clients share rows on Fashion-MNIST, where each has 600 to test on, and on CIFAR-10, as in the released code: "
     "for disjoint clients there are too few."
 )
-_DRAWN = "Local, like every method, trains a client in the rounds that it is drawn for."
+_LOCAL_ROUNDS = "Local, like every method, trains a client in the rounds that it is drawn for."
 _FULL = "All clients take part in the last round, as the paper says of Table 1."
-_TUNED = (
+_TUNING = (
     "FedRep trains its head for 5 epochs before 5 of the body, and does not tune it at the end; FedBABU tunes its head "
     "for 5 at the end; all methods weigh clients by their rows: the paper does not say."
 )
@@ -92,7 +92,7 @@ _REST = (
     "pFedMe's inner rate is 0.09, without momentum and decay; pFedHN's steps, momentum and decay are its authors', and "
     "its server takes a step for each client of a round."
 )
-_MIXED = (
+_MIXTURES = (
     "HypCluster has 3 models and FedEM too, of which the paper says nothing here. FedEM is measured before tuning, and "
     "after it beside (fedem_ft), of one run: the paper's numbers for it are where Table 4 has those of FedEM-FT."
 )
@@ -111,11 +111,11 @@ def _main(where: Mapping[str, Any]) -> dict[str, Any]:
     """Section 6.1: equal sizes, a fifth of a client's rows uniform, the rest of its group's dominant classes."""
     dataset, clients = where["dataset"], where.get("clients", 20)
     few = dataset in ("fashion_mnist", "cifar10") and clients >= 100  # too few rows for as many disjoint clients
-    tested = ",test_size=600" if few and dataset == "fashion_mnist" else ""
+    rule = ",test_size=600" if few and dataset == "fashion_mnist" else ""
     settings: dict[str, Any] = {
         "dataset": dataset,
         "clients": clients,
-        "partition": f"dominant:official_quirks=true{tested}" if few else "dominant",
+        "partition": f"dominant:official_quirks=true{rule}" if few else "dominant",
         "rounds": 200,
         "local_epochs": 5,
         "batch_size": 100 if dataset == "emnist" else 50,
@@ -137,28 +137,28 @@ def _table(
     name: str,
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] = _main,
     *,
-    assumed: tuple[str, ...],
+    assumptions: tuple[str, ...],
     **more: Any,
 ) -> Recipe:
     """A table in which FedEM is what FedEM-FT tunes: one run measures both."""
 
-    def measured(where: Mapping[str, Any]) -> dict[str, Any]:
-        made = settings(where)
-        twice = {"protocol": {**made.get("protocol", {}), "also": ["received"]}}
-        return made | twice if where["method"] in ("fedem", "fedem_ft") else made
+    def with_received(where: Mapping[str, Any]) -> dict[str, Any]:
+        values = settings(where)
+        twice = {"protocol": {**values.get("protocol", {}), "also": ["received"]}}
+        return values | twice if where["method"] in ("fedem", "fedem_ft") else values
 
-    made = table(f"fedpac/{name}", measured, _ours, assumed=(_RECEIVED, *assumed), **more)
-    cells = tuple(replace(c, stage="received") if c.where["method"] == "fedem" else c for c in made.cells)
-    return replace(made, cells=cells)
+    recipe = table(f"fedpac/{name}", with_received, _ours, assumptions=(_MEASUREMENT, *assumptions), **more)
+    cells = tuple(replace(c, stage="received") if c.where["method"] == "fedem" else c for c in recipe.cells)
+    return replace(recipe, cells=cells)
 
 
-def _shared(share: object) -> str:
+def _dominant(share: object) -> str:
     return "dominant" if share == 20 else f"dominant:share={share}"  # written as in Table 1, whose runs these are
 
 
-def _run(where: Mapping[str, Any], **changed: Any) -> Cell:
+def _run(where: Mapping[str, Any], **changes: Any) -> Cell:
     """What a figure draws of one method."""
-    settings = _main(where) | changed
+    settings = _main(where) | changes
     if where["method"] == "fedavg":
         return cell(where, settings, "fedavg_ft", stage="received")
     return cell(where, settings, _ours(where))
@@ -166,21 +166,23 @@ def _run(where: Mapping[str, Any], **changed: Any) -> Cell:
 
 def table1() -> Recipe:
     """15 methods on four data sets, 20 clients who all take part, and 100 of whom 30 do in a round."""
-    said = (
+    note = (
         "pFedFDA, FedLDA and FedCR are not in the paper's table; they stand beside it with their defaults here, but "
         "for FedLDA's ridge of 0.1, once its default and now 1: with it the number was measured."
     )
-    return _table("table1", beside=_OURS, assumed=(_TESTED, _AUGMENTED, _FEW, _DRAWN, _TUNED, _REST, said))
+    return _table(
+        "table1", beside=_OURS, assumptions=(_TEST_ROWS, _AUGMENTATION, _FEW, _LOCAL_ROUNDS, _TUNING, _REST, note)
+    )
 
 
 def table2() -> Recipe:
     """FedPAC with and without feature alignment and classifier collaboration, four data sets, 20 clients."""
-    return _table("table2", assumed=(_TESTED, _AUGMENTED))
+    return _table("table2", assumptions=(_TEST_ROWS, _AUGMENTATION))
 
 
 def table3() -> Recipe:
     """Concept shift: each group of clients permutes the labels; eight methods, two data sets, 20 clients."""
-    said = (
+    notes = (
         "Each of the five groups has a random permutation, in training and test rows; the paper does not say which.",
         "Local is run on the permuted labels; the paper repeats the numbers of Table 1.",
         "The paper's FedPAC has a slight modification here, of which it says no more. FedPAC runs as elsewhere, though "
@@ -190,23 +192,25 @@ def table3() -> Recipe:
     def settings(where: Mapping[str, Any]) -> dict[str, Any]:
         return _main(where) | {"shifts": ["permute_labels:groups=5"]}
 
-    return _table("table3", settings, beside=("fedpac_unaligned",), assumed=(*said, _TESTED, _AUGMENTED, _TUNED))
+    return _table(
+        "table3", settings, beside=("fedpac_unaligned",), assumptions=(*notes, _TEST_ROWS, _AUGMENTATION, _TUNING)
+    )
 
 
 def table4() -> Recipe:
     """FedPAC against methods of one and of several global models, four data sets, 20 and 100 clients."""
-    said = (
+    notes = (
         "FedProx pulls by 0.1, the middle of its authors' grid, and SCAFFOLD takes its steps without momentum: the "
         "paper says neither.",
         "FedEM and FedEM-FT are one run, measured before tuning for 5 epochs and after it.",
     )
-    return _table("table4", assumed=(*said, _TESTED, _AUGMENTED, _FEW))
+    return _table("table4", assumptions=(*notes, _TEST_ROWS, _AUGMENTATION, _FEW))
 
 
 def table5() -> Recipe:
     """FedPAC against FedProto with global and with local prototypes, two data sets, 20 clients."""
-    said = "FedProto draws features to prototypes with weight 1, its authors' for MNIST; the paper does not say."
-    return _table("table5", assumed=(said, _TESTED, _AUGMENTED))
+    note = "FedProto draws features to prototypes with weight 1, its authors' for MNIST; the paper does not say."
+    return _table("table5", assumptions=(note, _TEST_ROWS, _AUGMENTATION))
 
 
 def table6() -> Recipe:
@@ -215,7 +219,7 @@ def table6() -> Recipe:
         "table6",
         lambda where: _main(where) | {"sizes": [300, 600, 1200]},
         beside=("fedem_ft",),
-        assumed=(_MIXED, _TESTED, _AUGMENTED, _TUNED, _REST),
+        assumptions=(_MIXTURES, _TEST_ROWS, _AUGMENTATION, _TUNING, _REST),
     )
 
 
@@ -225,25 +229,28 @@ def table7() -> Recipe:
         "table7",
         lambda where: _main(where) | {"partition": f"pathological:draw={where['class_allocation']}"},
         beside=("fedem_ft",),
-        assumed=(_MIXED, _TESTED, _AUGMENTED, _TUNED, _REST),
+        assumptions=(_MIXTURES, _TEST_ROWS, _AUGMENTATION, _TUNING, _REST),
     )
 
 
 def table8() -> Recipe:
     """Dirichlet allocation, beta = 1: nine methods, two data sets, 100 clients of whom 30 take part in a round."""
-    said = "A fifth of a client's rows are for testing; the paper does not say."
+    note = "A fifth of a client's rows are for testing; the paper does not say."
 
     def settings(where: Mapping[str, Any]) -> dict[str, Any]:
         return _main({**where, "clients": 100}) | {"partition": "dirichlet:alpha=1,cap=false,min_rows=2"}
 
     return _table(
-        "table8", settings, beside=("fedem_ft",), assumed=(_MIXED, said, _FULL, _DRAWN, _AUGMENTED, _TUNED, _REST)
+        "table8",
+        settings,
+        beside=("fedem_ft",),
+        assumptions=(_MIXTURES, note, _FULL, _LOCAL_ROUNDS, _AUGMENTATION, _TUNING, _REST),
     )
 
 
 def table9() -> Recipe:
     """Scarce data: CIFAR-10 over 1,000 clients with 50 rows, of whom 30 take part in a round; five methods."""
-    said = (
+    notes = (
         "A client has 50 rows to test on; the paper does not say how many.",
         "Clients share rows, as in the released code's other settings: for disjoint clients there are too few.",
     )
@@ -252,30 +259,32 @@ def table9() -> Recipe:
         rows = {"partition": "dominant:test_size=50,official_quirks=true", "sizes": [50]}
         return _main({**where, "clients": 1000}) | rows
 
-    return _table("table9", settings, assumed=(*said, _FULL, _DRAWN, _AUGMENTED, _TUNED))
+    return _table("table9", settings, assumptions=(*notes, _FULL, _LOCAL_ROUNDS, _AUGMENTATION, _TUNING))
 
 
 def table10() -> Recipe:
     """Feature skew: the images of each group are turned; seven methods, Fashion-MNIST, 20 clients."""
-    said = (
+    notes = (
         "The groups turn their images by 0, 72, 144, 216 and 288 degrees; the paper does not say by which.",
         "All clients take part in every round, as in the other tables with 20 clients.",
     )
     return _table(
-        "table10", lambda where: _main(where) | {"shifts": ["rotate:groups=5"]}, assumed=(*said, _TESTED, _TUNED)
+        "table10",
+        lambda where: _main(where) | {"shifts": ["rotate:groups=5"]},
+        assumptions=(*notes, _TEST_ROWS, _TUNING),
     )
 
 
 def hyperparameters() -> Recipe:
     """Settings of training and of the methods (section 6.1, appendices B.2 and B.3), and what is taken here."""
-    cells = [c for made in (table1, table4, table5) for c in made().cells]
-    beside = [{"dataset": "all", "hyperparameter": k, "method": m} for m, keys in _UNSTATED.items() for k in keys]
-    return stated(
+    cells = [c for recipe in (table1, table4, table5) for c in recipe().cells]
+    beside = [{"dataset": "all", "hyperparameter": k, "method": m} for m, keys in _OUR_OPTIONS.items() for k in keys]
+    return settings_table(
         "fedpac/hyperparameters",
         cells,
-        _taken,
+        _setting_of,
         beside=beside,
-        assumed=(
+        assumptions=(
             "Rounds, rates, momentum and decay are those of a study; pFedMe, pFedHN and SCAFFOLD have some of their "
             "own, which stand beside where the paper has none.",
             "FedFomo downloads 4 models and has 5 with the client's own, as its released code counts.",
@@ -284,23 +293,23 @@ def hyperparameters() -> Recipe:
     )
 
 
-def _taken(where: Mapping[str, Any], study: Study) -> float | str:
+def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:
     """A setting by the paper's name for it, in one of the studies above."""
     setting, options = where["hyperparameter"], study.methods[0].options
-    found: float | str
+    value: float | str
     if setting == "s_percent":
-        found = study.partition.options["share"]
+        value = study.partition.options["share"]
     elif setting == "train_samples_per_client":
-        found = _training_rows(str(study.dataset), study.clients or 0, str(study.partition), study.sizes)
+        value = _training_rows(str(study.dataset), study.clients or 0, str(study.partition), study.sizes)
     elif setting == "extractor_epochs":
-        found = study.local_epochs
+        value = study.local_epochs
     elif setting == "models_downloaded_M":
-        found = options["models"] - 1
+        value = options["models"] - 1
     elif where["method"] == "all":
-        found = getattr(study, setting)
+        value = getattr(study, setting)
     else:
-        found = options[_OPTIONS.get((where["method"], setting), setting)]
-    return found
+        value = options[_OPTIONS.get((where["method"], setting), setting)]
+    return value
 
 
 @lru_cache
@@ -311,54 +320,54 @@ def _training_rows(dataset: str, clients: int, partition: str, sizes: tuple[int,
     x_R = torch.zeros(len(y_R), 1, 1, 1, dtype=torch.uint8)
     names = tuple(about["class_names"])
     source = data.Source(dataset, x_R, y_R, len(names), names, (0.0,), (1.0,), about["train_rows"])
-    made = data.build(source, Spec.parse(partition), (), clients, 0, sizes=sizes)
-    return sum(map(len, made.train)) / clients
+    federation = data.build(source, Spec.parse(partition), (), clients, 0, sizes=sizes)
+    return sum(map(len, federation.train)) / clients
 
 
 def fig1a() -> Recipe:
     """Accuracy on CIFAR-10 over the uniform share s of a client's rows."""
     wheres = [{"dataset": "cifar10", "share": s, "method": m} for s in _SHARES for m in _CURVES]
-    said = "20 clients, s = 0, 20, 50 and 80 %, and which methods: the paper has them in the drawing alone, if at all."
-    cells = tuple(_run(w, partition=_shared(w["share"])) for w in wheres)
-    return Recipe("", "", "figure", cells, (said, _TESTED, _AUGMENTED))
+    note = "20 clients, s = 0, 20, 50 and 80 %, and which methods: the paper has them in the drawing alone, if at all."
+    cells = tuple(_run(w, partition=_dominant(w["share"])) for w in wheres)
+    return Recipe("", "", "figure", cells, (note, _TEST_ROWS, _AUGMENTATION))
 
 
 def fig1b() -> Recipe:
     """Accuracy on CIFAR-10 over the number of training rows of a client."""
     wheres = [{"dataset": "cifar10", "size": n, "method": m} for n in (100, 300, 600, 1200) for m in _CURVES]
-    said = "20 clients and sizes of 100, 300, 600 and 1,200: the paper has them in the drawing alone, if at all."
+    note = "20 clients and sizes of 100, 300, 600 and 1,200: the paper has them in the drawing alone, if at all."
     cells = tuple(_run(w, **({} if w["size"] == 600 else {"sizes": [w["size"]]})) for w in wheres)
-    return Recipe("", "", "figure", cells, (said, _TESTED, _AUGMENTED))
+    return Recipe("", "", "figure", cells, (note, _TEST_ROWS, _AUGMENTATION))
 
 
 def _weights(dataset: str) -> tuple[Cell, ...]:
     """The paper shows rounds 1, 20 and 50."""
     wheres = [{"dataset": dataset, "share": s, "method": "fedpac"} for s in _SHARES]
-    return tuple(_run(w, partition=_shared(w["share"]), rounds=50, evaluate_every=1) for w in wheres)
+    return tuple(_run(w, partition=_dominant(w["share"]), rounds=50, evaluate_every=1) for w in wheres)
 
 
 def fig2() -> Recipe:
     """Whose classifiers each client combines on EMNIST, in rounds 1, 20 and 50, for four uniform shares s."""
-    said = "20 clients: the paper does not say."
-    return Recipe("", "", "figure", _weights("emnist"), (said, _TESTED))
+    note = "20 clients: the paper does not say."
+    return Recipe("", "", "figure", _weights("emnist"), (note, _TEST_ROWS))
 
 
 def fig3() -> Recipe:
     """Whose classifiers each client combines on CIFAR-10, in rounds 1, 20 and 50, for four uniform shares s."""
-    return Recipe("", "", "figure", _weights("cifar10"), (_TESTED, _AUGMENTED))
+    return Recipe("", "", "figure", _weights("cifar10"), (_TEST_ROWS, _AUGMENTATION))
 
 
 def fig4() -> Recipe:
     """Accuracy over the rounds on four data sets, 20 clients: the runs of Table 1."""
-    made = table1()
-    cells = tuple(replace(c, published=None) for c in made.cells if c.where["clients"] == 20)
-    said = "All methods of Table 1: which of them the figure has is in the drawing alone."
-    return replace(made, kind="figure", cells=cells, assumed=(said, _TESTED, _AUGMENTED, _TUNED, _REST))
+    recipe = table1()
+    cells = tuple(replace(c, published=None) for c in recipe.cells if c.where["clients"] == 20)
+    note = "All methods of Table 1: which of them the figure has is in the drawing alone."
+    return replace(recipe, kind="figure", cells=cells, assumptions=(note, _TEST_ROWS, _AUGMENTATION, _TUNING, _REST))
 
 
 def fig5() -> Recipe:
     """FedPAC's accuracy on CIFAR-10 over the rounds, for four numbers of local epochs."""
     wheres = [{"dataset": "cifar10", "local_epochs": e, "method": "fedpac"} for e in (1, 5, 10, 20)]
-    said = "20 clients and 1, 5, 10 and 20 epochs: the paper has them in the drawing alone, if at all."
+    note = "20 clients and 1, 5, 10 and 20 epochs: the paper has them in the drawing alone, if at all."
     cells = tuple(_run(w, local_epochs=w["local_epochs"]) for w in wheres)
-    return Recipe("", "", "figure", cells, (said, _TESTED, _AUGMENTED))
+    return Recipe("", "", "figure", cells, (note, _TEST_ROWS, _AUGMENTATION))

@@ -50,9 +50,9 @@ _FEDSHRINK_WITHOUT = {
     "ridge 1": "fedshrink:ridge=1",
 }
 _NEW = "noise:std=0.3"
-_GONE = "FedPool is no longer a method: docs/methods/fedpool-protocol.md has its record"
+_NO_METHOD = "FedPool is no longer a method: docs/methods/fedpool-protocol.md has its record"
 _TOO_SMALL = "with data seed 2 a client has 221 training samples, fewer than 300"
-_ASSUMED = (
+_ASSUMPTIONS = (
     "Three seeds are --seeds 0,1,2.",
     "The protocols are docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.",
 )
@@ -83,38 +83,38 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made(
+def _cell(
     where: Mapping[str, Any], method: str, use: str | None = None, condition: str | None = None, **more: Any
 ) -> Cell:
     stage = "received" if method == "fedavg" else None
     use = use or _METHODS[method]
     if use is None:
-        return Cell({**where, "method": method}, condition=condition, absent=_GONE)
+        return Cell({**where, "method": method}, condition=condition, absent=_NO_METHOD)
     return cell({**where, "method": method}, _settings(where) | more, use, stage=stage, condition=condition)
 
 
 def table1() -> Recipe:
     """FedShrink beside the four papers' methods and five others: data sets, partitions, shifts."""
-    cells = tuple(_made(where, method) for where in _conditions() for method in _METHODS)
-    return Recipe("own/table1", "", "results", cells, assumed=_ASSUMED)
+    cells = tuple(_cell(where, method) for where in _conditions() for method in _METHODS)
+    return Recipe("own/table1", "", "results", cells, assumptions=_ASSUMPTIONS)
 
 
 def _parts(recipe: str, variants: Mapping[str, str]) -> Recipe:
     diagonal = {("dominant", "clean"), ("dirichlet_0.1", "half_corrupted"), ("classes_5", "rotated_groups")}
     some = [where for where in _conditions() if (where["partition"], where["shift"]) in diagonal]
-    cells = tuple(_made(where, name, use) for where in some for name, use in variants.items())
-    return Recipe(recipe, "", "results", cells, assumed=_ASSUMED)
+    cells = tuple(_cell(where, name, use) for where in some for name, use in variants.items())
+    return Recipe(recipe, "", "results", cells, assumptions=_ASSUMPTIONS)
 
 
 def table3() -> Recipe:
     """Three clients that join after training, as they are and in noise, in the runs of own/table1."""
-    found = [
-        _made({**where, "new_clients": name}, method, condition=condition)
+    cells = [
+        _cell({**where, "new_clients": name}, method, condition=condition)
         for where in _conditions()
         for name, condition in (("clean", ""), ("noise", _NEW))
         for method in _METHODS
     ]
-    return Recipe("own/table3", "", "results", tuple(found), assumed=_ASSUMED)
+    return Recipe("own/table3", "", "results", tuple(cells), assumptions=_ASSUMPTIONS)
 
 
 def table4() -> Recipe:
@@ -127,8 +127,10 @@ def table5() -> Recipe:
     cells = tuple(
         Cell({**where, "method": method}, absent=_TOO_SMALL)
         if (where["partition"], where["samples"]) == ("dirichlet_0.1", 300)
-        else _made(where, method, data_seed=2)
+        else _cell(where, method, data_seed=2)
         for where in _conditions()
         for method in _RIVALS
     )
-    return Recipe("own/table5", "", "results", cells, assumed=("The protocol is docs/methods/fedshrink-protocol.md.",))
+    return Recipe(
+        "own/table5", "", "results", cells, assumptions=("The protocol is docs/methods/fedshrink-protocol.md.",)
+    )

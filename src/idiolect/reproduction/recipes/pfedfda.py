@@ -15,11 +15,11 @@ from torch import nn
 
 from idiolect import models
 from idiolect.core.option_spec import options_of
-from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, stated, table
+from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table
 from idiolect.statistics.interpolation import stratified_folds
 from idiolect.studies.config import Study
 
-_TUNED = {
+_USES = {
     "apfl": "apfl:alpha=0.25,weighting=samples",
     "pfedme": "pfedme:pull=5,weighting=samples",
     "ditto": "ditto:pull=1",
@@ -34,11 +34,11 @@ _BASELINES = (
     "The released code has Local, FedAvg, FedAvg-FT and pFedFDA. As it does, all methods weigh clients by their rows. "
     "FedRep's heads stay as the last round leaves them; pFedMe takes 5 steps for a batch."
 )
-_MEASURED = (
+_MEASUREMENT = (
     "The released code takes the mean over test rows, the paper's text the mean over clients: it is kept beside the "
     "number. As many clients are drawn for a round as their share says, where the code draws each by chance."
 )
-_SHIFTED = (
+_SHIFTS = (
     "Ten pairs of corruption and severity, each at five clients, as the released code assigns them; the paper speaks "
     "of a pair for each of the 50 clients."
 )
@@ -48,12 +48,12 @@ _BATCHES = (
 )
 _CLIENTS = "Clients are those that the released code draws, with a seed of its own, whatever the data seed."
 _DIRICHLET = "The Dirichlet parameter is not stated; 0.5 is taken."
-_HAND_TIMED = "python benchmarks/breakdown.py, in the repository, measures the shares of a client's time"
+_BREAKDOWN = "python benchmarks/breakdown.py, in the repository, measures the shares of a client's time"
 
 
 def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     """Section 5.1, appendix C.2: everything is dealt out by class, or by writer, a fifth of it to test on."""
-    dataset, kept = str(where["dataset"]), where.get("samples_percent", 100)
+    dataset, percent = str(where["dataset"]), where.get("samples_percent", 100)
     writers = dataset == "femnist"
     settings: dict[str, Any] = {
         "dataset": dataset.removesuffix("s"),
@@ -73,35 +73,35 @@ def _settings(where: Mapping[str, Any]) -> dict[str, Any]:
     }
     if dataset.endswith("s"):
         settings["shifts"] = ["corrupt:clients=0-49,official_assignment=true"]
-    if kept < 100:
-        settings["keep"] = kept / 100
+    if percent < 100:
+        settings["keep"] = percent / 100
     if dataset == "tiny_imagenet":
         settings["model"] = "resnet18:shared_affine=true"  # the one that Table 8 counts
     return settings
 
 
 def _ours(where: Mapping[str, Any]) -> str:
-    return _TUNED.get(where["method"], str(where["method"]))
+    return _USES.get(where["method"], str(where["method"]))
 
 
-def _drawn(where: Mapping[str, Any]) -> Cell:
+def _cell(where: Mapping[str, Any]) -> Cell:
     """A run of a figure."""
     return cell(where, _settings(where), _ours(where))
 
 
 def table1() -> Recipe:
     """12 methods on CIFAR10-S and CIFAR100-S, with all and with less of the training samples."""
-    made = table("pfedfda/table1", _settings, _TUNED)
+    recipe = table("pfedfda/table1", _settings, _USES)
     small = [
-        cell(where, _settings(where), f"{_TUNED['pfedfda']},ridge=1e-4")
-        for kept in (100, 25)
-        for where in [{"dataset": "cifar10s", "samples_percent": kept, "method": "pfedfda_paper_ridge"}]
+        cell(where, _settings(where), f"{_USES['pfedfda']},ridge=1e-4")
+        for percent in (100, 25)
+        for where in [{"dataset": "cifar10s", "samples_percent": percent, "method": "pfedfda_paper_ridge"}]
     ]
     return Recipe(
-        made.name, "", "results", (*made.cells, *small),
-        assumed=(
-            _MEASURED, _BATCHES,
-            _SHIFTED, _CLIENTS, "Test rows stay whole where training rows are fewer, as in the released code.",
+        recipe.name, "", "results", (*recipe.cells, *small),
+        assumptions=(
+            _MEASUREMENT, _BATCHES,
+            _SHIFTS, _CLIENTS, "Test rows stay whole where training rows are fewer, as in the released code.",
             _LOCAL, _BASELINES,
             "pFedFDA adds 1 to the covariance's diagonal, as the released code does; pfedfda_paper_ridge adds 1e-4, "
             "for the small number of which the paper speaks.",
@@ -112,9 +112,9 @@ def table1() -> Recipe:
 def table2() -> Recipe:
     """12 methods on EMNIST by writer, CIFAR-10, CIFAR-100 and Tiny-ImageNet."""
     return table(
-        "pfedfda/table2", _settings, _TUNED,
-        assumed=(
-            _MEASURED, _BATCHES, _CLIENTS, _LOCAL, _BASELINES,
+        "pfedfda/table2", _settings, _USES,
+        assumptions=(
+            _MEASUREMENT, _BATCHES, _CLIENTS, _LOCAL, _BASELINES,
             "The first 1,000 writers by name, a fifth of each one's rows to test on, as the paper has it; the released "
             "code takes them as the file system lists them, and a tenth.",
         ),
@@ -126,9 +126,9 @@ def table3() -> Recipe:
     return table(
         "pfedfda/table3",
         lambda where: _settings(where) | {"partition": "dirichlet_fixed:alpha=0.5,rows=63"},
-        _TUNED,
-        assumed=(
-            _MEASURED,
+        _USES,
+        assumptions=(
+            _MEASUREMENT,
             _BATCHES,
             _BASELINES,
             "How a client gets its 50 samples is not said: here every client draws 63 rows from a Dirichlet prior "
@@ -140,21 +140,21 @@ def table3() -> Recipe:
 def table4() -> Recipe:
     """New clients on CIFAR-10: 50 train, 50 join afterwards, as they are and under ten corruptions."""
 
-    def made(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
+    def make(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
         method = _ours(where)
         settings = _settings(where) | {"new_clients": 50, "new_shifts": ["corrupt:kind=each,severity=3"]}
         if where["method"] == "fedpac":
             settings["protocol"] = {**settings["protocol"], "also": ["received"]}
             method = "fedpac:tuning_epochs=5"
-        found = cell(where, settings, method, value, std)
+        result = cell(where, settings, method, value, std)
         if where["clients"] == "new":
-            return replace(found, condition=_condition(found, where["corruption"]))
-        return replace(found, stage="received") if where["method"] == "fedpac" else found
+            return replace(result, condition=_condition(result, where["corruption"]))
+        return replace(result, stage="received") if where["method"] == "fedpac" else result
 
     return Recipe(
-        "pfedfda/table4", "", "results", tuple(made(*_split(row)) for row in published("pfedfda/table4")),
-        assumed=(
-            _MEASURED, _BATCHES, _CLIENTS,
+        "pfedfda/table4", "", "results", tuple(make(*_split(row)) for row in published("pfedfda/table4")),
+        assumptions=(
+            _MEASUREMENT, _BATCHES, _CLIENTS,
             "The last 50 clients are new; 0.3 of the others take part in a round.",
             "New clients of FedBABU and FedPAC tune their heads for five epochs, where the paper takes the better of "
             "head and whole model; FedPAC's original clients are not tuned.",
@@ -162,30 +162,30 @@ def table4() -> Recipe:
     )  # fmt: skip
 
 
-def _condition(found: Cell, corruption: str) -> str:
+def _condition(result: Cell, corruption: str) -> str:
     """As a run says what was done to the rows of new clients."""
     if corruption == "clean":
         return ""
-    assert found.study is not None
+    assert result.study is not None
     kind = corruption.removesuffix("_compression")
-    return next(str(s) for s in found.study.new_shifts if s.options["kind"] == kind)
+    return next(str(s) for s in result.study.new_shifts if s.options["kind"] == kind)
 
 
 def table5() -> Recipe:
     """Local statistics alone (NB), one weight for means and covariance (SB), and one for each (MB), on CIFAR-100."""
-    ours = _TUNED["pfedfda"]
+    ours = _USES["pfedfda"]
     strategies = {"NB": f"{ours},beta=local", "SB": ours, "MB": f"{ours},beta=separate"}
 
-    def made(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
-        settings = _HAND_TIMED if "quantity" in where else _settings(where)
+    def make(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
+        settings = _BREAKDOWN if "quantity" in where else _settings(where)
         return cell(where, settings, strategies[where["beta_strategy"]], value, std)
 
     return Recipe(
-        "pfedfda/table5", "", "results", tuple(made(*_split(row)) for row in published("pfedfda/table5")),
-        assumed=(
-            _MEASURED,
+        "pfedfda/table5", "", "results", tuple(make(*_split(row)) for row in published("pfedfda/table5")),
+        assumptions=(
+            _MEASUREMENT,
             _BATCHES,
-            _SHIFTED,
+            _SHIFTS,
             _CLIENTS,
             "NB searches no weight at the end either: it stays with the client's own statistics.",
         ),
@@ -195,14 +195,14 @@ def table5() -> Recipe:
 def table6() -> Recipe:
     """Run times of seven methods on CIFAR-10: minutes in all, seconds of local training in a round."""
 
-    def made(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
+    def make(where: Mapping[str, Any], value: Any, std: float | None) -> Cell:
         if where["quantity"] == "local_training":
-            return cell(where, _HAND_TIMED, "", value)
+            return cell(where, _BREAKDOWN, "", value)
         return cell(where, _settings(where), _ours(where), value, reads="minutes")
 
     return Recipe(
-        "pfedfda/table6", "", "results", tuple(made(*_split(row)) for row in published("pfedfda/table6")),
-        assumed=(
+        "pfedfda/table6", "", "results", tuple(make(*_split(row)) for row in published("pfedfda/table6")),
+        assumptions=(
             _BATCHES,
             _DIRICHLET,
             _CLIENTS,
@@ -225,16 +225,16 @@ def table7() -> Recipe:
         }
 
     return table(
-        "pfedfda/table7", settings, _TUNED,
-        assumed=(
-            _MEASURED, _BATCHES,
+        "pfedfda/table7", settings, _USES,
+        assumptions=(
+            _MEASUREMENT, _BATCHES,
             "At most 7,438 training rows of a domain, as in the files that the released code reads; 32x32 colour "
             "images and the network for CIFAR. The paper names none of the three.",
         ),
     )  # fmt: skip
 
 
-_COUNTED = {
+_NETWORKS = {
     "EMNIST-CNN": ("fmnist_cnn", (1, 28, 28)),
     "CIFAR-CNN": ("cifar_cnn", (3, 32, 32)),
     "ResNet18": ("resnet18:shared_affine=true", (3, 64, 64)),
@@ -250,7 +250,7 @@ def table8() -> Recipe:
     ]
     return Recipe(
         "pfedfda/table8", "", "results", tuple(cells), decimals=3,
-        assumed=(
+        assumptions=(
             "The hidden layer of MobileNetV3-Small counts as a part of its classifier, as in the paper.",
             "The overhead is in per cent of backbone and linear classifier, which is what the paper's numbers are.",
         ),
@@ -260,11 +260,11 @@ def table8() -> Recipe:
 @lru_cache
 def _sizes(model: str, classes: int) -> tuple[int, int, int]:
     """Parameters of the backbone and of the classifier, and the number of features."""
-    name, shape = _COUNTED[model]
+    name, shape = _NETWORKS[model]
     network = models.build(name, shape, classes)
     body, head = network.make()
-    hidden = [m for m in body.children() if isinstance(m, nn.Linear)] if model == "MobileNetV3-Small" else []
-    linear = sum(p.numel() for m in (head, *hidden) for p in m.parameters())
+    layers = [m for m in body.children() if isinstance(m, nn.Linear)] if model == "MobileNetV3-Small" else []
+    linear = sum(p.numel() for m in (head, *layers) for p in m.parameters())
     everything = sum(p.numel() for m in (body, head) for p in m.parameters())
     return everything - linear, linear, network.width
 
@@ -284,19 +284,19 @@ def table9() -> Recipe:
     """Shares of a client's time: network passes, means and covariance, and the search for beta."""
     rows = map(_split, published("pfedfda/table9"))
     return Recipe(
-        "pfedfda/table9", "", "results", tuple(cell(where, _HAND_TIMED, "", value, std) for where, value, std in rows),
-        assumed=(_DIRICHLET,), decimals=3,
+        "pfedfda/table9", "", "results", tuple(cell(where, _BREAKDOWN, "", value, std) for where, value, std in rows),
+        assumptions=(_DIRICHLET,), decimals=3,
     )  # fmt: skip
 
 
 def hyperparameters() -> Recipe:
     """Training settings and options of methods, appendix C.2 beside what Table 2 uses here."""
-    made = stated("pfedfda/hyperparameters", table2().cells, _taken, decimals=4)
-    said = "the search for beta is a bounded one in float64, in place of L-BFGS-B"
+    recipe = settings_table("pfedfda/hyperparameters", table2().cells, _setting_of, decimals=4)
+    note = "the search for beta is a bounded one in float64, in place of L-BFGS-B"
     cells = (
-        replace(c, value=None, absent=said) if c.where["hyperparameter"] == "beta_solver" else c for c in made.cells
+        replace(c, value=None, absent=note) if c.where["hyperparameter"] == "beta_solver" else c for c in recipe.cells
     )
-    return replace(made, cells=tuple(cells))
+    return replace(recipe, cells=tuple(cells))
 
 
 _OPTIONS = {  # by the paper's names
@@ -311,50 +311,50 @@ _OPTIONS = {  # by the paper's names
 }
 
 
-def _taken(where: Mapping[str, Any], study: Study) -> float | str:
+def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:
     """A setting by the paper's name for it, in one of the studies of Table 2."""
     setting, options = where["hyperparameter"], study.methods[0].options
-    found: float | str
+    value: float | str
     if setting == "train_fraction":
-        found = 1 - study.partition.options["test_fraction"]
+        value = 1 - study.partition.options["test_fraction"]
     elif setting == "personalisation_epochs":
-        found = options["personal_epochs"] or study.local_epochs
+        value = options["personal_epochs"] or study.local_epochs
     elif setting == "cv_folds_k":
-        found = options_of(stratified_folds)["folds"].default
+        value = options_of(stratified_folds)["folds"].default
     elif setting == "beta_terms":
-        found = {"single": 1, "separate": 2}[options["beta"]]
+        value = {"single": 1, "separate": 2}[options["beta"]]
     elif where["method"] == "all":
-        found = getattr(study, setting)
+        value = getattr(study, setting)
     else:
-        found = options[_OPTIONS[where["method"], setting]]
-    return found
+        value = options[_OPTIONS[where["method"], setting]]
+    return value
 
 
 def fig1() -> Recipe:
     """Overview of pFedFDA."""
-    return Recipe("pfedfda/fig1", "", "schematic", (), assumed=("A drawing without data.",))
+    return Recipe("pfedfda/fig1", "", "schematic", (), assumptions=("A drawing without data.",))
 
 
 def fig2() -> Recipe:
     """The weight beta of each client's own statistics, by the corruption of its images, on CIFAR10-S."""
     where = {"dataset": "cifar10s", "samples_percent": 100, "method": "pfedfda"}
-    return Recipe("pfedfda/fig2", "", "figure", (_drawn(where),), (_SHIFTED, _DIRICHLET, _CLIENTS))
+    return Recipe("pfedfda/fig2", "", "figure", (_cell(where),), (_SHIFTS, _DIRICHLET, _CLIENTS))
 
 
 def fig3() -> Recipe:
     """Samples per class and client on CIFAR-10 under Dirichlet partitions of 0.1 and 0.5."""
-    shown = "idiolect describe --dataset cifar10 --clients 100 --partition dirichlet_official:alpha={} draws it"
-    cells = [Cell({"dataset": "cifar10", "dirichlet": alpha}, absent=shown.format(alpha)) for alpha in (0.1, 0.5)]
+    command = "idiolect describe --dataset cifar10 --clients 100 --partition dirichlet_official:alpha={} draws it"
+    cells = [Cell({"dataset": "cifar10", "dirichlet": alpha}, absent=command.format(alpha)) for alpha in (0.1, 0.5)]
     return Recipe("pfedfda/fig3", "", "figure", tuple(cells))
 
 
 def fig4() -> Recipe:
     """Accuracy by local epochs, of pFedFDA and FedAvg-FT on CIFAR-100 and on CIFAR100-S with 25 % of the samples."""
     cells = [
-        _drawn({"dataset": dataset, "samples_percent": kept, "local_epochs": epochs, "method": method})
-        for dataset, kept in (("cifar100", 100), ("cifar100s", 25))
+        _cell({"dataset": dataset, "samples_percent": percent, "local_epochs": epochs, "method": method})
+        for dataset, percent in (("cifar100", 100), ("cifar100s", 25))
         for method in ("pfedfda", "fedavg_ft")
         for epochs in (1, 2, 5, 10)
     ]
     epochs = "Of the local epochs the text names 1 and 5; 2 and 10 are added."
-    return Recipe("pfedfda/fig4", "", "figure", tuple(cells), (_DIRICHLET, epochs, _SHIFTED, _CLIENTS))
+    return Recipe("pfedfda/fig4", "", "figure", tuple(cells), (_DIRICHLET, epochs, _SHIFTS, _CLIENTS))
