@@ -117,11 +117,11 @@ def one_by_one() -> Iterator[None]:
     def plain(function: Callable[..., Any], axes: Any) -> Callable[..., Any]:
         return lambda *a: tree.map(lambda leaf: leaf.detach()[None], function(*map(alone, a, axes)))
 
-    mapped, graphs_user.mapped = graphs_user.mapped, plain
+    vmap_of, graphs_user.vmap_of = graphs_user.vmap_of, plain
     try:
         yield
     finally:
-        graphs_user.mapped = mapped
+        graphs_user.vmap_of = vmap_of
 
 
 # --- 1. agreement
