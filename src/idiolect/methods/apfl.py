@@ -103,44 +103,44 @@ def apfl(
         return Down(shared=server)
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
-        def shared_error(w: Model, batch: Batch) -> tuple[Tensor, tuple[()]]:
+        def global_error(w: Model, batch: Batch) -> tuple[Tensor, tuple[()]]:
             x_B, y_B = rows(task, data, batch)
             return cross_entropy_mean(network(w, task.inputs(x_B)), y_B, batch.used_B), ()  # [2]
 
-        def mixed_error(v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
+        def mixture_error(v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             x_B, y_B = rows(task, data, batch)
             return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)  # [3]
 
         def personal_step(v: Model, state: Tree, w: Model, share: Tensor, batch: Batch) -> tuple[Model, Tree, Tree]:
             def loss(v: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-                value = mixed_error(v, w, share, batch)
+                value = mixture_error(v, w, share, batch)
                 return value, (value, batch.used_B.sum())
 
-            v, state, [seen] = sgd_from(loss, v, state, [batch], rule)  # [3]
-            return v, state, seen
+            v, state, [extra] = sgd_from(loss, v, state, [batch], rule)  # [3]
+            return v, state, extra
 
         def slope(before: Model, v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             if alpha_gradient == "exact":
-                derivative: Tensor = torch.func.grad(mixed_error, argnums=2)(v, w, share, batch)  # [5]
+                derivative: Tensor = torch.func.grad(mixture_error, argnums=2)(v, w, share, batch)  # [5]
                 return derivative
-            by_v, by_w = torch.func.grad(mixed_error, argnums=(0, 1))(before, w, share, batch)  # [6]
-            both = tree.map(lambda a, b: share * a + (1 - share) * b, by_v, by_w)  # [6]
-            return tree.dot(tree.sub(v, w), both) + 0.02 * share  # [6]
+            by_v, by_w = torch.func.grad(mixture_error, argnums=(0, 1))(before, w, share, batch)  # [6]
+            gradient = tree.map(lambda a, b: share * a + (1 - share) * b, by_v, by_w)  # [6]
+            return tree.dot(tree.sub(v, w), gradient) + 0.02 * share  # [6]
 
         w, own = down.shared, client.value
         v, share = tree.when(client.trained, lambda: own.v, lambda: w), own.alpha
-        state_w, state_v, seen = optimiser_state(rule, w), optimiser_state(rule, v), []
+        state_w, state_v, losses = optimiser_state(rule, w), optimiser_state(rule, v), []
         for number, batch in enumerate(batches(data, task.training, key, steps=steps)):
             before = v
-            w, state_w, _ = sgd_from(shared_error, w, state_w, [batch], rule)  # [2]
+            w, state_w, _ = sgd_from(global_error, w, state_w, [batch], rule)  # [2]
             v, state_v, loss = personal_step(v, state_v, w, share, batch)  # [3]
-            seen.append(loss)
+            losses.append(loss)
             if adaptive and number == 0:  # [4]
                 share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [7]
         up = Up(tree.sub(w, down.shared), weight)
         distance = tree.square_distance(v, w).sqrt()
-        info = {"train_loss": trained_loss(seen), "alpha": share, "distance": distance}
+        info = {"train_loss": trained_loss(losses), "alpha": share, "distance": distance}
         return trained(Own(v, share, w if evaluate_with == "own" else ())), up, info
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:

@@ -73,12 +73,12 @@ def ditto(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         w: Model = down.shared
-        u, shared_loss = train_model(task, w, data, key, steps=steps)  # [1]
+        u, global_loss = train_model(task, w, data, key, steps=steps)  # [1]
         start: Model = own_or(client, w)  # [2]
         v, loss = train_model(
             task, start, data, key, epochs=personal_epochs, steps=None if personal_epochs else steps, pull=(pull, w)
         )  # [2]
-        info = {"train_loss": loss, "shared_loss": shared_loss, "distance": tree.square_distance(v, w).sqrt()}
+        info = {"train_loss": loss, "shared_loss": global_loss, "distance": tree.square_distance(v, w).sqrt()}
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
         return trained(v), Up(tree.sub(u, w), weight), info
 

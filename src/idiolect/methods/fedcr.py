@@ -162,7 +162,7 @@ def fedcr(
         return Down(shared=server)
 
     def local(down: Down, client: Client, data: Data, key: Tensor) -> tuple[Client, Up, dict[str, Tensor]]:
-        received, mean_CV, std_CV = down.shared
+        base, mean_CV, std_CV = down.shared
         noise = keys.fold(key, "noise")
 
         def loss(model: tuple[Encoder, Weights], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -174,21 +174,21 @@ def fedcr(
             return ce + beta * mean(apart_B, batch.used_B), (mean_BV, std_BV, y_B, batch.used_B, ce)  # [2]
 
         plan = batches(data, task.training, keys.fold(key, "both"))
-        (encoder, head), seen = sgd(loss, (received or client.encoder, client.head), plan, rule)  # [2]
-        last = seen[-(len(seen) // task.training.epochs) :]
+        (encoder, head), extras = sgd(loss, (base or client.encoder, client.head), plan, rule)  # [2]
+        last = extras[-(len(extras) // task.training.epochs) :]
         mean_NV, std_NV, y_N, used_N = (torch.cat([s[part] for s in last]) for part in range(4))
         products = class_products(mean_NV, std_NV, y_N, used_N, task.classes)  # [3]
         experts = tree.map(lambda a: a.to(mean_NV.dtype), products)
-        info = {"train_loss": trained_loss([(s[4], s[3].sum()) for s in seen])}
+        info = {"train_loss": trained_loss([(s[4], s[3].sum()) for s in extras])}
         if not share_encoder:
             return Client(head, encoder), Up(Report((), experts), torch.ones(())), info
-        return Client(head, ()), Up(Report(tree.sub(encoder, received), experts), torch.ones(())), info
+        return Client(head, ()), Up(Report(tree.sub(encoder, base), experts), torch.ones(())), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        seen_CV = up.value.experts.precision_CV > 0
+        present_CV = up.value.experts.precision_CV > 0
         experts = tree.map(Tensor.double, up.value.experts)
         new = [
-            torch.where(seen_CV, a.to(old.dtype), old) for a, old in zip(posterior(experts), server[1:], strict=True)
+            torch.where(present_CV, a.to(old.dtype), old) for a, old in zip(posterior(experts), server[1:], strict=True)
         ]  # [5]
         mean_CV, std_CV = (old + server_rate * (a - old) for a, old in zip(new, server[1:], strict=True))
         encoder = tree.add(server.encoder, up.value.encoder) if share_encoder else ()  # [4]
@@ -196,11 +196,11 @@ def fedcr(
 
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         encoder = down.shared.encoder or client.encoder
-        frozen = batch_features(task, encoder.body, data, then=partial(code_of, encoder))
+        codes_of = batch_features(task, encoder.body, data, then=partial(code_of, encoder))
         noise = keys.fold(key, "noise")
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            (mean_BV, std_BV), y_B = frozen(batch)
+            (mean_BV, std_BV), y_B = codes_of(batch)
             return mean(error(head, mean_BV, std_BV, y_B, keys.fold(noise, batch.step)), batch.used_B), ()
 
         plan = batches(data, task.training, keys.fold(key, "head"), epochs=head_epochs)

@@ -116,11 +116,11 @@ def fedem(
     def send(server: Server, ids: Tensor) -> Down:
         return Down(shared=server)
 
-    def losses(received: Model, data: Data) -> Tensor:
-        return torch.stack([row_losses(task, tree.rows(received, m), data) for m in range(models)], 1)
+    def losses(components: Model, data: Data) -> Tensor:
+        return torch.stack([row_losses(task, tree.rows(components, m), data) for m in range(models)], 1)
 
     def maximisation(
-        received: Model, momentum: Tree, q_NM: Tensor, data: Data, key: Tensor, epochs: int | None = None
+        components: Model, momentum: Tree, q_NM: Tensor, data: Data, key: Tensor, epochs: int | None = None
     ) -> tuple[Model, Tree, Tensor]:
         def train(m: int) -> tuple[Model, Tree, Tensor]:
             q_N = q_NM[:, m]
@@ -131,22 +131,22 @@ def fedem(
                 value = mean(q_N[batch.at_B] * error_B, batch.used_B)  # [3]
                 return value, (value, batch.used_B.sum())
 
-            start = tree.rows(received, m)
+            start = tree.rows(components, m)
             buffers = tree.rows(momentum, m) if momentum else optimiser_state(task.training.optimiser, start)
             plan = batches(data, task.training, keys.fold(key, m), epochs=epochs)
-            model, buffers, seen = sgd_from(loss, start, buffers, plan, task.training.optimiser)  # [3]
-            return model, buffers, trained_loss(seen)
+            model, buffers, extras = sgd_from(loss, start, buffers, plan, task.training.optimiser)  # [3]
+            return model, buffers, trained_loss(extras)
 
         model_M, buffers_M, loss_M = zip(*(train(m) for m in range(models)), strict=True)
         return tree.stack(model_M), tree.stack(buffers_M), torch.stack(loss_M).sum()
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
-        received, own = down.shared.models, client.value
-        q_NM, pi_M = expectation(own.pi_M, losses(received, data), data.real_N)
-        new, buffers, loss = maximisation(received, own.momentum, q_NM, data, key)
+        components, own = down.shared.models, client.value
+        q_NM, pi_M = expectation(own.pi_M, losses(components, data), data.real_N)
+        new, buffers, loss = maximisation(components, own.momentum, q_NM, data, key)
         info = {"train_loss": loss} | {f"pi_{m}": pi_M[m] for m in range(models)}
-        kept = trained(Client(pi_M, buffers if keep_momentum else ()))
-        return kept, Up(tree.sub(new, received), data.real_N.sum()), info
+        state = trained(Client(pi_M, buffers if keep_momentum else ()))
+        return state, Up(tree.sub(new, components), data.real_N.sum()), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         return Server(tree.add(server.models, up.value)), {}  # [4]
@@ -158,13 +158,13 @@ def fedem(
         return pi_M
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
-        received, own = down.shared.models, client.value
-        pi_M = tree.when(client.trained, lambda: own.pi_M, lambda: join(losses(received, data), data.real_N))
+        components, own = down.shared.models, client.value
+        pi_M = tree.when(client.trained, lambda: own.pi_M, lambda: join(losses(components, data), data.real_N))
         if tuning_epochs == 0:
             return Personal(own._replace(pi_M=pi_M), client.trained)
-        q_NM, _ = expectation(pi_M, losses(received, data), data.real_N)  # [6]
-        tuned = maximisation(received, (), q_NM, data, key, tuning_epochs)[0]  # [6]
-        return Personal(Client(pi_M, own.momentum, tuned), client.trained)
+        q_NM, _ = expectation(pi_M, losses(components, data), data.real_N)  # [6]
+        tuning = maximisation(components, (), q_NM, data, key, tuning_epochs)[0]  # [6]
+        return Personal(Client(pi_M, own.momentum, tuning), client.trained)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         components, pi_M = client.value.models or down.shared.models, client.value.pi_M

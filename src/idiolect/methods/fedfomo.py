@@ -135,12 +135,12 @@ def fedfomo(
         start = task.network.init(key)
         return Client(start, start, keys.fold(key, "validation"))
 
-    def chosen(server: Server, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def choice(server: Server, ids: Tensor) -> tuple[Tensor, Tensor]:
         chance = max(0.0, exploration - exploration_step * int(server.round))  # [7]
         return choose(server, ids, models - 1, chance)
 
     def send(server: Server, ids: Tensor) -> Down:
-        at_mS, usable_mS = chosen(server, ids)
+        at_mS, usable_mS = choice(server, ids)
         return Down(averages(server), Candidates(tree.rows(server.models, at_mS), usable_mS))
 
     def averages(server: Server) -> Any:
@@ -150,13 +150,13 @@ def fedfomo(
         average = tree.mean(server.models, torch.where(any_one, server.n_K, 1.0))
         return Candidates(tree.stack([average]), any_one.to(server.n_K.dtype)[None])
 
-    def update(down: Down, client: Client, held_out: Data) -> tuple[Model, Tensor, Tensor]:
+    def update(down: Down, client: Client, validation_data: Data) -> tuple[Model, Tensor, Tensor]:
         groups = [group for group in (down.own, down.shared) if group]
         candidates = [client.model] + [tree.rows(g.models, c) for g in groups for c in range(len(g.usable))]
         usable_C = torch.cat([torch.ones(1), *(g.usable for g in groups)])
 
         def risk(model: Model) -> Tensor:
-            return mean(row_losses(task, model, held_out), held_out.real_N)  # [1]
+            return mean(row_losses(task, model, validation_data), validation_data.real_N)  # [1]
 
         at_base = risk(client.base)  # [1]
         gain_C = usable_C * torch.stack(
@@ -170,22 +170,22 @@ def fedfomo(
         return theta, weight_C, gain_C
 
     def local(down: Down, client: Client, data: Data, key: Tensor) -> tuple[Client, Up, dict[str, Tensor]]:
-        train, held_out = split(data, client.split, validation)
-        theta, weight_C, gain_C = update(down, client, held_out)
+        train, validation_data = split(data, client.split, validation)
+        theta, weight_C, gain_C = update(down, client, validation_data)
         model, loss = train_model(task, theta, train, key)  # [4]
-        kept = client._replace(base=theta, model=model)  # [4]
+        state = client._replace(base=theta, model=model)  # [4]
         credit_C = ratio(gain_C, gain_C.sum().abs())[: 1 + len(down.own.usable)]  # [6]
         info = {"train_loss": loss, "own_weight": weight_C[0], "used": (weight_C > 0).sum()}
-        return kept, Up(Report(model, credit_C), train.real_N.sum()), info
+        return state, Up(Report(model, credit_C), train.real_N.sum()), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        at_mS, usable_mS = chosen(server, ids)
+        at_mS, usable_mS = choice(server, ids)
         at_mC, usable_mC = torch.cat([ids[:, None], at_mS], 1), torch.cat([torch.ones(len(ids), 1), usable_mS], 1)
         credit_mK = torch.zeros(len(ids), task.clients).scatter_add(1, at_mC, up.value.credit_C * usable_mC)
         affinity_KK = server.affinity_KK.index_add(0, ids, credit_mK)  # [6]
-        kept = tree.map(lambda old, new: old.index_copy(0, ids, new), server.models, up.value.model)  # [5]
+        models = tree.map(lambda old, new: old.index_copy(0, ids, new), server.models, up.value.model)  # [5]
         n_K = server.n_K.index_copy(0, ids, up.weight_m)
-        return Server(kept, n_K, affinity_KK, server.key, server.round + 1), {"affinity": affinity_KK[ids][:, ids]}
+        return Server(models, n_K, affinity_KK, server.key, server.round + 1), {"affinity": affinity_KK[ids][:, ids]}
 
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         return client._replace(model=update(down, client, split(data, client.split, validation)[1])[0])  # [8]
@@ -202,11 +202,11 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
     The draws of a client are a function of the server's key and round and of its own id. The largest clients come
     first, so that the order of a message does not depend on the clients' numbers; empty places come last.
     """
-    clients, known_m1 = len(server.n_K), (ids < len(server.n_K))[:, None]
-    row_m = torch.where(known_m1[:, 0], ids, 0)
+    clients, member_m1 = len(server.n_K), (ids < len(server.n_K))[:, None]
+    row_m = torch.where(member_m1[:, 0], ids, 0)
     others_KK = server.affinity_KK - server.affinity_KK.diagonal().diag()
-    affinity_mK = torch.where(known_m1, server.affinity_KK[row_m], others_KK.mean(0))
-    own_mK = known_m1 & (torch.arange(clients) == row_m[:, None])
+    affinity_mK = torch.where(member_m1, server.affinity_KK[row_m], others_KK.mean(0))
+    own_mK = member_m1 & (torch.arange(clients) == row_m[:, None])
     free_mK = (server.n_K > 0) & ~own_mK
 
     key_m1 = keys.fold(keys.fold(server.key, server.round), ids)[:, None]
@@ -229,8 +229,8 @@ def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
     """A client's samples as (training, validation), each in stored order; a single sample is in both."""
     n = data.real_N.sum().double()
     rank_N = keys.order(key, data.real_N).argsort()
-    held_N = (rank_N < (n * share).floor().clamp(min=1)).to(data.real_N.dtype) * data.real_N
-    return only(data, torch.where(n > 1, data.real_N - held_N, data.real_N)), only(data, held_N)
+    part_N = (rank_N < (n * share).floor().clamp(min=1)).to(data.real_N.dtype) * data.real_N
+    return only(data, torch.where(n > 1, data.real_N - part_N, data.real_N)), only(data, part_N)
 
 
 def only(data: Data, keep_N: Tensor) -> Data:

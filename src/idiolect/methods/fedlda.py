@@ -100,12 +100,12 @@ def fedlda(
         peer_BB = used_B[:, None] * used_B
         if decorrelate == "within":
             peer_BB = peer_BB * (y_B[:, None] == y_B)
-        fixed_Bd = z_Bd.detach()  # the gradient, 2 slope / d, is written out: autograd's takes twice as long
+        value_Bd = z_Bd.detach()  # the gradient, 2 slope / d, is written out: autograd's takes twice as long
         mean_BB = peer_BB / peer_BB.sum(1).clamp(min=1)
-        centred_Bd = torch.addmm(used_B[:, None] * fixed_Bd, mean_BB, fixed_Bd, alpha=-1)
-        sign_dd = (centred_Bd.T @ centred_Bd).sign()
-        slope_Bd = torch.addmm(centred_Bd, centred_Bd, sign_dd, beta=-1)  # no diagonal, which is never negative
-        return ((2 * z_Bd - fixed_Bd) * slope_Bd).sum() / (width * (used_B.sum() - 1).clamp(min=1))  # [2]
+        centre_Bd = torch.addmm(used_B[:, None] * value_Bd, mean_BB, value_Bd, alpha=-1)
+        sign_dd = (centre_Bd.T @ centre_Bd).sign()
+        slope_Bd = torch.addmm(centre_Bd, centre_Bd, sign_dd, beta=-1)  # no diagonal, which is never negative
+        return ((2 * z_Bd - value_Bd) * slope_Bd).sum() / (width * (used_B.sum() - 1).clamp(min=1))  # [2]
 
     def train(shared: Shared, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
         head = head_for(everyone(shared), data)  # [1]
@@ -117,8 +117,8 @@ def fedlda(
             extra = decorrelation * penalty(z_Bd, y_B, batch.used_B) if decorrelation else 0.0
             return error + extra, (error, batch.used_B.sum())  # [2]
 
-        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [2]
-        return new, trained_loss(seen)
+        new, extras = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [2]
+        return new, trained_loss(extras)
 
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -132,11 +132,11 @@ def fedlda(
         if centre == "interpolated":
             about_Cd = interpolate(own, g, 1 - global_weight).mean_Cd
             own = Gaussian(own.mean_Cd, estimate(sums, about_Cd, min_count=len(y_N) + 1).cov_dd)
-        mixed = interpolate(Gaussian(own.mean_Cd, covariance.ridge(own.cov_dd, ridge)), g, 1 - global_weight)  # [4]
+        mixture = interpolate(Gaussian(own.mean_Cd, covariance.ridge(own.cov_dd, ridge)), g, 1 - global_weight)  # [4]
         up = Shared(
             tree.sub(new, down.shared.body),
-            (mixed.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
-            covariance.pack(mixed.cov_dd - g.cov_dd).to(z_Nd.dtype),
+            (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
+            covariance.pack(mixture.cov_dd - g.cov_dd).to(z_Nd.dtype),
         )
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
 

@@ -157,9 +157,9 @@ def fedpac(
     def all_features(body: Weights, data: Data, key: Tensor) -> tuple[Tensor, Tensor]:
         return features(task, body, data, augmented=key if statistics == "augmented" else None)
 
-    def train_head(head: Weights, frozen: Callable[[Batch], tuple[Tensor, Tensor]], plan: list[Batch]) -> Weights:
+    def train_head(head: Weights, features_of: Callable[[Batch], tuple[Tensor, Tensor]], plan: list[Batch]) -> Weights:
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            z_Bd, y_B = frozen(batch)
+            z_Bd, y_B = features_of(batch)
             return cross_entropy_mean(network.logits(head, z_Bd), y_B, batch.used_B), ()
 
         return sgd(loss, head, plan, replace(rule, lr=head_lr))[0]
@@ -187,10 +187,10 @@ def fedpac(
             distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)  # [3]
             return error + pull * distance, (error, batch.used_B.sum())  # [3]
 
-        new, seen = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)  # [3]
+        new, extras = sgd(body_loss, body, batches(data, task.training, keys.fold(key, "body")), rule)  # [3]
         _, new_sum_Cd = class_sums(all_features(new, data, keys.fold(key, "trained"))[0], y_N, data.real_N)  # [4]
         report = Report(tree.sub(new, body), head, new_sum_Cd, h_Cd, variance.to(h_Cd.dtype))
-        return client, Up(report, Counts(n, n_C)), {"train_loss": trained_loss(seen)}
+        return client, Up(report, Counts(n, n_C)), {"train_loss": trained_loss(extras)}
 
     def class_sums(z_Nd: Tensor, y_N: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:
         hot_NC = weights_by_class(y_N, real_N, task.classes).to(z_Nd.dtype)
@@ -198,14 +198,14 @@ def fedpac(
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report, n_C = up.value, up.weight.n_C
-        seen_C = n_C > 0
+        present_C = n_C > 0
         mean_Cd = report.sum_Cd / n_C.clamp(min=1)[:, None]  # [5]
-        centroid_Cd = torch.where(seen_C[:, None], mean_Cd, server.centroid_Cd)
+        centroid_Cd = torch.where(present_C[:, None], mean_Cd, server.centroid_Cd)
         share_mm = combination(report) if collaboration else torch.eye(len(ids)).to(n_C)
-        combined = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)  # [6]
-        heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, combined)
+        head = tree.map(lambda w: torch.tensordot(share_mm, w, 1), report.head)  # [6]
+        heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, head)
         newcomer = tree.mean(report.head, up.weight_m.n)  # [8]
-        known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
+        known_C = torch.maximum(server.known_C, present_C.to(server.known_C.dtype))
         server = Server(tree.add(server.body, report.body), heads, newcomer, centroid_Cd, known_C)  # [5]
         return server, {"combination": share_mm}
 
@@ -219,8 +219,8 @@ def fedpac(
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Any:
         if not tuning_epochs:
             return client
-        frozen = batch_features(task, down.shared.body, data)
-        return train_head(down.own, frozen, batches(data, task.training, key, epochs=tuning_epochs))
+        features_of = batch_features(task, down.shared.body, data)
+        return train_head(down.own, features_of, batches(data, task.training, key, epochs=tuning_epochs))
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = network.features(down.shared.body, task.inputs(x_B))

@@ -61,11 +61,11 @@ def fedper(
     its head.
     """
 
-    def shared(model: Model) -> Model:
+    def part_of(model: Model) -> Model:
         return model if newcomer_head == "average" else model._replace(head={})
 
     def init_server(key: Tensor) -> Model:
-        return shared(task.network.init(key))
+        return part_of(task.network.init(key))
 
     def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
@@ -80,7 +80,7 @@ def fedper(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, Model(down.shared.body, start(down, client)), data, key)  # [1]
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [2]
-        return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), {"train_loss": loss}
+        return trained(model.head), Up(tree.sub(part_of(model), down.shared), weight), {"train_loss": loss}
 
     join = joins_by_training(local)
 
@@ -88,8 +88,8 @@ def fedper(
         if newcomer_head == "own":
             client = join(down, client, data, key)
         model = Model(down.shared.body, start(down, client))
-        tuned, _ = train_model(task, model, data, keys.fold(key, "tuning"), part="head", epochs=tuning_epochs)  # [3]
-        return client._replace(value=tuned.head)
+        end, _ = train_model(task, model, data, keys.fold(key, "tuning"), part="head", epochs=tuning_epochs)  # [3]
+        return client._replace(value=end.head)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)

@@ -122,12 +122,12 @@ def fedproto(
             error = cross_entropy_mean(network.logits(model.head, z_Bd), y_B, batch.used_B)
             apart_B = (z_Bd - target.mean_Cd[y_B]).square().mean(1) * target.known_C[y_B]  # [1]
             apart = mean(apart_B, batch.used_B)
-            seen = (error, batch.used_B.sum(), apart, z_Bd, y_B, batch.used_B)
-            return error + alignment * apart, seen  # [1]
+            extra = (error, batch.used_B.sum(), apart, z_Bd, y_B, batch.used_B)
+            return error + alignment * apart, extra  # [1]
 
         plan = batches(data, training, key, drop_last=drop_last)
-        model, seen = sgd(loss, client.value.model, plan, training.optimiser)  # [1]
-        last = seen[-(len(seen) // training.epochs) :]  # [2]
+        model, extras = sgd(loss, client.value.model, plan, training.optimiser)  # [1]
+        last = extras[-(len(extras) // training.epochs) :]  # [2]
         z_Nd, y_N, used_N = (torch.cat([s[part] for s in last]) for part in (3, 4, 5))
         hot_NC = weights_by_class(y_N, used_N, task.classes).to(z_Nd.dtype)
         n_C = hot_NC.sum(0)
@@ -135,17 +135,17 @@ def fedproto(
         has_C = (weights_by_class(data.y_R[data.row_N], data.real_N, task.classes).sum(0) > 0).to(n_C.dtype)
         up = Up(own.mean_Cd, n_C if weighting == "counts" else own.known_C) if everyone else Up()  # [3]
         info = {
-            "train_loss": trained_loss([s[:2] for s in seen]),
-            "alignment": trained_loss([(s[2], s[1]) for s in seen]),
+            "train_loss": trained_loss([s[:2] for s in extras]),
+            "alignment": trained_loss([(s[2], s[1]) for s in extras]),
         }
         return trained(Client(model, own, has_C)), up, info
 
     def aggregate(server: Tree, up: Reduced, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         if not everyone:
             return server, {}
-        seen_C = up.weight > 0
-        known_C = torch.maximum(server.known_C, seen_C.to(server.known_C.dtype))
-        return Prototypes(torch.where(seen_C[:, None], up.value, server.mean_Cd), known_C), {}  # [3]
+        present_C = up.weight > 0
+        known_C = torch.maximum(server.known_C, present_C.to(server.known_C.dtype))
+        return Prototypes(torch.where(present_C[:, None], up.value, server.mean_Cd), known_C), {}  # [3]
 
     def nearest(down: Down, client: Client, x_B: Tensor) -> Tensor:
         mean_Cd, known_C = client.own

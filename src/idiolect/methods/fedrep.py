@@ -63,11 +63,11 @@ def fedrep(
     """
     average = newcomer_head == "average"
 
-    def shared(model: Model) -> Model:
+    def part_of(model: Model) -> Model:
         return model if average else model._replace(head={})
 
     def init_server(key: Tensor) -> Model:
-        return shared(task.network.init(key))
+        return part_of(task.network.init(key))
 
     def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key).head)
@@ -87,21 +87,21 @@ def fedrep(
         model, loss = train_model(task, model, data, keys.fold(key, "body"), part="body", epochs=body_epochs)  # [2]
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
         info = {"train_loss": loss, "head_loss": head_loss}
-        return trained(model.head), Up(tree.sub(shared(model), down.shared), weight), info
+        return trained(model.head), Up(tree.sub(part_of(model), down.shared), weight), info
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         head = head_of(down, client)
 
-        def tuned(epochs: int) -> Personal:
+        def tune(epochs: int) -> Personal:
             model, _ = train_model(task, Model(down.shared.body, head), data, key, part="head", epochs=epochs)  # [4]
             return Personal(model.head, client.trained)
 
         if tuning_epochs:
-            return tuned(tuning_epochs)
+            return tune(tuning_epochs)
         if average:
             return Personal(head, client.trained)
-        kept: Personal = tree.when(client.trained, lambda: client, lambda: tuned(head_epochs))
-        return kept
+        state: Personal = tree.when(client.trained, lambda: client, lambda: tune(head_epochs))
+        return state
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared.body, client.value), x_B)

@@ -120,15 +120,15 @@ def fedrod(
             logit_BC = network.logits(model.head, z_Bd)
             generic = cross_entropy_mean(logit_BC + log_n_C, y_B, batch.used_B)  # [1]
             head = generate(own, n_C) if hypernetwork else own
-            both_BC = logit_BC.detach() + linear(z_Bd.detach(), **head)  # [2]
-            personal = cross_entropy_mean(both_BC, y_B, batch.used_B)  # [2]
+            sum_BC = logit_BC.detach() + linear(z_Bd.detach(), **head)  # [2]
+            personal = cross_entropy_mean(sum_BC, y_B, batch.used_B)  # [2]
             return generic + personal, (personal, batch.used_B.sum(), generic)  # [1] [2]
 
         start = (down.shared.model, down.shared.hyper if hypernetwork else client.value)
-        (model, own), seen = sgd(loss, start, batches(data, task.training, key), task.training.optimiser)  # [1] [2]
+        (model, own), extras = sgd(loss, start, batches(data, task.training, key), task.training.optimiser)  # [1] [2]
         info = {
-            "train_loss": trained_loss([s[:2] for s in seen]),
-            "generic_loss": trained_loss([(s[2], s[1]) for s in seen]),
+            "train_loss": trained_loss([s[:2] for s in extras]),
+            "generic_loss": trained_loss([(s[2], s[1]) for s in extras]),
         }
         new = Shared(model, own if hypernetwork else ())
         return client if hypernetwork else trained(own), Up(tree.sub(new, down.shared), data.real_N.sum()), info

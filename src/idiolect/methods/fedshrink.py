@@ -152,12 +152,12 @@ def fedshrink(
     def estimates(sums: Moments, shared: Shared) -> Estimates:
         g, n_C, n = everyone(shared), sums.n_C, sums.n_C.sum()
         own = estimate(sums, g.mean_Cd)  # [1]
-        factor_dd, failed = torch.linalg.cholesky_ex(covariance.ridge(g.cov_dd, ridge))
+        factor_dd, failure = torch.linalg.cholesky_ex(covariance.ridge(g.cov_dd, ridge))
         apart_Cd = own.mean_Cd - g.mean_Cd
         distance_C = (apart_Cd * torch.cholesky_solve(apart_Cd.mT, factor_dd).mT).sum(1)
         noise = torch.cholesky_solve(g.cov_dd, factor_dd).diagonal().sum()
         q = torch.where(n_C > 0, n_C * distance_C / noise.clamp(min=1e-12) - 1, 0.0).sum()  # [2]
-        q = torch.where(failed == 0, q, torch.nan)
+        q = torch.where(failure == 0, q, torch.nan)
         a = spread_samples
         spread = (q.clamp(min=0) + a * shared.spread.double().clamp(min=0)) / (n + a).clamp(min=1e-9)  # [3]
         return Estimates(g, own, n_C, q / n.clamp(min=1), spread)
@@ -180,8 +180,8 @@ def fedshrink(
         shared = down.shared
         z_Nd, y_N = features(task, shared.body, data)
         e = estimates(moments(z_Nd, y_N, data.real_N, classes), shared)  # [1]
-        mine = shrunk(e, train_with)
-        head, target_Cd = head_for(mine, e.n_C), mine.mean_Cd.to(z_Nd.dtype)  # [6]
+        gaussian = shrunk(e, train_with)
+        head, target_Cd = head_for(gaussian, e.n_C), gaussian.mean_Cd.to(z_Nd.dtype)  # [6]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
@@ -190,25 +190,25 @@ def fedshrink(
             distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)
             return error + alignment * distance, (error, batch.used_B.sum())  # [7]
 
-        new, seen = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [7]
+        new, extras = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [7]
         up = Shared(
             tree.sub(new, shared.body),
             (e.own.mean_Cd - e.everyone.mean_Cd).to(shared.mean_Cd.dtype),
             covariance.pack(e.own.cov_dd - e.everyone.cov_dd).to(shared.cov.dtype),
             e.found.to(shared.spread.dtype) - shared.spread,
         )
-        trusted = (e.n_C * trust(e, train_with)).sum() / e.n_C.sum()
+        mean_trust = (e.n_C * trust(e, train_with)).sum() / e.n_C.sum()
         counts = Counts(data.real_N.sum(), e.n_C.to(data.real_N.dtype))
-        return client, Up(up, counts), {"train_loss": trained_loss(seen), "trust": trusted}
+        return client, Up(up, counts), {"train_loss": trained_loss(extras), "trust": mean_trust}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N = features(task, down.shared.body, data)
         n_C = weights_by_class(y_N, data.real_N, classes).sum(0)
-        wanted = _HEADS if personal == "mixture" else ((personal, 1.0),)
+        kinds = _HEADS if personal == "mixture" else ((personal, 1.0),)
 
         def heads_from(weight_N: Tensor) -> LinearHead:
             e = estimates(moments(z_Nd, y_N, weight_N, classes), down.shared)
-            return tree.stack([head_for(shrunk(e, how), n_C, times * ridge) for how, times in wanted])  # [10]
+            return tree.stack([head_for(shrunk(e, how), n_C, times * ridge) for how, times in kinds])  # [10]
 
         fold_key = keys.fold(key, "folds")
         return mixture.fit(heads_from, z_Nd, y_N, data.real_N, fold_key, folds=folds, prior=share_samples)  # [11]

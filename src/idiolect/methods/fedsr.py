@@ -137,23 +137,23 @@ def fedsr(
         return Server(model, reference if share_reference else ())
 
     def init_client(key: Tensor, id: Tensor) -> Client:
-        both = start(key)
-        return Client(() if share_reference else both[1], optimiser_state(rule, both) if keep_momentum else ())
+        weights = start(key)
+        return Client(() if share_reference else weights[1], optimiser_state(rule, weights) if keep_momentum else ())
 
     def code_of(code: Weights, z_Bd: Tensor) -> tuple[Tensor, Tensor]:
         out_B2V = linear(z_Bd, **code)  # [1]
         return watch(out_B2V[:, :latent]), softplus(out_B2V[:, latent:]).clamp(min=_FLOOR)  # [1]
 
     def apart(reference: Reference, mean_BV: Tensor, std_BV: Tensor, y_B: Tensor) -> Tensor:
-        scaled = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))  # [3]
+        code = (reference.scale * mean_BV, (reference.scale.abs() * std_BV).clamp(min=_FLOOR))  # [3]
         goal = (reference.mean_CV[y_B], softplus(reference.raw_CV[y_B]).clamp(min=_FLOOR))  # [3]
-        return kl_diagonal(*scaled, *goal)  # [3]
+        return kl_diagonal(*code, *goal)  # [3]
 
     def send(server: Server, ids: Tensor) -> Down:
         return Down(shared=server)
 
     def local(down: Down, client: Client, data: Data, key: Tensor) -> tuple[Client, Up, dict[str, Tensor]]:
-        received = (down.shared.model, down.shared.reference or client.reference)
+        base = (down.shared.model, down.shared.reference or client.reference)
         noise = keys.fold(key, "noise")
 
         def loss(weights: tuple[Shared, Reference], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -167,23 +167,23 @@ def fedsr(
             return error + norm * size + conditional * apart_, (error, size, apart_, batch.used_B.sum())  # [4]
 
         plan = batches(data, task.training, keys.fold(key, "all"), steps=steps)
-        kept = client.momentum or optimiser_state(rule, received)
-        (model, reference), kept, seen = sgd_from(loss, received, kept, plan, rule)  # [4]
-        error, size, apart_ = (trained_loss([(s[part], s[3]) for s in seen]) for part in range(3))
+        momentum = client.momentum or optimiser_state(rule, base)
+        (model, reference), momentum, extras = sgd_from(loss, base, momentum, plan, rule)  # [4]
+        error, size, apart_ = (trained_loss([(s[part], s[3]) for s in extras]) for part in range(3))
         info = {"train_loss": error, "code_norm": size, "kl": apart_, "scale": reference.scale}
-        change = Server(tree.sub(model, received[0]), tree.sub(reference, received[1]) if share_reference else ())
-        mine = Client(() if share_reference else reference, kept if keep_momentum else ())
-        return mine, Up(change, torch.ones(())), info
+        change = Server(tree.sub(model, base[0]), tree.sub(reference, base[1]) if share_reference else ())
+        state = Client(() if share_reference else reference, momentum if keep_momentum else ())
+        return state, Up(change, torch.ones(())), info
 
     def personalise(down: Down, client: Client, data: Data, key: Tensor) -> Client:
         if not head_epochs:
             return client
         model = down.shared.model
-        frozen = batch_features(task, model.body, data, then=partial(code_of, model.code))
+        codes_of = batch_features(task, model.body, data, then=partial(code_of, model.code))
         noise = keys.fold(key, "noise")
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            (mean_BV, std_BV), y_B = frozen(batch)
+            (mean_BV, std_BV), y_B = codes_of(batch)
             e_BV = keys.normal(keys.fold(noise, batch.step), (len(y_B), latent))
             logit_BC = linear(mean_BV + std_BV * e_BV, **head)  # [6]
             return cross_entropy_mean(logit_BC, y_B, batch.used_B), ()  # [6]

@@ -76,8 +76,8 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
         n_mk = up.weight_m
         share_mk = n_mk / up.weight.clamp(min=1)  # [3]
         models = tree.map(lambda w, step: w + torch.tensordot(share_mk.T, step, 1), server.models, up.value)  # [3]
-        chosen_mk = (n_mk > 0).to(share_mk.dtype)
-        return Server(models), {"cluster_size": chosen_mk @ chosen_mk.sum(0)}
+        member_mk = (n_mk > 0).to(share_mk.dtype)
+        return Server(models), {"cluster_size": member_mk @ member_mk.sum(0)}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Model:
         return best(down.shared.models, data)[1]  # [4]

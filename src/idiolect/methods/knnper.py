@@ -69,8 +69,8 @@ def knnper(
         count = (capacity * data.real_N.sum().double()).floor().clamp(min=1)  # [2]
         # an order has padding last, so that no rank of it is below the count
         rank_N = torch.argsort(keys.order(keys.fold(key, "memory"), data.real_N))
-        kept_N = (rank_N < count).to(data.real_N.dtype)  # [2]
-        return Memory(z_Nd, y_N, kept_N)  # [2]
+        keep_N = (rank_N < count).to(data.real_N.dtype)  # [2]
+        return Memory(z_Nd, y_N, keep_N)  # [2]
 
     def neighbours(memory: Memory, z_Bd: Tensor) -> Tensor:  # [3]
         distance_BN = torch.cdist(z_Bd, memory.z_Nd, compute_mode="donot_use_mm_for_euclid_dist").square()

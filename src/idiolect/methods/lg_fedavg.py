@@ -71,8 +71,8 @@ def lg_fedavg(
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         client = join(down, client, data, key)
         model, at = Model(client.value, down.shared), keys.fold(key, "tuning")
-        tuned, _ = train_model(task, model, data, at, part="body", epochs=tuning_epochs)  # [3]
-        return client._replace(value=tuned.body)
+        end, _ = train_model(task, model, data, at, part="body", epochs=tuning_epochs)  # [3]
+        return client._replace(value=end.body)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(client.value, down.shared), x_B)

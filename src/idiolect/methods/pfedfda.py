@@ -168,19 +168,19 @@ def pfedfda(
             return value, (z_Bd, batch.at_B, batch.used_B, value)
 
         plan = batches(data, task.training, keys.fold(key, "body"), drop_last=drop_last)
-        new, seen = sgd(loss, body, plan, task.training.optimiser)  # [2]
+        new, extras = sgd(loss, body, plan, task.training.optimiser)  # [2]
         if statistics == "training":
-            z_Nd, at_N, used_N = (torch.cat([s[part] for s in seen]) for part in range(3))
+            z_Nd, at_N, used_N = (torch.cat([s[part] for s in extras]) for part in range(3))
         else:
             z_Nd, at_N, used_N = features(task, new, data)[0], torch.arange(len(y_N)), data.real_N
-        mixed, weight = personal(z_Nd, at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count)
+        mixture, weight = personal(z_Nd, at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count)
         up = Shared(
             tree.sub(new, body),
-            (mixed.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
-            covariance.pack(mixed.cov_dd - g.cov_dd).to(z_Nd.dtype),
+            (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
+            covariance.pack(mixture.cov_dd - g.cov_dd).to(z_Nd.dtype),
         )
         counts = Counts(data.real_N.sum(), weights_by_class(y_N, data.real_N, classes).sum(0).to(z_Nd.dtype))
-        info = {"train_loss": trained_loss([(s[3], s[2].sum()) for s in seen])}
+        info = {"train_loss": trained_loss([(s[3], s[2].sum()) for s in extras])}
         return client, Up(up, counts), info | betas(weight)
 
     def betas(weight: Tensor) -> dict[str, Tensor]:
@@ -194,10 +194,10 @@ def pfedfda(
         if drop_last_adapt:
             plan = batches(data, task.training, keys.fold(key, "rows"), epochs=1, drop_last=True)
             at_N, used_N = torch.cat([b.at_B for b in plan]), torch.cat([b.used_B for b in plan])
-        mixed, weight = personal(
+        mixture, weight = personal(
             z_Nd[at_N], at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count_adapt
         )
-        return Personal(cast(lda_head(mixed, logprior_C)), weight)  # [7]
+        return Personal(cast(lda_head(mixture, logprior_C)), weight)  # [7]
 
     def cast(head: LinearHead) -> LinearHead:
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in head))

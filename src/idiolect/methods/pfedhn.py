@@ -191,9 +191,9 @@ def pfedhn(
             return value, (value, batch.used_B.sum())
 
         plan = batches(data, task.training, key, steps=steps)
-        start, kept = (theta, head and head.weights), (tree.zeros(theta), head and head.momentum)
-        (theta, weights), (_, kept_head), seen = sgd_from(loss, start, kept, plan, inner)  # [3]
-        return theta, head and Head(weights, kept_head), trained_loss(seen)
+        start, momentum = (theta, head and head.weights), (tree.zeros(theta), head and head.momentum)
+        (theta, weights), (_, head_momentum), extras = sgd_from(loss, start, momentum, plan, inner)  # [3]
+        return theta, head and Head(weights, head_momentum), trained_loss(extras)
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         theta, head, loss = train(down.own, client.value, data, key)
@@ -201,30 +201,30 @@ def pfedhn(
         return trained(head), Up(tree.sub(down.own, theta), torch.ones(())), info  # [4]
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        def pulled(hyper: Hyper, batch: Batch) -> tuple[Tensor, tuple[()]]:
+        def product(hyper: Hyper, batch: Batch) -> tuple[Tensor, tuple[()]]:
             at = batch.at_B
             share_m = up.weight_m[at] / up.weight_m[at].sum()  # [7]
             theta, delta = generate(hyper, ids[at]), tree.rows(up.value, at)  # [5]
             parts = tree.map(lambda t, d: torch.tensordot(share_m, (t * d).flatten(1).sum(1), 1), theta, delta)  # [5]
             return torch.stack(tree.leaves(parts)).sum(), ()  # [5]
 
-        together = len(ids) if server_steps == "mean" else 1  # [7]
-        groups = torch.split(torch.arange(len(ids)), together)  # [7]
+        size = len(ids) if server_steps == "mean" else 1  # [7]
+        groups = torch.split(torch.arange(len(ids)), size)  # [7]
         plan = [Batch(at, torch.ones(len(at)), step) for step, at in enumerate(groups)]  # [7]
-        hyper, kept, _ = sgd_from(pulled, server.hyper, server.momentum, plan, outer)  # [6]
-        return Server(hyper, kept), {}
+        hyper, momentum, _ = sgd_from(product, server.hyper, server.momentum, plan, outer)  # [6]
+        return Server(hyper, momentum), {}
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Model:
-        def generated() -> Model:
+        def generation() -> Model:
             return whole(down.own, client.value)
 
-        def tuned() -> Model:
+        def tune() -> Model:
             return whole(*train(down.own, client.value, data, key)[:2])
 
         if tuning == "newcomers":  # [8]
-            model: Model = tree.when(client.trained, generated, tuned)
+            model: Model = tree.when(client.trained, generation, tune)
             return model
-        return tuned() if tuning == "all" else generated()  # [8]
+        return tune() if tuning == "all" else generation()  # [8]
 
     def predict(down: Down, client: Personal | Model, x_B: Tensor) -> Tensor:
         model = client if isinstance(client, Model) else whole(down.own, client.value)

@@ -97,13 +97,13 @@ def pfedme(
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         w: Model = down.shared
-        theta, seen = w, []
+        theta, extras = w, []
         for batch in batches(data, task.training, key, steps=steps):
             theta, w, first = local_step(theta, w, data, batch)
-            seen.append(first)
+            extras.append(first)
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [3]
         up = Up(tree.sub(w, down.shared), weight)
-        info = {"train_loss": trained_loss(seen), "distance": tree.square_distance(theta, w).sqrt()}
+        info = {"train_loss": trained_loss(extras), "distance": tree.square_distance(theta, w).sqrt()}
         return trained(theta), up, info
 
     def local_step(theta: Model, w: Model, data: Data, batch: Batch) -> tuple[Model, Model, tuple[Tensor, Tensor]]:
@@ -112,10 +112,10 @@ def pfedme(
             error = cross_entropy_mean(task.network(theta, task.inputs(x_B)), y_B, batch.used_B)
             return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())  # [1]
 
-        new, seen = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]
-        moved = tree.map(lambda w, t: w - rule.lr * pull * (w - t), w, new)  # [2]
-        theta, w = tree.when(batch.used_B.sum(), lambda: (new, moved), lambda: (theta, w))
-        return theta, w, seen[0]
+        new, extras = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]
+        next_w = tree.map(lambda w, t: w - rule.lr * pull * (w - t), w, new)  # [2]
+        theta, w = tree.when(batch.used_B.sum(), lambda: (new, next_w), lambda: (theta, w))
+        return theta, w, extras[0]
 
     def aggregate(server: Model, up: Reduced, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
         return tree.map(lambda w, d: w + beta * d, server, up.value), {}  # [3]

@@ -93,7 +93,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
 
     def message(at: str) -> Message:
         one, other = (_parts(r.part(at), r.start) for r in small)
-        parts = {path: _shown(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
+        parts = {path: _text(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
         return Message(parts, tree.nbytes(large.part(at)))
 
     return Anatomy(
@@ -178,24 +178,24 @@ def _parts(node: Tree, model: Model, path: str = "") -> Iterator[tuple[str, Shap
 
 def _times(node: Tree, part: Tree) -> tuple[int, ...] | None:
     """The leading axes that a node has over a part: () where it is one, None where it is something else."""
-    mine, theirs = children(node), children(part)
-    if mine is None or theirs is None:
+    node_children, part_children = children(node), children(part)
+    if node_children is None or part_children is None:
         if not (isinstance(node, Tensor) and isinstance(part, Tensor)):
             return None
         extra = node.ndim - part.ndim
         return tuple(node.shape[:extra]) if extra >= 0 and node.shape[extra:] == part.shape else None
-    if [*mine] != [*theirs] or not mine:
+    if [*node_children] != [*part_children] or not node_children:
         return None
-    counts = {_times(mine[name], theirs[name]) for name in mine}
+    counts = {_times(node_children[name], part_children[name]) for name in node_children}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _shown(one: Shape, other: Shape) -> str:
+def _text(one: Shape, other: Shape) -> str:
     """A shape, from the shapes at both sizes: each dimension is a number, a symbol or "?"."""
 
     def symbols(z: _Sizes) -> dict[int, str]:
-        named = {z.classes: "C", z.width: "d", z.clients: "K", z.rows: "N", z.inputs: "inputs"}
-        return named | {z.width * (z.width + 1) // 2: "d(d+1)/2"}
+        symbol_of = {z.classes: "C", z.width: "d", z.clients: "K", z.rows: "N", z.inputs: "inputs"}
+        return symbol_of | {z.width * (z.width + 1) // 2: "d(d+1)/2"}
 
     def axis(a: int, b: int) -> str:
         first, second = (symbols(z).get(n, "?") for z, n in zip(_SIZES, (a, b), strict=True))
@@ -234,21 +234,21 @@ def _personalises(r: Round, client: Tree) -> str:
     up = reduced(r.method.reduce, tree.stack(r.trial.ups))
     server, _ = r.method.aggregate(r.trial.server, up, torch.arange(3))
     down = r.method.send(server, torch.tensor([10**6]))
-    down, saved = Down(down.shared, tree.rows(down.own, 0)), [0]
+    down, count = Down(down.shared, tree.rows(down.own, 0)), [0]
 
     def save(a: Tensor) -> Tensor:
-        saved[0] += 1
+        count[0] += 1
         return a
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda a: a):
-            personalised = r.method.personalise(down, client, r.trial.data[0], keys.key(0, "adapt"))
+            state = r.method.personalise(down, client, r.trial.data[0], keys.key(0, "adapt"))
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):  # torch.func's gradients do not allow them
             raise
         return "training"
-    if saved[0]:
+    if count[0]:
         return "training"
-    before, after = tree.leaves(client), tree.leaves(personalised)
-    unchanged = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    return "what it receives" if unchanged else "forward passes"
+    before, after = tree.leaves(client), tree.leaves(state)
+    is_equal = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return "what it receives" if is_equal else "forward passes"

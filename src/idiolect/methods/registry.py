@@ -37,7 +37,7 @@ from idiolect.training.trial import samples, trial
 
 _FOLDER = os.path.dirname(__file__)
 _NO_METHODS = {"registry", "profile"}  # of the folder's modules
-_CHECKED: set[tuple[str, str, str]] = set()  # methods of others whose declaration fits what they send
+_SOUND: set[tuple[str, str, str]] = set()  # methods of others whose declaration fits what they send
 
 
 class Entry(NamedTuple):
@@ -65,16 +65,16 @@ class Entry(NamedTuple):
 
 def ours() -> frozenset[str]:
     """The methods of this folder."""
-    return _found(_FOLDER, os.stat(_FOLDER).st_mtime_ns)
+    return _modules(_FOLDER, os.stat(_FOLDER).st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _found(folder: str, changed: int) -> frozenset[str]:
+def _modules(folder: str, time: int) -> frozenset[str]:
     """The modules in a folder that changed at this time. Cached, because names are needed often."""
     return frozenset(m.name for m in pkgutil.iter_modules([folder]) if not m.name.startswith("_")) - _NO_METHODS
 
 
-def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+def _packages() -> dict[str, importlib.metadata.EntryPoint]:
     return _entry_points(tuple(sys.path))
 
 
@@ -84,13 +84,13 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPo
     return {e.name: e for e in importlib.metadata.entry_points(group="idiolect.methods")}
 
 
-def _hidden() -> list[str]:
-    return sorted(ours() & set(_installed()))
+def _duplicates() -> list[str]:
+    return sorted(ours() & set(_packages()))
 
 
 def names() -> list[str]:
     """The methods of this folder and of installed packages; of two with the same name, ours is used."""
-    return sorted(ours() | set(_installed()))
+    return sorted(ours() | set(_packages()))
 
 
 def is_path(name: str) -> bool:
@@ -101,15 +101,15 @@ def is_path(name: str) -> bool:
 def working() -> tuple[dict[str, Entry], list[str]]:
     """All methods that can be loaded, by name, and one sentence for each installed one that cannot."""
     entries = {}
-    broken = [f"method {name} of a package is not used: idiolect has one of this name" for name in _hidden()]
+    problems = [f"method {name} of a package is not used: idiolect has one of this name" for name in _duplicates()]
     for name in names():
         try:
             entries[name] = get(name)
         except InputError as error:
             if name in ours():
                 raise
-            broken.append(str(error))
-    return entries, broken
+            problems.append(str(error))
+    return entries, problems
 
 
 def get(name: str) -> Entry:
@@ -131,7 +131,7 @@ def get(name: str) -> Entry:
         if build is None:
             raise InputError(f"methods/{name}.py has no function {name}: give its function the name of the file")
         return _entry(name, build)
-    return _loaded(name, _installed()[name])
+    return _of_package(name, _packages()[name])
 
 
 def _entry(name: str, build: Callable[..., Method]) -> Entry:
@@ -141,15 +141,15 @@ def _entry(name: str, build: Callable[..., Method]) -> Entry:
     if not colon:
         title, summary = name.rpartition(".")[2], line
     options = {k: p.default for k, p in option_spec.options_of(build).items()}
-    presets, variants, drawn = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
-    return Entry(name, title, summary, build, options, presets, variants, drawn, getattr(module, "PERSONAL", ()))
+    presets, variants, figures = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
+    return Entry(name, title, summary, build, options, presets, variants, figures, getattr(module, "PERSONAL", ()))
 
 
-def _loaded(name: str, point: importlib.metadata.EntryPoint) -> Entry:
+def _of_package(name: str, point: importlib.metadata.EntryPoint) -> Entry:
     """The entry of an installed package, checked: an error names the package."""
     package = point.dist.name if point.dist else "an installed package"
     try:
-        return _checked(name, point.load())
+        return _of_others(name, point.load())
     except (Exception, SystemExit) as error:
         what = " ".join(f"{point.value}: {error}".split())
         raise InputError(f"method {name} of {package} cannot be used ({what}): fix or uninstall {package}") from error
@@ -159,13 +159,13 @@ def _own(path: str) -> Entry:
     """The entry of a function at an import path, checked."""
     build = by_path(path, "method")
     try:
-        return _checked(path, build)
+        return _of_others(path, build)
     except (Exception, SystemExit) as error:
         what = " ".join(str(error).split())
         raise InputError(f"method {path} cannot be used ({what}): fix it") from error
 
 
-def _checked(name: str, build: Any) -> Entry:
+def _of_others(name: str, build: Any) -> Entry:
     """The entry of a function that others wrote.
 
     Raises:
@@ -173,7 +173,7 @@ def _checked(name: str, build: Any) -> Entry:
     """
     if not inspect.isfunction(build):
         raise TypeError("it is not a function (task, *, options) -> Method")
-    _declared(build)
+    _check_options(build)
     entry = _entry(name, build)
     option_spec.check(build, entry.options, "a default")
     json.dumps(entry.options)
@@ -184,7 +184,7 @@ def _checked(name: str, build: Any) -> Entry:
     return entry
 
 
-def _declared(build: Callable[..., Method]) -> None:
+def _check_options(build: Callable[..., Method]) -> None:
     """Check that a method's options can be checked: keyword-only, with an annotation and a default."""
     for option, about in list(inspect.signature(build).parameters.items())[1:]:
         if about.kind is not inspect.Parameter.KEYWORD_ONLY:
@@ -203,19 +203,19 @@ def code(name: str) -> str:
     """
     source = inspect.getsourcefile(get(name).build)
     digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else "unknown"
-    package = _installed()[name].dist if name in names() and name not in ours() else None
+    package = _packages()[name].dist if name in names() and name not in ours() else None
     return f"{package.name} {package.version}, code {digest}" if package else f"code {digest}"
 
 
 def _hint(name: str) -> str:
     """How to write a title such as FedEM-FT (M=5); else the nearest name."""
 
-    def folded(text: str) -> str:
+    def fold(text: str) -> str:
         return re.sub(r"[\W_]", "", text.casefold())
 
     for own in sorted(ours()):
         for title, options in get(own).forms.items():
-            if folded(name) and folded(title).startswith(folded(name)):
+            if fold(name) and fold(title).startswith(fold(name)):
                 return f"{title} is written {option_spec.Spec(name=own, options=options)}"
     return nearest(name, names())
 
@@ -234,8 +234,8 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     preset = options.pop("preset", None)
     if preset is not None and (not isinstance(preset, str) or preset not in entry.presets):
         raise InputError(f"method {name} has no preset {preset!r}; {nearest(str(preset), entry.presets)}")
-    given = option_spec.check(entry.build, options, f"method {name}", beside=["preset"] if entry.presets else [])
-    return entry.options | entry.presets.get(preset or "", {}) | given
+    values = option_spec.check(entry.build, options, f"method {name}", beside=["preset"] if entry.presets else [])
+    return entry.options | entry.presets.get(preset or "", {}) | values
 
 
 def build(
@@ -259,12 +259,12 @@ def build(
         InputError: unknown method or option, a value out of range, the method cannot take this task or this server, or
             that of a package or of an import path fails.
     """
-    entry, settled = get(name), settle(name, options)
-    built = entry.build(task, **settled) if name in ours() else _foreign(entry, task, settled)
+    entry, values = get(name), settle(name, options)
+    core = entry.build(task, **values) if name in ours() else _foreign(entry, task, values)
     if entry.personal:
         usual = {option: entry.options[option] for option in entry.personal}
-        built = built._replace(**_rounds(name, task, settled | usual)._asdict())
-    method = with_server_optimiser(built, name, server, task)
+        core = core._replace(**_rounds(name, task, values | usual)._asdict())
+    method = with_server_optimiser(core, name, server, task)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)
 
 
@@ -278,19 +278,19 @@ def _rounds(name: str, task: Task, options: Mapping[str, Any]) -> Rounds[Any, An
 def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:
     """A method that others wrote, for a task."""
     try:
-        built = entry.build(task, **options)
+        method = entry.build(task, **options)
     except IdiolectError:
         raise
     except (Exception, SystemExit) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"method {entry.name} cannot be built ({what}): fix it") from error
-    if not isinstance(built, Method):
-        raise InputError(f"method {entry.name} gives a {type(built).__name__}: it should give a Method")
+    if not isinstance(method, Method):
+        raise InputError(f"method {entry.name} gives a {type(method).__name__}: it should give a Method")
     key = entry.name, repr(sorted(options.items())), code(entry.name)
-    if key not in _CHECKED:
-        _check_declaration(entry.name, built, task)
-        _CHECKED.add(key)
-    return built
+    if key not in _SOUND:
+        _check_declaration(entry.name, method, task)
+        _SOUND.add(key)
+    return method
 
 
 def _check_declaration(name: str, method: Method, task: Task) -> None:

@@ -77,7 +77,7 @@ def scaffold(
         return (k - momentum * (1 - momentum**k) / (1 - momentum)) / (1 - momentum)  # [2]
 
     def local(down: Down, client: Model, data: Data, key: Tensor) -> tuple[Model, Up, dict[str, Tensor]]:
-        received, control = down.shared
+        base, control = down.shared
         shift = tree.sub(control, client)  # [1]
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -86,11 +86,11 @@ def scaffold(
             return error + tree.dot(shift, model), (error, batch.used_B.sum())  # [1]
 
         plan = batches(data, task.training, key, steps=steps)
-        model, seen = sgd(loss, received, plan, rule)  # [1]
-        moved, length = tree.sub(model, received), rule.lr * way(plan)  # [2]
-        new = tree.map(lambda c_i, c, d: c_i - c - d / length, client, control, moved)  # [2]
-        info = {"train_loss": trained_loss(seen), "correction": tree.square_distance(control, client).sqrt()}
-        return new, Up(Server(moved, tree.sub(new, client)), torch.ones(())), info
+        model, extras = sgd(loss, base, plan, rule)  # [1]
+        change, length = tree.sub(model, base), rule.lr * way(plan)  # [2]
+        new = tree.map(lambda c_i, c, d: c_i - c - d / length, client, control, change)  # [2]
+        info = {"train_loss": trained_loss(extras), "correction": tree.square_distance(control, client).sqrt()}
+        return new, Up(Server(change, tree.sub(new, client)), torch.ones(())), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         model = tree.map(lambda x, d: x + server_lr * d, server.model, up.value.model)  # [3]
