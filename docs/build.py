@@ -31,7 +31,7 @@ from idiolect import methods, models
 from idiolect.core.errors import IdiolectError
 from idiolect.core.option_spec import plain
 from idiolect.methods import profile
-from idiolect.methods.profile import Anatomy, Message
+from idiolect.methods.profile import Anatomy, MessageForm
 from idiolect.studies.settings import SETTINGS
 
 HERE = Path(__file__).parent
@@ -197,7 +197,7 @@ def _code(text: str, file: str, first: int, last: int) -> list[str]:
     return ["```python", *text.splitlines(), "```", "", f"[{file}:{first}]({SOURCE}/{file}{where})", ""]
 
 
-def _listed(message: Message, numbers: bool = False) -> str:
+def _listed(message: MessageForm, numbers: bool = False) -> str:
     """Parts of the network by their names, other tensors by name and shape; single numbers where they are asked for."""
     network = ("model", "body", "head")
 
@@ -331,7 +331,7 @@ def threats(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]]) 
     return _placed(_placed(THREATS.read_text(), THREATS, "who sees what", seen), THREATS, "protections", done)
 
 
-def _counts(weights: Message) -> str:
+def _counts(weights: MessageForm) -> str:
     if any("C" in what for what in weights.parts.values()):
         return "a weight for each class"
     return "one weight" if weights.parts else ""

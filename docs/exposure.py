@@ -12,25 +12,25 @@ from idiolect.core import keys, tree
 from idiolect.core.reduce import needs_each
 from idiolect.core.reduction import Reduction, reduced
 from idiolect.methods import profile
-from idiolect.methods.profile import Anatomy, Message
+from idiolect.methods.profile import Anatomy, MessageForm
 
 
 class Exposure(NamedTuple):
     """Who sees what of one site in a round."""
 
-    server: Message
+    server: MessageForm
     """What the server sees of it: ``Up.value``."""
-    counts: Message
+    counts: MessageForm
     """And ``Up.weight``, which says how many samples a value is worth."""
     sums: bool
     """Whether secure aggregation leaves the server nothing but sums over sites."""
-    others: Message
+    others: MessageForm
     """What every other site gets in the next round, the same for all, made of the sites' uploads."""
-    other: Message
+    other: MessageForm
     """What a site gets besides, for it alone."""
     alone: tuple[str, ...]
     """Parts of these two that can hold what a single other site sent."""
-    stays: Message
+    stays: MessageForm
     """What the site keeps to itself from round to round, besides its samples."""
     private: bool
     """Whether the server can add noise that hides one site in what it sends on."""

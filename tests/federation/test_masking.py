@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.federation.secure_aggregation.masking import (
     Keys,
     Masking,
@@ -20,8 +20,8 @@ from idiolect.federation.secure_aggregation.masking import (
     mask,
     threshold,
     unflat,
-    unmasked,
-    verified,
+    unmask,
+    verify_keys,
 )
 from idiolect.federation.trust.kits import Identity
 
@@ -54,7 +54,7 @@ class Round:
         return {other: sealed[name] for other, sealed in self.sealed.items() if other != name}
 
     def upload(self, name: str) -> dict[str, Tensor]:
-        return self.sites[name].masked(self.numbers[name], self.for_site(name))
+        return self.sites[name].mask_arrays(self.numbers[name], self.for_site(name))
 
     def opened(self, answered: list[str], uploads: dict[str, dict[str, Tensor]]) -> np.ndarray[Any, Any]:
         said = [self.sites[name].opening(answered) for name in answered]
@@ -64,7 +64,7 @@ class Round:
         }
         total = sum(flat(uploads[name]) for name in answered)
         gone = [name for name in NAMES if name not in answered]
-        whole = unmasked(np.asarray(total), self.keys, answered, gone, shares)
+        whole = unmask(np.asarray(total), self.keys, answered, gone, shares)
         return unflat(whole, self.numbers["a"])["w"].numpy()
 
 
@@ -101,12 +101,12 @@ def test_too_few_to_open(identities: dict[str, Identity]) -> None:
     one.shared()
     for name in NAMES:
         one.upload(name)
-    with pytest.raises(Refused, match="is of 3 of 5 sites, and 4 are needed"):
+    with pytest.raises(Refusal, match="is of 3 of 5 sites, and 4 are needed"):
         one.sites["a"].opening(["a", "b", "c"])
-    with pytest.raises(Refused, match="not the sites of the sum"):
+    with pytest.raises(Refusal, match="not the sites of the sum"):
         one.sites["a"].opening(["b", "c", "d", "e"])
     few = Round(identities, least=6)
-    with pytest.raises(Refused, match="5 sites, and 6 or more are needed"):
+    with pytest.raises(Refusal, match="5 sites, and 6 or more are needed"):
         few.shared()
 
 
@@ -116,17 +116,17 @@ def test_keys_that_are_not_the_sites_own(identities: dict[str, Identity]) -> Non
     other_round = Masking(identities["b"], [*ROUND[:-1], 2]).keys
     swapped = one.keys["b"]._replace(mask=one.keys["c"].mask)
     for said in (forged, other_round, swapped, one.keys["c"]):
-        with pytest.raises(Refused, match="keys of b are not signed by b"):
-            verified("b", identities["a"].peers["b"], ROUND, said._asdict())
-        with pytest.raises(Refused, match="keys of b are not signed by b"):
+        with pytest.raises(Refusal, match="keys of b are not signed by b"):
+            verify_keys("b", identities["a"].peers["b"], ROUND, said._asdict())
+        with pytest.raises(Refusal, match="keys of b are not signed by b"):
             one.sites["a"].share(one.roster | {"b": said._asdict()})
     for said in (None, {"mask": 1}, Keys("", "", "", "zz")._asdict()):
-        with pytest.raises(Refused, match="not signed"):
-            verified("b", identities["a"].peers["b"], ROUND, said)
-    with pytest.raises(Refused, match="sybil is not in the roster"):
+        with pytest.raises(Refusal, match="not signed"):
+            verify_keys("b", identities["a"].peers["b"], ROUND, said)
+    with pytest.raises(Refusal, match="sybil is not in the roster"):
         one.sites["a"].share(one.roster | {"sybil": one.roster["b"]})
     own = Masking(identities["a"], ROUND).keys
-    with pytest.raises(Refused, match="not its own"):
+    with pytest.raises(Refusal, match="not its own"):
         one.sites["a"].share(one.roster | {"a": own._asdict()})
 
 
@@ -136,7 +136,7 @@ def test_shares_that_do_not_fit_their_keys(identities: dict[str, Identity]) -> N
         one = Round(identities)
         one.sites["b"]._seed, one.sites["b"]._mask = bytes(32), ec.generate_private_key(ec.SECP384R1())
         one.shared()
-        with pytest.raises(Refused, match="shares of b do not fit its keys"):
+        with pytest.raises(Refusal, match="shares of b do not fit its keys"):
             one.opened(answered, {name: one.upload(name) for name in answered})
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from idiolect.core.method import Up
-from idiolect.federation.messages import Refused, built, named, pack, unpack
+from idiolect.federation.messages import Refusal, by_path, pack, trees_of, unpack
 
 UP = Up({"body": torch.arange(6.0).view(2, 3), "head": (torch.zeros(2, dtype=torch.int64),)}, torch.tensor(3.0))
 
 
 def test_a_tree_comes_back_bit_by_bit() -> None:
-    found = unpack(pack({"kind": "local", "text": "ä\x00"}, named("up", UP)))
+    found = unpack(pack({"kind": "local", "text": "ä\x00"}, by_path("up", UP)))
     assert found.about == {"kind": "local", "text": "ä\x00"}
-    back = built(found.arrays, {"up": UP})["up"]
+    back = trees_of(found.arrays, {"up": UP})["up"]
     assert isinstance(back, Up)
     assert torch.equal(back.value["body"], UP.value["body"])
     assert torch.equal(back.value["head"][0], UP.value["head"][0])
@@ -30,7 +30,7 @@ def test_a_tree_comes_back_bit_by_bit() -> None:
     ids=["nothing", "short", "pickled", "long head", "not JSON"],
 )
 def test_other_bytes_are_refused(content: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         unpack(content)
 
 
@@ -38,7 +38,7 @@ def test_a_head_that_points_outside_is_refused() -> None:
     head = json.dumps({
         "__metadata__": {"about": "{}"}, "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     }).encode()  # fmt: skip
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         unpack(len(head).to_bytes(8, "little") + head + b"1234")
 
 
@@ -54,10 +54,10 @@ def test_a_head_that_points_outside_is_refused() -> None:
     ids=["missing", "more", "shape", "type", "axis"],
 )
 def test_another_tree_is_refused(change: object, said: str) -> None:
-    arrays = named("up", UP)
+    arrays = by_path("up", UP)
     change(arrays)  # type: ignore[operator]
-    with pytest.raises(Refused, match=said):
-        built(arrays, {"up": UP})
+    with pytest.raises(Refusal, match=said):
+        trees_of(arrays, {"up": UP})
 
 
 def test_numbers_that_are_not_finite_do_not_travel_as_plain_values() -> None:

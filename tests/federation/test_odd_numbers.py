@@ -10,7 +10,7 @@ import pytest
 from sites import NAMES, Loop, study, workers
 
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, Refused, pack, unpack
+from idiolect.federation.messages import Message, Refusal, pack, unpack
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
 from idiolect.federation.server.conduct import Terms, conduct
@@ -71,7 +71,7 @@ def test_an_error_of_a_reader_costs_one_site_alone() -> None:
 
     found = asking.ask({i: Question({"kind": "x"}, {}) for i in range(3)}, take, Patience(least=2))
     assert found == {0: 1, 2: 3}
-    assert asking.refused == {"south": "its reply is not in order (IndexError)"}
+    assert asking.refusals == {"south": "its reply is not in order (IndexError)"}
 
 
 def _head(about: str) -> bytes:
@@ -81,7 +81,7 @@ def _head(about: str) -> bytes:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         unpack(_head(f'{{"kind": "local", "round": {number}}}'))
 
 
@@ -89,7 +89,7 @@ def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
 def test_a_shape_that_no_array_has_is_refused(shape: list[int]) -> None:
     head = {"__metadata__": {"about": "{}"}, "a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
     content = json.dumps(head).encode()
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         unpack(len(content).to_bytes(8, "little") + content)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.federation.trust.policy import Policy
 from idiolect.studies import Study
 
@@ -30,7 +30,7 @@ STUDY = Study(
     ],
 )
 def test_what_is_not_allowed(rule: dict[str, object], said: str) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refusal, match=said):
         Policy.model_validate(rule).check(STUDY)
 
 
@@ -42,7 +42,7 @@ def test_what_is_allowed() -> None:
 
 def test_noise_without_clipping_before_it_hides_nothing() -> None:
     for uploads in (["noise:std=0.1"], ["noise:std=0.1", "clip:norm=2.0"]):
-        with pytest.raises(Refused, match="clipped before noise"):
+        with pytest.raises(Refusal, match="clipped before noise"):
             Policy(least_noise=0.1).check(STUDY.model_copy(update={"uploads": Study(uploads=uploads).uploads}))
 
 
@@ -58,14 +58,14 @@ def test_noise_without_clipping_before_it_hides_nothing() -> None:
 def test_code_is_never_imported(setting: dict[str, object]) -> None:
     with no_imports():
         study = Study(dataset="digits", **setting)
-    with pytest.raises(Refused, match=r"somewhere.networks.evil is code"):
+    with pytest.raises(Refusal, match=r"somewhere.networks.evil is code"):
         Policy(methods=("fedavg", "somewhere.networks.evil")).check(study)
 
 
 def test_bytes() -> None:
     Policy().fits(10**12)
     Policy(most_bytes=100).fits(100)
-    with pytest.raises(Refused, match="101 bytes"):
+    with pytest.raises(Refusal, match="101 bytes"):
         Policy(most_bytes=100).fits(101)
 
 

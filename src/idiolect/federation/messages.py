@@ -16,7 +16,7 @@ from idiolect.core.tree import T, Tree
 _HEAD = 2**24  # bytes of names, shapes and plain values
 
 
-class Refused(ValueError):
+class Refusal(ValueError):
     """A message is not what it should be; the text says why in a few words."""
 
 
@@ -39,17 +39,17 @@ def head(content: bytes) -> dict[str, Any]:
     """The plain values of the message in some bytes.
 
     Raises:
-        Refused: there are none.
+        Refusal: there are none.
     """
     size = int.from_bytes(content[:8], "little")
     if size > _HEAD:
-        raise Refused("its head is too large")
+        raise Refusal("its head is too large")
     try:
         about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"], parse_constant=_no_number)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_message(error) from None
     if not isinstance(about, dict):
-        raise Refused("its plain values are not a mapping")
+        raise Refusal("its plain values are not a mapping")
     return about
 
 
@@ -57,7 +57,7 @@ def unpack(content: bytes) -> Message:
     """The message in some bytes.
 
     Raises:
-        Refused: they are not a message.
+        Refusal: they are not a message.
     """
     about = head(content)
     try:
@@ -70,8 +70,8 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _no_message(error: Exception) -> Refused:
-    return Refused(f"it is not a document of named arrays ({type(error).__name__})")
+def _no_message(error: Exception) -> Refusal:
+    return Refusal(f"it is not a document of named arrays ({type(error).__name__})")
 
 
 def question_bytes(message: Message) -> bytes:
@@ -80,30 +80,30 @@ def question_bytes(message: Message) -> bytes:
     return json.dumps(about, sort_keys=True).encode() + pack({}, dict(sorted(message.arrays.items())))
 
 
-def named(part: str, values: Tree) -> dict[str, Tensor]:
+def by_path(part: str, values: Tree) -> dict[str, Tensor]:
     """The tensors of a tree by their paths, under a name such as ``shared``."""
     return {f"{part}/{path}": leaf for path, leaf in tree.named(values).items()}
 
 
-def built(arrays: Mapping[str, Tensor], like: Mapping[str, T]) -> dict[str, T]:
+def trees_of(arrays: Mapping[str, Tensor], like: Mapping[str, T]) -> dict[str, T]:
     """The trees in a message, checked against trees of the right structure: every name, shape and type.
 
     Raises:
-        Refused: an array is missing, is not expected, or has another shape or type.
+        Refusal: an array is missing, is not expected, or has another shape or type.
     """
-    leaves = {path: leaf for part, values in like.items() for path, leaf in named(part, values).items()}
+    leaves = {path: leaf for part, values in like.items() for path, leaf in by_path(part, values).items()}
     if absent := sorted(leaves.keys() - arrays.keys()):
-        raise Refused(f"{absent[0]} is missing, with {len(absent)} arrays in all")
+        raise Refusal(f"{absent[0]} is missing, with {len(absent)} arrays in all")
     if extras := sorted(arrays.keys() - leaves.keys()):
-        raise Refused(f"{extras[0]} is not expected, with {len(extras)} arrays in all")
+        raise Refusal(f"{extras[0]} is not expected, with {len(extras)} arrays in all")
     for path, leaf in leaves.items():
         array = arrays[path]
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             shapes = [f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in (array, leaf)]
-            raise Refused(f"{path} is {shapes[0]}, not {shapes[1]}")
+            raise Refusal(f"{path} is {shapes[0]}, not {shapes[1]}")
     return {part: _tree(part, arrays, values) for part, values in like.items()}
 
 
 def _tree(part: str, arrays: Mapping[str, Tensor], like: T) -> T:
     _, build = tree.flatten(like)
-    return tree.copy(build([arrays[path] for path in named(part, like)]))
+    return tree.copy(build([arrays[path] for path in by_path(part, like)]))

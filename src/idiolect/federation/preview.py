@@ -13,7 +13,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.federation.data.agreement import agree, common_form, plain
 from idiolect.federation.data.samples import SiteFiles, alone, sums
-from idiolect.federation.messages import Refused, named, pack
+from idiolect.federation.messages import Refusal, by_path, pack
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.kits import SiteKit
 from idiolect.federation.trust.policy import Policy
@@ -41,8 +41,8 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
     ready = samples.encode(inputs, classes, 0, kit.number, look=False)
     own = sums(ready, len(classes))
-    yield f"Then, {len(pack({}, named('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
-    yield from _rows(named("sums", own._asdict()))
+    yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
+    yield from _rows(by_path("sums", own._asdict()))
     yield "Numbers of its own test samples (accuracy, loss, ...): " + (
         "yes" if policy.evaluate else "no, by the policy"
     )
@@ -52,7 +52,7 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     whole = study_for(study, kit.name)
     try:
         policy.check(whole)
-    except Refused as error:
+    except Refusal as error:
         raise InputError(f"the policy does not allow {study}: {error}") from None
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
     agreement = agree(inputs, classes, {kit.site: own}, whole.normalise).among([*others, kit.site])
@@ -64,13 +64,13 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
         down = method.send(method.init_server(keys.start(0)), torch.tensor([kit.number]))
         client = first_state(method, whole.seeds[0], kit.number)
         [outcome] = runner.run("local", 1, [kit.number], Down(down.shared, down.own), [client])
-        arrays = named("value", outcome.up.value) | named("weight", outcome.up.weight)  # type: ignore[union-attr]
+        arrays = by_path("value", outcome.up.value) | by_path("weight", outcome.up.weight)  # type: ignore[union-attr]
         size = len(pack({}, arrays))
         yield f"{use.label}: {size:,} bytes in each of up to {whole.rounds} rounds:"
         yield from _rows(arrays)
         try:
             policy.fits(size)
-        except Refused as error:
+        except Refusal as error:
             yield f"  refused by the policy: {error}"
 
 

@@ -21,7 +21,7 @@ from idiolect.core.tree import Tree
 from idiolect.training.trial import Trial, samples, trial
 
 
-class Message(NamedTuple):
+class MessageForm(NamedTuple):
     """Tensors that travel or stay: what is where, and its size for the network asked about."""
 
     parts: dict[str, str]
@@ -33,23 +33,23 @@ class Message(NamedTuple):
 class Anatomy(NamedTuple):
     """What goes up and down, what stays, and how a new client joins."""
 
-    down_shared: Message
+    down_shared: MessageForm
     """One copy for everyone."""
-    down_own: Message
+    down_own: MessageForm
     """For one client alone."""
-    up_value: Message
-    up_weight: Message
+    up_value: MessageForm
+    up_weight: MessageForm
     uploads_are_sums: bool
     """Whether the server needs nothing but sums and means of what clients send, as the method declares."""
-    client: Message
+    client: MessageForm
     """What stays at a client after its first round."""
-    server: Message
+    server: MessageForm
     joins_by: str
     """How a client that never trained gets its model: "what it receives", "forward passes" or "training"."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
-        part = {name: value._asdict() for name, value in self._asdict().items() if isinstance(value, Message)}
+        part = {name: value._asdict() for name, value in self._asdict().items() if isinstance(value, MessageForm)}
         return {
             "down": {"shared": part["down_shared"], "own": part["down_own"]},
             "up": {"value": part["up_value"], "weight": part["up_weight"]},
@@ -91,10 +91,10 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         with precision(torch.float32):
             large = _round(build, network, classes, clients, 2 * classes, 1, batch_size=4)
 
-    def message(at: str) -> Message:
+    def message(at: str) -> MessageForm:
         one, other = (_parts(r.part(at), r.start) for r in small)
         parts = {path: _text(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
-        return Message(parts, tree.nbytes(large.part(at)))
+        return MessageForm(parts, tree.nbytes(large.part(at)))
 
     return Anatomy(
         message("shared"), message("own"), message("value"), message("weight"),

@@ -39,7 +39,7 @@ def naming_refusal(function: str) -> Iterator[None]:
     """Turn torch's refusal to map a function of a method over clients into one that names the function.
 
     Raises:
-        Refused: torch refused.
+        MapRefusal: torch refused.
     """
     try:
         yield

@@ -274,7 +274,7 @@ def _request(
     """What the server answers, of at most so many bytes.
 
     Raises:
-        _Refused: it has more.
+        _Refusal: it has more.
         httpx.HTTPError: there is no answer.
     """
     parts, size = list[bytes](), 0

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from idiolect.core.errors import printable
 from idiolect.core.version import __version__
 from idiolect.federation.events import FILE, Events, read
-from idiolect.federation.messages import Refused, head
-from idiolect.federation.rounds.conversation import Carrier, Replied
+from idiolect.federation.messages import Refusal, head
+from idiolect.federation.rounds.conversation import Carrier, Reply
 from idiolect.simulation import Engine, Record
 from idiolect.studies.progress import Key, Watcher
 
@@ -98,7 +98,7 @@ class Overview(Watcher):
             self._sites[site].down += len(content)
         return ticket
 
-    def replies(self) -> Sequence[Replied]:
+    def replies(self) -> Sequence[Reply]:
         """The replies that have come since the last call."""
         replies = self._link.replies()
         with self._lock:
@@ -122,12 +122,12 @@ class Overview(Watcher):
         """How often a site has connected."""
         return self._link.connections(site)
 
-    def _note_reply(self, reply: Replied) -> None:
+    def _note_reply(self, reply: Reply) -> None:
         site, question = self._sites[reply.site], self._open.pop(reply.ticket, None)
         if reply.content is None:
             return
         site.up += len(reply.content)
-        with suppress(Refused):
+        with suppress(Refusal):
             version = head(reply.content).get("version")
             site.version = printable(version[:40]) if isinstance(version, str) else ""
         if question is not None and question.kind == "local":

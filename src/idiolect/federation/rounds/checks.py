@@ -14,7 +14,7 @@ from idiolect.core.errors import blame
 from idiolect.core.method import Method, Up
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Sums
-from idiolect.federation.messages import Message, Refused, built
+from idiolect.federation.messages import Message, Refusal, trees_of
 from idiolect.simulation.client_runner import EvaluationResult, LocalResult
 from idiolect.training import trial
 
@@ -23,7 +23,7 @@ _SAMPLES = 2**26  # of a site
 _FEW = 3  # uploads of which a median says something
 
 
-def expected(method: Method, data: FederatedData, name: str) -> Up:
+def upload_form(method: Method, data: FederatedData, name: str) -> Up:
     """An upload of the form that a method makes here, from a round on a few synthetic samples.
 
     Raises:
@@ -34,7 +34,7 @@ def expected(method: Method, data: FederatedData, name: str) -> Up:
         return trial.trial(method, samples).ups[0]
 
 
-def trained(message: Message, like: Up, round: int, samples: int) -> LocalResult:
+def local_result(message: Message, like: Up, round: int, samples: int) -> LocalResult:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
     Args:
@@ -44,79 +44,79 @@ def trained(message: Message, like: Up, round: int, samples: int) -> LocalResult
         samples: training samples that the site has said it has; a weight counts some of them, or is 1.
 
     Raises:
-        Refused: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
+        Refusal: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
             more samples than there are, or what it reports is not in order.
     """
-    up = Up(**built(message.arrays, like._asdict()))
+    up = Up(**trees_of(message.arrays, like._asdict()))
     if (path := tree.not_finite(up)) is not None:
-        raise Refused(f"{path} is not finite")
+        raise Refusal(f"{path} is not finite")
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
-        raise Refused("a weight is negative")
+        raise Refusal("a weight is negative")
     most = max([float(a.double().sum()) for a in tree.leaves(up.weight)], default=0.0)
     if most > max(samples, 1) * 1.001:
-        raise Refused(f"its weight is {most:.6g}, and it has {samples} training samples")
-    info = {name: torch.tensor(value) for name, value in reported(message).items()}
+        raise Refusal(f"its weight is {most:.6g}, and it has {samples} training samples")
+    info = {name: torch.tensor(value) for name, value in report_of(message).items()}
     return LocalResult(torch.tensor(round), up, info)
 
 
-def summed(message: Message, classes: int, features: int) -> Sums:
+def sums_of(message: Message, classes: int, features: int) -> Sums:
     """What a site says of its samples once features and classes are agreed.
 
     Raises:
-        Refused: an array has another shape or type, or a number is not possible.
+        Refusal: an array has another shape or type, or a number is not possible.
     """
-    found = Sums(**built(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
-    if tree.not_finite(found) is not None or any(bool((a < 0).any()) for a in (*found[:3], found.square_F)):
-        raise Refused("a sum over its samples is not finite, or a number of samples is negative")
-    train, test = (float(a.double().sum()) for a in (found.train_C, found.test_C))
+    result = Sums(**trees_of(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
+    if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in (*result[:3], result.square_F)):
+        raise Refusal("a sum over its samples is not finite, or a number of samples is negative")
+    train, test = (float(a.double().sum()) for a in (result.train_C, result.test_C))
     if not 1 <= train <= _SAMPLES or test > _SAMPLES:
-        raise Refused(f"it says that it has {train:.6g} training and {test:.6g} test samples")
-    return found
+        raise Refusal(f"it says that it has {train:.6g} training and {test:.6g} test samples")
+    return result
 
 
-def reported(message: Message) -> dict[str, float]:
+def report_of(message: Message) -> dict[str, float]:
     """What a client reports of its training.
 
     Raises:
-        Refused: it is not in order.
+        Refusal: it is not in order.
     """
     return _numbers(message.about.get("info"), "info")
 
 
-def measured(message: Message) -> EvaluationResult | None:
+def evaluation_result(message: Message) -> EvaluationResult | None:
     """What a site measured; None where its policy keeps this to itself.
 
     Raises:
-        Refused: it is not in order.
+        Refusal: it is not in order.
     """
     if message.about.get("withheld"):
         return None
     about = message.about.get("measured")
     if not isinstance(about, dict):
-        raise Refused("it holds no measurements")
+        raise Refusal("it holds no measurements")
     values = dict(about)
     more = _numbers(values.pop("measures", {}), "measures", gaps=True)
-    found = _numbers(values, "measured", gaps=True)
-    if not {"accuracy", "loss", "calibration_error", "brier"} <= found.keys() <= set(EvaluationResult._fields):
-        raise Refused("it holds other measurements")
-    if not 0 <= found["accuracy"] <= 1:
-        raise Refused(f"an accuracy of {found['accuracy']:g} is not possible")
-    return EvaluationResult(**found, measures=more or None)  # type: ignore[arg-type]
+    numbers = _numbers(values, "measured", gaps=True)
+    if not {"accuracy", "loss", "calibration_error", "brier"} <= numbers.keys() <= set(EvaluationResult._fields):
+        raise Refusal("it holds other measurements")
+    if not 0 <= numbers["accuracy"] <= 1:
+        raise Refusal(f"an accuracy of {numbers['accuracy']:g} is not possible")
+    return EvaluationResult(**numbers, measures=more or None)  # type: ignore[arg-type]
 
 
 def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
     if not isinstance(values, dict) or len(values) > _MOST:
-        raise Refused(f"{what} is not a table of numbers")
-    found = {}
+        raise Refusal(f"{what} is not a table of numbers")
+    result = {}
     for name, value in values.items():
         if gaps and value is None:
             value = math.nan
         elif (number := finite(value)) is None:
-            raise Refused(f"{what} {name[:40]} is not a finite number")
+            raise Refusal(f"{what} {name[:40]} is not a finite number")
         else:
             value = number
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def finite(value: Any) -> float | None:
@@ -142,11 +142,11 @@ def too_large(sizes: Mapping[int, float], most: float) -> dict[int, float]:
     return {i: size / median for i, size in sizes.items() if size > most * median > 0}
 
 
-def sent(found: EvaluationResult) -> dict[str, Any]:
+def as_message(result: EvaluationResult) -> dict[str, Any]:
     """Numbers only: what a model predicts for a sample stays here."""
 
     def number(value: Any) -> float | None:
         return value if isinstance(value, float) and math.isfinite(value) else None
 
-    values = {name: number(value) for name, value in found._asdict().items() if isinstance(value, float)}
-    return values | {"measures": {name: number(value) for name, value in (found.measures or {}).items()}}
+    values = {name: number(value) for name, value in result._asdict().items() if isinstance(value, float)}
+    return values | {"measures": {name: number(value) for name, value in (result.measures or {}).items()}}

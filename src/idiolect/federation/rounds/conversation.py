@@ -13,7 +13,7 @@ from torch import Tensor
 
 from idiolect.core.errors import IdiolectError, Interrupted, RunError, listed
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, Refused, pack, unpack
+from idiolect.federation.messages import Message, Refusal, pack, unpack
 
 T = TypeVar("T")
 _PAUSE = 0.02  # seconds between two looks for replies
@@ -29,7 +29,7 @@ class Question(NamedTuple):
     """Reads the answer to a question that was put before another one, and says what to ask next."""
 
 
-class Replied(Protocol):
+class Reply(Protocol):
     """What a link brings back."""
 
     @property
@@ -55,7 +55,7 @@ class Carrier(Protocol):
     def send(self, site: str, content: bytes) -> str:
         """Leave a message for a site; the ticket that its reply will have."""
 
-    def replies(self) -> Sequence[Replied]:
+    def replies(self) -> Sequence[Reply]:
         """The replies that have come since the last call."""
 
     def forget(self, tickets: Iterable[str]) -> None:
@@ -104,7 +104,7 @@ class Conversation:
         self.sites, self._link, self._say = sites, link, say
         self.introduce: Callable[[int, Mapping[str, Any]], list[Question]] = lambda client, asked: []
         """What a site that does not know the study is asked and told first, by what it was asked."""
-        self.refused: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
         """The sites whose answers to the last questions did not count, and why."""
         self._states: dict[str, tuple[str, str]] = {}
         """Of sites: the kind of question at which it changed last, and what is wrong."""
@@ -122,8 +122,8 @@ class Conversation:
             RunError: fewer than ``patience.least`` can answer.
             Interrupted: ``stop`` returned true.
         """
-        revoked = [i for i in questions if math.isinf(self._link.quiet_for(self.sites[i]))]
-        waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items() if i not in revoked}
+        outsiders = [i for i in questions if math.isinf(self._link.quiet_for(self.sites[i]))]
+        waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items() if i not in outsiders}
         answers: dict[int, T] = {}
         why: dict[int, str] = {}
         start = notice_time = time.monotonic()
@@ -138,7 +138,7 @@ class Conversation:
                     if one.ticket in replies:
                         try:
                             self._take(i, one, replies[one.ticket], take, answers)
-                        except Refused as error:
+                        except Refusal as error:
                             why[i] = str(error)
                         except IdiolectError:
                             raise
@@ -172,13 +172,13 @@ class Conversation:
                     time.sleep(_PAUSE)
         finally:
             self._link.forget([one.ticket for one in waiting.values()])
-        for i in revoked:
+        for i in outsiders:
             what = f"goes on without {self.sites[i]}, whose key is revoked"
             self._change(self.sites[i], str(questions[i].about["kind"]), "revoked", what, revoked=True)
         for i, one in waiting.items():
             what = f"goes on without {one.site}, which did not answer in time"
             self._change(one.site, str(questions[i].about["kind"]), "missing", what, missing=True)
-        self.refused = {self.sites[i]: reason for i, reason in why.items()}
+        self.refusals = {self.sites[i]: reason for i, reason in why.items()}
         return answers
 
     def _change(self, site: str, kind: str, state: str, what: str, **values: Any) -> None:
@@ -195,26 +195,24 @@ class Conversation:
         one.nonce, one.connections = secrets.token_hex(8), self._link.connections(one.site)
         one.ticket = self._link.send(one.site, pack(dict(question.about) | {"ticket": one.nonce}, question.arrays))
 
-    def _take(
-        self, i: int, one: _Open, reply: Replied, take: Callable[[int, Message], T], answers: dict[int, T]
-    ) -> None:
+    def _take(self, i: int, one: _Open, reply: Reply, take: Callable[[int, Message], T], answers: dict[int, T]) -> None:
         """Take a reply; afterwards the queue is empty if the site has answered."""
         if reply.content is None:
-            raise Refused(f"its reply cannot be read ({reply.why})")
+            raise Refusal(f"its reply cannot be read ({reply.why})")
         message = unpack(reply.content)
         about, request = message.about, one.queue[0].about
         if about.get("ticket") != one.nonce or about.get("kind") != request["kind"]:
-            raise Refused("its reply is to another message")
+            raise Refusal("its reply is to another message")
         if about.get("unknown") and len(one.queue) == 1:
             before = [] if one.knows_study else self.introduce(i, request)
             if not before:
-                raise Refused("it does not know the study")
+                raise Refusal("it does not know the study")
             one.queue, one.knows_study = [*before, *one.queue], True
         elif about.get("lost") and request.get("kept"):
             self._say(f"{one.site} has lost its state and starts from the first one again", site=one.site, lost=True)
             one.queue = [Question(dict(request) | {"kept": 0}, one.queue[0].arrays)]
         elif complaint := about.get("refused") or about.get("failed"):
-            raise Refused(f"it says: {str(complaint)[:500]}")
+            raise Refusal(f"it says: {str(complaint)[:500]}")
         elif len(one.queue) > 1:
             question = one.queue.pop(0)
             one.queue = [*(question.then(message) if question.then else []), *one.queue]
@@ -224,13 +222,13 @@ class Conversation:
             return
         self._send(one)
 
-    def _closes(self, waiting: Mapping[int, _Open], answers: Mapping[int, T], patience: Patience, spent: float) -> bool:
+    def _closes(self, waiting: Mapping[int, _Open], answers: Mapping[int, T], patience: Patience, age: float) -> bool:
         if not waiting:
             return True
         if len(answers) < patience.least:
             return False
         silent = all(self._link.quiet_for(one.site) > patience.silence for one in waiting.values())
-        return silent or spent > patience.deadline
+        return silent or age > patience.deadline
 
 
 def _reasons(sites: Sequence[str], why: Mapping[int, str]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 from idiolect.core.documents import parse_yaml
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.studies import Study
 
 
@@ -20,13 +20,13 @@ def study_of(text: str) -> Study:
     """The study in a text that came over the network; code that it names is not imported.
 
     Raises:
-        Refused: it is not a study of this version.
+        Refusal: it is not a study of this version.
     """
     try:
         settings = parse_yaml(text)
         if not isinstance(settings, dict):
-            raise Refused("it is not a study")
+            raise Refusal("it is not a study")
         with no_imports():
             return Study(**settings)
     except (InputError, ValueError, TypeError) as error:
-        raise Refused(f"it is not a study of this version ({error})") from None
+        raise Refusal(f"it is not a study of this version ({error})") from None

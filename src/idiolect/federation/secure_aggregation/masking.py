@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.federation.trust.certificates import PrivateKey, new_key, public_pem
 from idiolect.federation.trust.kits import Identity
 from idiolect.simulation.summing import LEAST
@@ -69,25 +69,25 @@ def threshold(sites: int) -> int:
     return 2 * sites // 3 + 1
 
 
-def verified(site: str, public: bytes, round: Sequence[Any], said: Any) -> Keys:
+def verify_keys(site: str, public: bytes, round: Sequence[Any], statement: Any) -> Keys:
     """What a site said, if it is signed by its own key for this round.
 
     Raises:
-        Refused: it is not.
+        Refusal: it is not.
     """
     try:
-        keys = Keys(**said)
-        known = serialization.load_pem_public_key(public)
-        assert isinstance(known, ec.EllipticCurvePublicKey)
-        known.verify(bytes.fromhex(keys.signature), _signed(site, round, keys), ec.ECDSA(hashes.SHA384()))
+        keys = Keys(**statement)
+        public_key = serialization.load_pem_public_key(public)
+        assert isinstance(public_key, ec.EllipticCurvePublicKey)
+        public_key.verify(bytes.fromhex(keys.signature), _statement(site, round, keys), ec.ECDSA(hashes.SHA384()))
         for pem in (keys.mask, keys.cipher):
             _public(pem)
     except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError, AttributeError, AssertionError):
-        raise Refused(f"the keys of {site} are not signed by {site} for this round") from None
+        raise Refusal(f"the keys of {site} are not signed by {site} for this round") from None
     return keys
 
 
-def _signed(site: str, round: Sequence[Any], keys: Keys) -> bytes:
+def _statement(site: str, round: Sequence[Any], keys: Keys) -> bytes:
     return json.dumps([_PURPOSE, *round, site, keys.mask, keys.cipher, keys.seed]).encode()
 
 
@@ -107,54 +107,54 @@ class Masking:
         self._seed = secrets.token_bytes(32)
         digest = hashlib.sha256(self._seed).hexdigest()
         keys = Keys(mask, cipher, digest, "")
-        signature = identity.key.sign(_signed(identity.site, round, keys), ec.ECDSA(hashes.SHA384()))
+        signature = identity.key.sign(_statement(identity.site, round, keys), ec.ECDSA(hashes.SHA384()))
         self.keys = keys._replace(signature=signature.hex())
         self._roster: dict[str, Keys] = {}
         self._shares: dict[str, tuple[bytes, bytes]] = {}
-        self._summed: tuple[str, ...] = ()
+        self._sites: tuple[str, ...] = ()
 
     def share(self, roster: Mapping[str, Any]) -> dict[str, str]:
         """Shares of this site's secrets for each other site of a sum, encrypted for it.
 
         Raises:
-            Refused: the sum has too few sites, or keys that are not those of sites of this federation.
+            Refusal: the sum has too few sites, or keys that are not those of sites of this federation.
         """
         me = self._identity.site
         if not self._least <= len(roster) <= _MOST:
-            raise Refused(f"the sum has {len(roster)} sites, and {self._least} or more are needed here")
+            raise Refusal(f"the sum has {len(roster)} sites, and {self._least} or more are needed here")
         keys = {}
-        for site, said in roster.items():
+        for site, statement in roster.items():
             if site not in self._identity.peers:
-                raise Refused(f"{site} is not in the roster of this federation")
-            keys[site] = verified(site, self._identity.peers[site], self._round, said)
+                raise Refusal(f"{site} is not in the roster of this federation")
+            keys[site] = verify_keys(site, self._identity.peers[site], self._round, statement)
         if keys.get(me) != self.keys:
-            raise Refused("the keys that the server shows for this site are not its own")
+            raise Refusal("the keys that the server shows for this site are not its own")
         self._roster, names = keys, sorted(keys)
         secret = self._mask.private_numbers().private_value.to_bytes(_SCALAR, "big")
         seeds, scalars = (shares_of(whole, threshold(len(names)), len(names)) for whole in (self._seed, secret))
-        sealed = {}
+        boxes = {}
         for site, seed, scalar in zip(names, seeds, scalars, strict=True):
             if site == me:
                 self._shares[me] = seed, scalar
                 continue
             nonce = secrets.token_bytes(_NONCE)
             plain = json.dumps([seed.hex(), scalar.hex()]).encode()
-            sealed[site] = (nonce + self._sealing(site).encrypt(nonce, plain, f"{me} {site}".encode())).hex()
-        return sealed
+            boxes[site] = (nonce + self._sealing(site).encrypt(nonce, plain, f"{me} {site}".encode())).hex()
+        return boxes
 
-    def masked(self, arrays: Mapping[str, Tensor], sealed: Mapping[str, str]) -> dict[str, Tensor]:
+    def mask_arrays(self, arrays: Mapping[str, Tensor], boxes: Mapping[str, str]) -> dict[str, Tensor]:
         """This site's numbers under its masks, given what each other site of the sum has encrypted for it.
 
         Raises:
-            Refused: keys or shares of a site are missing, or these are too few sites.
+            Refusal: keys or shares of a site are missing, or these are too few sites.
         """
         me = self._identity.site
-        if not set(sealed) <= set(self._roster) - {me}:
-            raise Refused("there are shares of a site that has no keys in this sum")
-        self._enough(len(sealed) + 1)
+        if not set(boxes) <= set(self._roster) - {me}:
+            raise Refusal("there are shares of a site that has no keys in this sum")
+        self._enough(len(boxes) + 1)
         total = flat(arrays)
         total = total + mask(self._seed, len(total))
-        for site, content in sealed.items():
+        for site, content in boxes.items():
             with suppress(InvalidTag, ValueError, TypeError, RecursionError):
                 # a site that sends nonsense is missing a share, nothing else
                 whole = bytes.fromhex(content)
@@ -163,35 +163,35 @@ class Masking:
                 self._shares[site] = seed, scalar
             between = mask(between_of(self._mask, self._roster[site].mask, "mask"), len(total))
             total = total + between if site > me else total - between
-        self._summed = (me, *sealed)
+        self._sites = (me, *boxes)
         return unflat(total, arrays)
 
-    def opening(self, answered: Sequence[str]) -> dict[str, dict[str, str]]:
+    def opening(self, senders: Sequence[str]) -> dict[str, dict[str, str]]:
         """Shares for the server: of the seeds of sites that answered, and of the private keys of those that did not.
 
         Raises:
-            Refused: these are too few sites, or not those of the sum.
+            Refusal: these are too few sites, or not those of the sum.
         """
-        if self._identity.site not in answered or not set(answered) <= set(self._summed):
-            raise Refused("these are not the sites of the sum")
-        self._enough(len(set(answered)))
-        gone = set(self._summed) - set(answered)
+        if self._identity.site not in senders or not set(senders) <= set(self._sites):
+            raise Refusal("these are not the sites of the sum")
+        self._enough(len(set(senders)))
+        dropouts = set(self._sites) - set(senders)
         return {
-            "seeds": {site: self._shares[site][0].hex() for site in answered if site in self._shares},
-            "keys": {site: self._shares[site][1].hex() for site in gone if site in self._shares},
+            "seeds": {site: self._shares[site][0].hex() for site in senders if site in self._shares},
+            "keys": {site: self._shares[site][1].hex() for site in dropouts if site in self._shares},
         }
 
     def _enough(self, sites: int) -> None:
-        needed = max(threshold(len(self._roster)), self._least)
-        if sites < needed:
-            raise Refused(f"the sum is of {sites} of {len(self._roster)} sites, and {needed} are needed here")
+        least = max(threshold(len(self._roster)), self._least)
+        if sites < least:
+            raise Refusal(f"the sum is of {sites} of {len(self._roster)} sites, and {least} are needed here")
 
     def _sealing(self, site: str) -> AESGCM:
         return AESGCM(between_of(self._cipher, self._roster[site].cipher, "shares"))
 
 
-def unmasked(
-    total: Words, keys: Mapping[str, Keys], answered: Sequence[str], gone: Sequence[str],
+def unmask(
+    total: Words, keys: Mapping[str, Keys], senders: Sequence[str], dropouts: Sequence[str],
     shares: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> Words:  # fmt: skip
     """The sum of the numbers of the sites that answered, from the sum of what they sent.
@@ -199,45 +199,45 @@ def unmasked(
     Args:
         total: the sum of what they sent.
         keys: what each site of the sum said before.
-        answered: whose numbers are in the total.
-        gone: the other sites of the sum.
+        senders: whose numbers are in the total.
+        dropouts: the other sites of the sum.
         shares: by "seeds" and "keys", of each site, as sites gave them.
 
     Raises:
-        Refused: a site's shares do not fit what it said before, or are too few.
+        Refusal: a site's shares do not fit what it said before, or are too few.
     """
-    for site in answered:
-        seed = _joined(site, shares["seeds"].get(site, ()), len(keys))
+    for site in senders:
+        seed = _secret_of(site, shares["seeds"].get(site, ()), len(keys))
         if hashlib.sha256(seed).hexdigest() != keys[site].seed:
-            raise Refused(f"the shares of {site} do not fit its keys")
+            raise Refusal(f"the shares of {site} do not fit its keys")
         total = total - mask(seed, len(total))
-    for site in gone:
-        scalar = _joined(site, shares["keys"].get(site, ()), len(keys))
+    for site in dropouts:
+        scalar = _secret_of(site, shares["keys"].get(site, ()), len(keys))
         with suppress(ValueError):
             private = ec.derive_private_key(int.from_bytes(scalar, "big"), ec.SECP384R1())
             if public_pem(private.public_key()).decode() == keys[site].mask:
-                for other in answered:
+                for other in senders:
                     between = mask(between_of(private, keys[other].mask, "mask"), len(total))
                     total = total - between if site > other else total + between
                 continue
-        raise Refused(f"the shares of {site} do not fit its keys")
+        raise Refusal(f"the shares of {site} do not fit its keys")
     return total
 
 
-def _joined(site: str, shares: Sequence[str], sites: int) -> bytes:
-    needed = threshold(sites)
-    if len(shares) < needed:
-        raise Refused(f"there are {len(shares)} shares of {site}, and {needed} are needed")
+def _secret_of(site: str, shares: Sequence[str], sites: int) -> bytes:
+    least = threshold(sites)
+    if len(shares) < least:
+        raise Refusal(f"there are {len(shares)} shares of {site}, and {least} are needed")
     try:
-        return whole_of([bytes.fromhex(share) for share in shares[:needed]])
+        return whole_of([bytes.fromhex(share) for share in shares[:least]])
     except (ValueError, IndexError, TypeError):
-        raise Refused(f"the shares of {site} do not fit its keys") from None
+        raise Refusal(f"the shares of {site} do not fit its keys") from None
 
 
-def shares_of(secret: bytes, needed: int, count: int) -> list[bytes]:
+def shares_of(secret: bytes, least: int, count: int) -> list[bytes]:
     """Shares of a secret, of which so many are needed to know anything of it: each is a number and as many bytes."""
     pieces = [secret[k : k + _PIECE] for k in range(0, len(secret), _PIECE)]
-    split = [Shamir.split(needed, count, piece, False) for piece in pieces]
+    split = [Shamir.split(least, count, piece, False) for piece in pieces]
     return [
         number.to_bytes(_PIECE // 4, "big") + b"".join(piece[k][1] for piece in split)
         for k, (number, _) in enumerate(split[0])
@@ -275,8 +275,8 @@ def _public(pem: str) -> ec.EllipticCurvePublicKey:
 
 def between_of(own: PrivateKey, other: str, purpose: str) -> bytes:
     """The key that two sites have in common, 32 bytes, from one's private and the other's public key."""
-    shared = own.exchange(ec.ECDH(), _public(other))
-    return HKDF(hashes.SHA256(), 32, None, f"{_PURPOSE} {purpose}".encode()).derive(shared)
+    secret = own.exchange(ec.ECDH(), _public(other))
+    return HKDF(hashes.SHA256(), 32, None, f"{_PURPOSE} {purpose}".encode()).derive(secret)
 
 
 def mask(key: bytes, count: int) -> Words:
@@ -292,9 +292,9 @@ def flat(arrays: Mapping[str, Tensor]) -> Words:
 
 def unflat(numbers: Words, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same as arrays of these shapes."""
-    found, start = {}, 0
+    arrays, start = {}, 0
     for path in sorted(like):
         end = start + like[path].numel()
-        found[path] = torch.from_numpy(numbers[start:end].view(np.int64).copy()).view(like[path].shape)
+        arrays[path] = torch.from_numpy(numbers[start:end].view(np.int64).copy()).view(like[path].shape)
         start = end
-    return found
+    return arrays

@@ -12,11 +12,11 @@ from idiolect.core import tree
 from idiolect.core.method import Up
 from idiolect.core.reduction import Additions
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, Refused, built
-from idiolect.federation.rounds.checks import reported
+from idiolect.federation.messages import Message, Refusal, trees_of
+from idiolect.federation.rounds.checks import report_of
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
-from idiolect.federation.secure_aggregation.masked_rounds import signed_of
-from idiolect.federation.secure_aggregation.masking import Keys, flat, threshold, unflat, unmasked, verified
+from idiolect.federation.secure_aggregation.masking import Keys, flat, threshold, unflat, unmask, verify_keys
+from idiolect.federation.secure_aggregation.site_sums import purpose_of
 from idiolect.simulation import summing
 from idiolect.simulation.client_runner import LocalResult
 from idiolect.simulation.summing import LEAST
@@ -38,8 +38,8 @@ class SecureSum:
         self._talk, self._public, self._patience, self._say = conversation, public, patience, say
 
     def __call__(
-        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool], heard: Callable[[Message], None],
-        drawn: int,
+        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool],
+        on_upload: Callable[[Message], None], count: int,
     ) -> dict[int, LocalResult]:  # fmt: skip
         """The sites of the sum of a round; with the first of them comes the sum, as that of all participants.
 
@@ -49,8 +49,8 @@ class SecureSum:
             questions: to each client, as without secure aggregation.
             like: an upload.
             stop: whether to stop.
-            heard: is told of each upload that comes.
-            drawn: how many participants the round has.
+            on_upload: is told of each upload that comes.
+            count: how many participants the round has.
 
         Raises:
             RunError: fewer sites than are needed can answer.
@@ -63,86 +63,89 @@ class SecureSum:
         def ask(
             kind: str, of: Mapping[int, dict[str, Any]], take: Callable[[int, Message], Any], least: int = 0
         ) -> Any:
-            asked = {
+            each = {
                 i: Question((dict(questions[i].about) if kind == "local" else about) | {"kind": kind} | more,
                             questions[i].arrays if kind == "local" else {})
                 for i, more in of.items()
             }  # fmt: skip
-            return self._talk.ask(asked, take, self._patience._replace(least=least), stop)
+            return self._talk.ask(each, take, self._patience._replace(least=least), stop)
 
         def keys_of(i: int, message: Message) -> Keys:
             if names[i] not in self._public:
-                raise Refused(f"the key of {names[i]} is revoked")
-            return verified(names[i], self._public[names[i]], signed_of(about), message.about.get("keys"))
+                raise Refusal(f"the key of {names[i]} is revoked")
+            return verify_keys(names[i], self._public[names[i]], purpose_of(about), message.about.get("keys"))
 
         try:
             keys: dict[int, Keys] = ask("keys", {i: {} for i in questions}, keys_of, least)
-            roster = {names[i]: said._asdict() for i, said in keys.items()}
+            roster = {names[i]: statement._asdict() for i, statement in keys.items()}
             self._enough(len(keys), roster)
-            sealed: dict[int, dict[str, str]] = ask(
+            boxes: dict[int, dict[str, str]] = ask(
                 "shares",
                 {i: {"roster": roster} for i in keys},
                 lambda i, m: _texts(m, "sealed", set(roster) - {names[i]}),
             )
-            self._enough(len(sealed), roster)
+            self._enough(len(boxes), roster)
 
             def upload(i: int, message: Message) -> tuple[dict[str, Tensor], dict[str, float]]:
-                heard(message)
+                on_upload(message)
                 whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), like)
-                built(message.arrays, whole._asdict())
-                return message.arrays, reported(message)
+                trees_of(message.arrays, whole._asdict())
+                return message.arrays, report_of(message)
 
-            others = {i: {"sealed": {names[j]: sealed[j][names[i]] for j in sealed if j != i}} for i in sealed}
-            found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = ask("local", others, upload)
-            self._enough(len(found), roster)
-            answered = sorted(names[i] for i in found)
-            gone = sorted(names[i] for i in sealed if i not in found)
-            wanted = {"seeds": set(answered), "keys": set(gone)}
+            others = {i: {"sealed": {names[j]: boxes[j][names[i]] for j in boxes if j != i}} for i in boxes}
+            uploads: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = ask("local", others, upload)
+            self._enough(len(uploads), roster)
+            senders = sorted(names[i] for i in uploads)
+            dropouts = sorted(names[i] for i in boxes if i not in uploads)
+            owners = {"seeds": set(senders), "keys": set(dropouts)}
             shares: dict[int, dict[str, dict[str, str]]] = ask(
-                "opening", {i: {"answered": answered} for i in found},
-                lambda i, m: {part: _texts(m, part, some, whole=False) for part, some in wanted.items()},
+                "opening", {i: {"answered": senders} for i in uploads},
+                lambda i, m: {part: _texts(m, part, some, whole=False) for part, some in owners.items()},
             )  # fmt: skip
             self._enough(len(shares), roster)
-            arrays = [arrays for arrays, _ in found.values()]
+            arrays = [arrays for arrays, _ in uploads.values()]
             total = sum(flat(some) for some in arrays[1:]) + flat(arrays[0])
-            joined = {
+            shares_by_part = {
                 part: {site: [s[part][site] for s in shares.values() if site in s[part]] for site in some}
-                for part, some in wanted.items()
+                for part, some in owners.items()
             }
-            whole = unmasked(total, {names[i]: k for i, k in keys.items()}, answered, gone, joined)
+            whole = unmask(total, {names[i]: k for i, k in keys.items()}, senders, dropouts, shares_by_part)
             up = _read(unflat(whole, arrays[0]), like)
-        except Refused as error:
+        except Refusal as error:
             where = f"{about['method']}, seed {about['seed']}: round {about['round']}"
             self._say(f"{where} changes nothing: {error}", round=about["round"], refused=str(error))
             return {}
-        done, root = torch.tensor(about["round"]), Additions.root(drawn, summing.sums_of(up), summing.like(like))
+        round, root = (
+            torch.tensor(about["round"]),
+            Additions.root(count, summing.sums_of(up), summing.like(like)),
+        )
         return {
             i: LocalResult(
-                done, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,)
+                round, Up(), {name: torch.tensor(value) for name, value in info.items()}, () if k else (root,)
             )
-            for k, (i, (_, info)) in enumerate(found.items())
+            for k, (i, (_, info)) in enumerate(uploads.items())
         }
 
     @staticmethod
     def _enough(sites: int, roster: Mapping[str, Any]) -> None:
-        needed = max(LEAST, threshold(len(roster)))
-        if sites < needed:
-            raise Refused(f"{sites} of {len(roster)} sites stayed, and it takes {needed} to open a sum")
+        least = max(LEAST, threshold(len(roster)))
+        if sites < least:
+            raise Refusal(f"{sites} of {len(roster)} sites stayed, and it takes {least} to open a sum")
 
 
 def _read(arrays: Mapping[str, Tensor], like: Up) -> Up:
     """The sum as an upload of whole numbers."""
     whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), like)
-    up = Up(**built(arrays, whole._asdict()))
+    up = Up(**trees_of(arrays, whole._asdict()))
     if any(bool((a < 0).any()) for a in tree.leaves(up.weight)):
-        raise Refused("the sum of the weights is negative, so a site sent something else")
+        raise Refusal("the sum of the weights is negative, so a site sent something else")
     return up
 
 
 def _texts(message: Message, part: str, sites: set[str], *, whole: bool = True) -> dict[str, str]:
-    found = message.about.get(part)
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise Refused(f"{part} is not a table of texts")
-    if not set(found) <= sites or (whole and set(found) != sites):
-        raise Refused(f"{part} is of other sites")
-    return found
+    texts = message.about.get(part)
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise Refusal(f"{part} is not a table of texts")
+    if not set(texts) <= sites or (whole and set(texts) != sites):
+        raise Refusal(f"{part} is of other sites")
+    return texts

@@ -12,7 +12,7 @@ from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.data import manifest
 from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, remarks, texts_of
 from idiolect.federation.events import FILE, Events
-from idiolect.federation.messages import Message, Refused
+from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Carrier, Conversation, Patience, Question
 from idiolect.federation.rounds.study import study_of
@@ -92,9 +92,9 @@ def conduct(
             result = run(server_study, out, engine=engine, resume=True, watcher=watcher, again=again)
             break
         except Interrupted:
-            if not engine.stopped:
+            if not engine.is_stopped:
                 raise
-            engine.stopped = False
+            engine.is_stopped = False
     _tell(talk, link, joining, terms.patience.silence, stop)
     return result
 
@@ -156,7 +156,7 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
         say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
     site_sums: dict[int, Sums] = ask(
-        "inputs", offers, lambda i, m: checks.summed(m, len(classes), len(inputs.mean)), features
+        "inputs", offers, lambda i, m: checks.sums_of(m, len(classes), len(inputs.mean)), features
     )
     agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, study.normalise)
     texts = texts_of(inputs, list(site_sums.values()))
@@ -178,5 +178,5 @@ def result(folder: Path) -> Result:
     site_run = SiteRun.load(folder, "restore it, or take the folder as the server wrote it")
     try:
         return Result(folder, SiteStudy(**study_of(site_run.study).model_dump(exclude_unset=True)).at_server(site_run))
-    except Refused as error:
+    except Refusal as error:
         raise InputError(f"{folder / RUN} cannot be read ({error}): take the idiolect that wrote it") from None

@@ -14,7 +14,7 @@ from idiolect.core.errors import Interrupted
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, named
+from idiolect.federation.messages import Message, by_path
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
 from idiolect.simulation.adding import Places
@@ -45,7 +45,7 @@ class Sites:
         patience: when the server stops waiting.
         most: an upload whose norm is more than this many times the median does not count.
         say: for events.
-        began: called when a job starts.
+        on_start: called when a job starts.
         public: the public key of each site in PEM, by name, for secure aggregation.
         samples: how many training samples a client has said that it has.
     """
@@ -55,14 +55,14 @@ class Sites:
 
     def __init__(
         self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
-        began: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None, *,
+        on_start: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None, *,
         samples: Callable[[int], int],
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
-        self.seconds, self._began, self.public, self.samples = 0.0, began, public or {}, samples
+        self.seconds, self._on_start, self.public, self.samples = 0.0, on_start, public or {}, samples
         self.more: Callable[[], bool] = lambda: False
         """Whether there are sites that this run does not know yet: then it stops at its last whole round."""
-        self.stopped = False
+        self.is_stopped = False
         """Whether it did."""
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class Sites:
 
     def open(self, job: Job) -> Session:
         """Start a job."""
-        self._began()
+        self._on_start()
         return Session(self, job)
 
 
@@ -85,7 +85,7 @@ class Session:
     def __init__(self, engine: Sites, job: Job) -> None:
         assert isinstance(job.build, Remote)
         self.seconds, self._engine, self._job = 0.0, engine, job
-        self._like = checks.expected(job.build.real(), job.data, job.name)
+        self._like = checks.upload_form(job.build.real(), job.data, job.name)
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
@@ -99,23 +99,25 @@ class Session:
         """
         engine, job = self._engine, self._job
         if phase == "local" and engine.more():
-            engine.stopped = True
+            engine.is_stopped = True
             raise Interrupted
         about = dict(engine.about) | {"kind": phase, "method": job.name, "seed": job.seed, "round": round}
-        shared = named("shared", down.shared)
+        shared = by_path("shared", down.shared)
         questions = {
-            i: Question(about | {"kept": int(kept)}, shared | named("own", tree.rows(down.own, torch.tensor([k]))))
-            for k, (i, kept) in enumerate(zip(ids, clients, strict=True))
+            i: Question(
+                about | {"kept": int(last_round)}, shared | by_path("own", tree.rows(down.own, torch.tensor([k])))
+            )
+            for k, (i, last_round) in enumerate(zip(ids, clients, strict=True))
         }
 
-        def heard(message: Message) -> None:
+        def on_answer(message: Message) -> None:
             self.seconds += max(0.0, checks.finite(message.about.get("seconds")) or 0.0)
 
         def take(i: int, message: Message) -> LocalResult | EvaluationResult | None:
-            heard(message)
+            on_answer(message)
             if phase == "local":
-                return checks.trained(message, self._like, round, engine.samples(i))
-            return checks.measured(message)
+                return checks.local_result(message, self._like, round, engine.samples(i))
+            return checks.evaluation_result(message)
 
         before, start = self.seconds, time.monotonic()
         least = min(engine.patience.least, len(ids)) if phase == "local" else 0
@@ -123,36 +125,37 @@ class Session:
             from idiolect.federation.secure_aggregation.secure_sum import SecureSum
 
             secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
-            found: dict[int, Any] = secure(questions, self._like, stop, heard, len(ids))
+            answers: dict[int, Any] = secure(questions, self._like, stop, on_answer, len(ids))
         else:
-            found = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+            answers = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
             if phase == "local":
-                self._drop(found, round)
+                self._drop(answers, round)
         if phase == "local":
-            self._note(round, ids, found, time.monotonic() - start)
+            self._note(round, ids, answers, time.monotonic() - start)
         engine.seconds += self.seconds - before
-        return [found.get(i) for i in ids]
+        return [answers.get(i) for i in ids]
 
     def close(self) -> None:
         """Do nothing: the sites wait for the next message."""
 
-    def _note(self, round: int, ids: Sequence[int], counted: Mapping[int, Any], seconds: float) -> None:
+    def _note(self, round: int, ids: Sequence[int], answers: Mapping[int, Any], seconds: float) -> None:
         """Keep a line for each round: who counted, who did not answer, and whose answer was refused."""
         job, talk = self._job, self._engine.conversation
-        here, excluded = [talk.sites[i] for i in counted], dict(talk.refused)
-        absent = [site for site in (talk.sites[i] for i in ids) if site not in (*here, *excluded)]
+        present, exclusions = [talk.sites[i] for i in answers], dict(talk.refusals)
+        absent = [site for site in (talk.sites[i] for i in ids) if site not in (*present, *exclusions)]
         self._engine.say.note(
-            f"{job.name}, seed {job.seed}: round {round} closed with {len(here)} of {len(ids)} sites, {seconds:.1f} s",
-            method=job.name, seed=job.seed, round=round, seconds=float(f"{seconds:.3f}"), counted=here, absent=absent,
-            excluded=excluded,
+            f"{job.name}, seed {job.seed}: round {round} closed with {len(present)} of {len(ids)} sites, "
+            f"{seconds:.1f} s",
+            method=job.name, seed=job.seed, round=round, seconds=float(f"{seconds:.3f}"), counted=present,
+            absent=absent, excluded=exclusions,
         )  # fmt: skip
 
-    def _drop(self, found: dict[int, Any], round: int) -> None:
+    def _drop(self, answers: dict[int, Any], round: int) -> None:
         """Leave out uploads that are much larger than the others."""
-        sizes = {i: checks.norm(one.up) for i, one in found.items()}
+        sizes = {i: checks.norm(one.up) for i, one in answers.items()}
         for i, ratio in checks.too_large(sizes, self._engine.most).items():
             site = self._engine.conversation.sites[i]
             why = f"its upload is {ratio:.3g} times as large as the median"
             self._engine.say(f"{site} does not count in round {round}: {why}", site=site, round=round, refused=why)
-            self._engine.conversation.refused[site] = why
-            del found[i]
+            self._engine.conversation.refusals[site] = why
+            del answers[i]

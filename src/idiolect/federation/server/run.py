@@ -18,7 +18,7 @@ from idiolect.deploy.make import frequent
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import Agreement, Offer, texts_of, unknown_texts
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, Refused
+from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Question
 from idiolect.federation.rounds.study import digest
@@ -126,7 +126,7 @@ class Joining:
             return [self._question("inputs", client, features, on_sums)]
 
         def on_sums(message: Message) -> list[Question]:
-            sums = checks.summed(message, len(agreement.classes), len(agreement.inputs.mean))
+            sums = checks.sums_of(message, len(agreement.classes), len(agreement.inputs.mean))
             more = texts_of(agreement.inputs, [sums])
             texts = tuple(a + b for a, b in zip(self.site_run.texts, more, strict=True))
             self.site_run = self.site_run._replace(
@@ -147,7 +147,7 @@ class Joining:
 
 
 def _refuse(why: str, message: Message) -> list[Question]:
-    raise Refused(why)
+    raise Refusal(why)
 
 
 def about(kind: str, study: str, run: str, client: int) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def offer_of(message: Message) -> Offer:
     """What a site says of its samples.
 
     Raises:
-        Refused: it is not in order.
+        Refusal: it is not in order.
     """
     try:
         return Offer.model_validate(message.about["offer"])
     except (KeyError, pydantic.ValidationError) as error:
-        raise Refused(f"what it says of its samples is not in order ({error})") from None
+        raise Refusal(f"what it says of its samples is not in order ({error})") from None

@@ -32,7 +32,7 @@ from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.samples import SiteSamples
-from idiolect.federation.messages import named, pack
+from idiolect.federation.messages import by_path, pack
 from idiolect.federation.site.personal_state import Vault
 from idiolect.simulation.client_runner import EvaluationResult
 from idiolect.studies import Study
@@ -143,7 +143,7 @@ class SiteModel(Bundle):
     def _tree(self, part: str, like: Any) -> Any:
         leaves = []
         with self._reading():
-            for path, form in named(part, like).items():
+            for path, form in by_path(part, like).items():
                 leaf = self._arrays[path]
                 if leaf.ndim != form.ndim or leaf.dtype != form.dtype:
                     raise ValueError(f"{path} has another form")
@@ -200,7 +200,7 @@ def keep(
     """
     assert measures.p_NC is not None
     y_N = samples.y_N[samples.test_N]
-    arrays = named("down", model.down) | named("client", model.client) | named("before", before)
+    arrays = by_path("down", model.down) | by_path("client", model.client) | by_path("before", before)
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
     if round == cell.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":

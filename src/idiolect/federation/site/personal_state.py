@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from idiolect.core import files
 from idiolect.core.errors import InputError, option
 from idiolect.core.tree import Tree
-from idiolect.federation.messages import Message, Refused, built, named, pack, unpack
+from idiolect.federation.messages import Message, Refusal, by_path, pack, trees_of, unpack
 from idiolect.federation.trust.private_files import PRIVATE, key_of, private_folder, secret_of
 
 _FILE = re.compile(r"round-(\d{1,12})\.state")
@@ -66,7 +66,7 @@ class Vault:
         Raises:
             RunError: the disk is full or the folder cannot be written.
         """
-        self.save(path, pack(about, named("state", state)))
+        self.save(path, pack(about, by_path("state", state)))
 
     def save(self, path: Path, content: bytes) -> None:
         """Write a message, atomically, for this user only.
@@ -94,8 +94,8 @@ class Vault:
         fix = f"restore it, or delete {path.parent}: the site then starts from the first state again"
         message = self.load(path, about, fix)
         try:
-            return built(message.arrays, {"state": like})["state"]
-        except Refused as error:
+            return trees_of(message.arrays, {"state": like})["state"]
+        except Refusal as error:
             raise InputError(f"{path} cannot be read ({error}): {fix}") from None
 
     def load(self, path: Path, about: Mapping[str, Any], fix: str) -> Message:
@@ -113,7 +113,7 @@ class Vault:
                 raise InputError(f"{path} is encrypted: give {key}, the file of its key")
             message = unpack(self._content_of(content, path.name))
             if not message.about.items() >= about.items():
-                raise Refused("it belongs to another study, method or round")
+                raise Refusal("it belongs to another study, method or round")
             return message
         except InputError:
             raise
@@ -122,7 +122,7 @@ class Vault:
                 "it is encrypted with another key, or has changed",
                 f"give {key} as the file of its key, or {fix}",
             )
-        except (Refused, OSError, ValueError) as error:
+        except (Refusal, OSError, ValueError) as error:
             what = str(error)
         raise InputError(f"{path} cannot be read ({what}): {fix}")
 

@@ -13,7 +13,7 @@ import pydantic
 from idiolect.core.documents import read_json
 from idiolect.core.errors import IdiolectError, InputError, listed, nearest, option
 from idiolect.federation.data.agreement import Agreement
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.federation.rounds.study import study_of
 from idiolect.federation.site.personal_model import FILE, SiteCell, SiteModel, read
 from idiolect.federation.site.personal_state import Vault
@@ -103,7 +103,7 @@ def _past_runs(folder: Path) -> Iterator[PastRun]:
             agreement, number = Agreement.model_validate(about["agreement"]), int(about["number"])
             study, digest, run = study_of(about["study"]), about["digest"], about["run"]
             yield PastRun(study, digest, run, agreement, number, path.parent, start)
-        except (IdiolectError, Refused, OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
+        except (IdiolectError, Refusal, OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
             what = " ".join(str(error).split())[:200]
             raise InputError(f"{path} cannot be read ({what}): restore it, or remove {path.parent}") from None
 

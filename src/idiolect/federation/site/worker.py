@@ -27,7 +27,7 @@ from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement, plain
 from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, sums
 from idiolect.federation.events import Events
-from idiolect.federation.messages import Message, Refused, built, named, pack, question_bytes, unpack
+from idiolect.federation.messages import Message, Refusal, by_path, pack, question_bytes, trees_of, unpack
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.study import digest, study_of
 from idiolect.federation.site.personal_model import FILE as MODEL
@@ -43,7 +43,7 @@ from idiolect.studies import Study
 from idiolect.studies.method_use import Use
 
 if TYPE_CHECKING:
-    from idiolect.federation.secure_aggregation.masked_rounds import MaskedRounds
+    from idiolect.federation.secure_aggregation.site_sums import SiteSums
 
 ROUNDS = ("local", "evaluate", "received")
 """The kinds of messages that ask for a phase of a round."""
@@ -103,7 +103,7 @@ class Worker:
             message = unpack(content)
             about = message.about
             if about.get("kind") not in self._kinds:
-                raise Refused(f"{about.get('kind')!r} is not a kind of message that this version knows")
+                raise Refusal(f"{about.get('kind')!r} is not a kind of message that this version knows")
             values, arrays = self._kinds[about["kind"]](message)
             reply = self._reply(about, values | {"seconds": time.perf_counter() - start}, arrays)
             self._policy.fits(len(reply))
@@ -112,7 +112,7 @@ class Worker:
             raise
         except MissingState:
             return self._reply(about, {"lost": True})
-        except Refused as error:
+        except Refusal as error:
             self._say.rarely(str(error), f"refused {about.get('kind', 'a message')}: {error}", refused=True)
             return self._reply(about, {"refused": str(error)})
         except IdiolectError as error:
@@ -139,11 +139,11 @@ class Worker:
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:
-            raise Refused(f"the server has idiolect {about['version']} and this site {__version__}: install the same")
+            raise Refusal(f"the server has idiolect {about['version']} and this site {__version__}: install the same")
         if about["digest"] != digest(about["study"]) or not _HEX.fullmatch(about["run"]):
-            raise Refused("the study does not have the digest that the server says")
+            raise Refusal("the study does not have the digest that the server says")
         if about["number"] != self._number:
-            raise Refused(f"this site is client {self._number}, not {about['number']}")
+            raise Refusal(f"this site is client {self._number}, not {about['number']}")
         study = study_of(about["study"])
         self._policy.check(study)
         return study
@@ -156,7 +156,7 @@ class Worker:
         samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=False)
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
-        return {}, named("sums", sums(samples, len(classes))._asdict())
+        return {}, by_path("sums", sums(samples, len(classes))._asdict())
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything is agreed: keep it, for this process and the next."""
@@ -186,7 +186,7 @@ class Worker:
 
     def _prepare(self, study_digest: str, run: str, study: Study, agreement: Agreement) -> _Participation:
         if not 0 <= self._number < len(agreement.names):
-            raise Refused(f"this site is client {self._number} of {len(agreement.names)}")
+            raise Refusal(f"this site is client {self._number} of {len(agreement.names)}")
         folder = self._at(study_digest, run)
         samples = self._samples.encode(
             agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table"
@@ -196,7 +196,7 @@ class Worker:
 
     def _at(self, study_digest: str, run: str) -> Path:
         if not _HEX.fullmatch(study_digest) or not _HEX.fullmatch(run):
-            raise Refused("the names of study and run are not digests")
+            raise Refusal("the names of study and run are not digests")
         return self._folder / study_digest[:32] / run
 
     def _participation(self, about: Mapping[str, Any]) -> _Participation | None:
@@ -213,17 +213,17 @@ class Worker:
             if about["clients"] != len(agreement.names):
                 return None  # sites were added since
             return self._prepare(*key, self._read(record), agreement)
-        except (IdiolectError, Refused):
+        except (IdiolectError, Refusal):
             raise
         except (OSError, ValueError, KeyError, pydantic.ValidationError) as error:
             self._say(f"{path} cannot be read and is asked for again ({error})")
             return None
 
     @cached_property
-    def _sums(self) -> MaskedRounds:
-        from idiolect.federation.secure_aggregation.masked_rounds import MaskedRounds
+    def _sums(self) -> SiteSums:
+        from idiolect.federation.secure_aggregation.site_sums import SiteSums
 
-        return MaskedRounds(self._identity, self._policy.least_summed or 0)
+        return SiteSums(self._identity, self._policy.least_summed or 0)
 
     def _sum(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A step of secure aggregation before or after the upload."""
@@ -232,7 +232,7 @@ class Worker:
         if entry is None:
             return {"unknown": True}, {}
         if not entry.study.secure_aggregation or type(about["round"]) is not int:
-            raise Refused("the study has no secure aggregation, or no such round")
+            raise Refusal("the study has no secure aggregation, or no such round")
         self._runner(entry, about["method"], about["seed"])
         return self._sums.answer(message, place(entry.folder, about["method"], about["seed"]))
 
@@ -245,16 +245,16 @@ class Worker:
         kind, round, base = about["kind"], about["round"], about["kept"]
         whole = type(round) is int and type(base) is int
         if not whole or not 0 < round <= entry.study.rounds + 1 or not 0 <= base < round + 2 * (kind != "local"):
-            raise Refused(f"round {round} after {base} is not one of this study's {entry.study.rounds}")
+            raise Refusal(f"round {round} after {base} is not one of this study's {entry.study.rounds}")
         label, seed = about["method"], about["seed"]
         runner, like = self._runner(entry, label, seed)
         folder = place(entry.folder, label, seed)
         belongs = belonging(about["digest"], about["run"], label, seed)
         initial = first_state(runner.method, seed, self._number)
         state = PersonalState(folder, belongs, initial, self._vault)
-        down = Down(**built(message.arrays, like._asdict()))
+        down = Down(**trees_of(message.arrays, like._asdict()))
         if kind == "local" and state.rounds and round < state.rounds[-1] and round < (last := state.last()):
-            raise Refused(f"round {round} is over here: this site has trained round {last}")
+            raise Refusal(f"round {round} is over here: this site has trained round {last}")
         if entry.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(base)
@@ -274,7 +274,7 @@ class Worker:
         stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
         if round == entry.study.rounds and stage == entry.study.protocol.stage:
             self._save(entry, folder, label, seed, stage, outcome)
-        return ({"measured": checks.sent(outcome)} if self._policy.evaluate else {"withheld": True}), {}
+        return ({"measured": checks.as_message(outcome)} if self._policy.evaluate else {"withheld": True}), {}
 
     def _keep(
         self, entry: _Participation, runner: ClientRunner, folder: Path, belongs: dict[str, Any], round: int,
@@ -314,9 +314,9 @@ class Worker:
     def _upload(
         self, entry: _Participation, state: PersonalState, message: Message, outcome: LocalResult, question: bytes
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        about, arrays = message.about, named("value", outcome.up.value) | named("weight", outcome.up.weight)
+        about, arrays = message.about, by_path("value", outcome.up.value) | by_path("weight", outcome.up.weight)
         if entry.study.secure_aggregation and arrays:
-            arrays = self._sums.masked(message, arrays)
+            arrays = self._sums.mask_upload(message, arrays)
         state.put(about["round"], about["kept"], outcome.client, question)
         info = {name: float(value) for name, value in outcome.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
@@ -335,16 +335,16 @@ class Worker:
         path = entry.folder.parent / "trainings.json"
         trainings = int(read_json(path)["trainings"]) if path.exists() else 0
         if trainings >= most:
-            raise Refused(f"this site has trained for this study {trainings} times, as often as is allowed here")
+            raise Refusal(f"this site has trained for this study {trainings} times, as often as is allowed here")
         write_json(path, {"trainings": trainings + 1}, self._folder)
 
     def _runner(self, entry: _Participation, label: str, seed: int) -> tuple[ClientRunner, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""
         if type(label) is not str or type(seed) is not int:  # True equals 1, and would have a folder of its own
-            raise Refused("its method or seed is none")
+            raise Refusal("its method or seed is none")
         if (label, seed) not in entry.runs:
             if seed not in entry.study.seeds:
-                raise Refused(f"method {label!r} with seed {seed} is not in the study")
+                raise Refusal(f"method {label!r} with seed {seed} is not in the study")
             use, data = _use(entry, label), alone(entry.samples, entry.agreement, self._number, entry.study.name)
             runner = ClientRunner(entry.study.job(use, seed, data))
             like = runner.method.send(runner.method.init_server(keys.start(0)), torch.tensor([self._number]))
@@ -356,7 +356,7 @@ def _use(entry: _Participation, label: str) -> Use:
     for use in entry.study.methods:
         if use.label == label:
             return use
-    raise Refused(f"method {label!r} is not in the study")
+    raise Refusal(f"method {label!r} is not in the study")
 
 
 def place(folder: Path, label: str, seed: int) -> Path:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, listed
-from idiolect.federation.messages import Refused
+from idiolect.federation.messages import Refusal
 from idiolect.studies import Study
 
 _Count = Annotated[int, Field(ge=1, le=2**40)]
@@ -66,40 +66,40 @@ class Policy(BaseModel):
         """Check a study.
 
         Raises:
-            Refused: the policy does not allow it.
+            Refusal: the policy does not allow it.
         """
         if imports := study.imports():
             setting, path = next(iter(imports.items()))
-            raise Refused(f"{setting} {path} is code of its own, which no site imports")
+            raise Refusal(f"{setting} {path} is code of its own, which no site imports")
         for use in study.methods:
             if self.methods is not None and use.name not in self.methods:
-                raise Refused(f"method {use.name} is not allowed here ({listed(self.methods)} are)")
+                raise Refusal(f"method {use.name} is not allowed here ({listed(self.methods)} are)")
         if self.models is not None and study.model not in self.models:
-            raise Refused(f"model {study.model} is not allowed here ({listed(self.models)} are)")
+            raise Refusal(f"model {study.model} is not allowed here ({listed(self.models)} are)")
         if self.most_rounds is not None and study.rounds > self.most_rounds:
-            raise Refused(f"{study.rounds} rounds are more than the {self.most_rounds} that are allowed here")
+            raise Refusal(f"{study.rounds} rounds are more than the {self.most_rounds} that are allowed here")
         trainings = study.rounds * len(study.methods) * len(study.seeds)
         if self.most_trainings is not None and trainings > self.most_trainings:
-            raise Refused(f"{trainings} trainings are more than the {self.most_trainings} that are allowed here")
+            raise Refusal(f"{trainings} trainings are more than the {self.most_trainings} that are allowed here")
         steps = [step.name for step in study.uploads]
         clips = [float(step.options["norm"]) for step in study.uploads if step.name == "clip"]
         if self.most_norm is not None and min(clips, default=float("inf")) > self.most_norm:
-            raise Refused(f"uploads must be clipped to a norm of at most {self.most_norm:g} here")
+            raise Refusal(f"uploads must be clipped to a norm of at most {self.most_norm:g} here")
         noises = [float(step.options["std"]) for step in study.uploads if step.name == "noise"]
         if self.least_noise is not None:
             if max(noises, default=0.0) < self.least_noise:
-                raise Refused(f"uploads need noise of a standard deviation of {self.least_noise:g} or more here")
+                raise Refusal(f"uploads need noise of a standard deviation of {self.least_noise:g} or more here")
             if "clip" not in steps[: steps.index("noise")]:
-                raise Refused("uploads must be clipped before noise is added here")
+                raise Refusal("uploads must be clipped before noise is added here")
 
         if self.least_summed is not None and not study.secure_aggregation:
-            raise Refused("uploads must be under masks here: the study needs secure_aggregation")
+            raise Refusal("uploads must be under masks here: the study needs secure_aggregation")
 
     def fits(self, size: int) -> None:
         """Check the bytes of a message that would be sent.
 
         Raises:
-            Refused: they are too many.
+            Refusal: they are too many.
         """
         if self.most_bytes is not None and size > self.most_bytes:
-            raise Refused(f"a message of {size:,} bytes is larger than the {self.most_bytes:,} that are allowed here")
+            raise Refusal(f"a message of {size:,} bytes is larger than the {self.most_bytes:,} that are allowed here")

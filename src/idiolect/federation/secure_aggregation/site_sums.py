@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from idiolect.core.documents import read_json
-from idiolect.federation.messages import Message, Refused, question_bytes
+from idiolect.federation.messages import Message, Refusal, question_bytes
 from idiolect.federation.secure_aggregation.masking import Masking
 from idiolect.federation.trust.kits import Identity
 from idiolect.federation.trust.private_files import write_json
@@ -28,7 +28,7 @@ class _Sum:
     """By kind, with the digest of the question."""
 
 
-class MaskedRounds:
+class SiteSums:
     """The sums that a site takes part in: for each method and seed that of the last round.
 
     Args:
@@ -46,13 +46,13 @@ class MaskedRounds:
         In the folder is noted of which sites a sum was opened.
 
         Raises:
-            Refused: the message is not one of this sum, or would give more away than the sum.
+            Refusal: the message is not one of this sum, or would give more away than the sum.
         """
         about = message.about
         if about["kind"] == "keys":
             if self._identity is None or not self._identity.peers:
-                raise Refused("this site's kit has no keys of the other sites: make new kits")
-            masking = Masking(self._identity, signed_of(about), self._least)
+                raise Refusal("this site's kit has no keys of the other sites: make new kits")
+            masking = Masking(self._identity, purpose_of(about), self._least)
             self._sums[_which(about)] = _Sum(about["round"], masking)
             return {"keys": masking.keys._asdict()}, {}
         if about["kind"] == "shares":
@@ -62,26 +62,26 @@ class MaskedRounds:
         self._note(folder / _FILE, about["round"], sites)
         return opening
 
-    def masked(self, message: Message, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def mask_upload(self, message: Message, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """An upload under the masks of its sum.
 
         Raises:
-            Refused: there are no keys for this round, or they were used for another upload.
+            Refusal: there are no keys for this round, or they were used for another upload.
         """
         shares = message.about.get("sealed")
         if not isinstance(shares, dict):
-            raise Refused("this study's uploads leave this site under masks only")
-        return self._once(message, lambda masking: ({}, masking.masked(arrays, shares)))[1]
+            raise Refusal("this study's uploads leave this site under masks only")
+        return self._once(message, lambda masking: ({}, masking.mask_arrays(arrays, shares)))[1]
 
     def _once(self, message: Message, answer: Any) -> Answer:
         about = message.about
         sum = self._sums.get(_which(about))
         if sum is None or sum.round != about["round"]:
-            raise Refused(f"this site has no keys for round {about['round']}: it has started again since")
+            raise Refusal(f"this site has no keys for round {about['round']}: it has started again since")
         digest = hashlib.sha256(question_bytes(message)).digest()
         before = sum.answers.get(about["kind"])
         if before is not None and before[0] != digest:
-            raise Refused(f"this site has answered another question with the same keys ({about['kind']})")
+            raise Refusal(f"this site has answered another question with the same keys ({about['kind']})")
         if before is None:
             sum.answers[about["kind"]] = before = digest, answer(sum.masking)
         return before[1]
@@ -90,11 +90,11 @@ class MaskedRounds:
         """Note whose sum is opened: a second sum of the same round, over other sites, would show the difference."""
         entry: dict[str, Any] = read_json(path) if path.exists() else {"round": 0, "sites": []}
         if entry["round"] > round or (entry["round"] == round and entry["sites"] != sites):
-            raise Refused(f"a sum of round {entry['round']} was opened already, over other sites")
+            raise Refusal(f"a sum of round {entry['round']} was opened already, over other sites")
         write_json(path, {"round": round, "sites": sites})
 
 
-def signed_of(about: Mapping[str, Any]) -> list[Any]:
+def purpose_of(about: Mapping[str, Any]) -> list[Any]:
     """What keys are signed for."""
     return [*_which(about), about["round"]]
 
