@@ -693,7 +693,7 @@ def test_a_method_is_timed_on_made_up_rows() -> None:
 
 @pytest.mark.parametrize(("size", "rows"), [(48, 96), (50, 100), (64, 64), (100, 100), (300, 100)])
 def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, size: int, rows: int) -> None:
-    study, site, seen = made("local", batch_size=size).study, speeds.Site, set()
+    study, site, seen = made("local", batch_size=size).study, speeds.ClientRunner, set()
     assert study is not None
     run = site.run
 
@@ -707,7 +707,7 @@ def test_a_method_is_timed_in_whole_batches(monkeypatch: pytest.MonkeyPatch, siz
 
 
 def test_waiting_for_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    study, site = made("local").study, speeds.Site
+    study, site = made("local").study, speeds.ClientRunner
     assert study is not None
     run = site.run
 
@@ -834,7 +834,7 @@ def test_a_forecast_knows_how_many_samples_clients_have(settings: dict[str, Any]
 
 def test_tables_say_what_they_mean(tmp_path: Path) -> None:
     recipe = Recipe(
-        "fedpac/table1", "a table", "results", (made("local", 99.0), made("fedper")), assumed=("20 clients",)
+        "fedpac/table1", "a table", "results", (made("local", 99.0), made("fedper")), assumptions=("20 clients",)
     )
     console = Console(record=True, width=100)
     console.print(verdicts.table(recipe, run(list(recipe.cells), tmp_path)))
