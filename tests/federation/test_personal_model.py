@@ -28,7 +28,7 @@ from idiolect.federation.events import Events
 from idiolect.federation.messages import unpack
 from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct, result
-from idiolect.federation.server.run import Begun
+from idiolect.federation.server.run import SiteRun
 from idiolect.federation.server.study import study_for
 from idiolect.federation.site import comparison
 from idiolect.federation.site.personal_model import SiteModel
@@ -124,16 +124,16 @@ def test_texts_that_few_samples_have_stay_out_of_the_servers_bundle(tmp_path: Pa
     study(tmp_path, "fedper", rounds=1)
     link = Loop(workers(tmp_path / "states", files))
     conduct(study_for(tmp_path / "study.yaml", "trial"), link, FEW, tmp_path / "run", Events(quiet=True))
-    begun = Begun.load(tmp_path / "run", "")
+    site_run = SiteRun.load(tmp_path / "run", "")
     train = [w._participations for w in link.workers.values()]
     count: dict[str, int] = {}
     for known, path in zip(train, files.values(), strict=True):
         [one] = known.values()
         for text in pd.read_csv(path)["ward"].iloc[one.samples.train_N.numpy()]:
             count[text] = count.get(text, 0) + 1
-    assert sum(begun.texts) == 72
+    assert sum(site_run.texts) == 72
     ward = result(tmp_path / "run").bundle("fedper", tmp_path / "b").about.inputs.columns[-1]
-    agreement = begun.agreement.inputs.columns[-1]
+    agreement = site_run.agreement.inputs.columns[-1]
     assert ward.texts == tuple(text if count.get(text, 0) >= 5 else "" for text in agreement.texts)
     assert "" in ward.texts
     assert "red" in ward.texts
@@ -302,7 +302,7 @@ def test_a_changed_model_is_not_read(tmp_path: Path) -> None:
     [agreement] = (tmp_path / "states" / "north").rglob("agreement.json")
     path.write_bytes(content)
     agreement.write_text("{}")
-    with pytest.raises(InputError, match=r"agreed\.json cannot be read"):
+    with pytest.raises(InputError, match=r"agreement\.json cannot be read"):
         site_model(tmp_path / "states" / "north")
 
 
