@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
@@ -94,6 +95,11 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "methods: theirs.method",
         "methods: fedavg,theirs.method:share=0.2",
         "methods: [fedavg, {name: theirs.method, label: fedprox}]",
+        "methods: {name: theirs.method}",
+        "methods: {name: theirs.method, options: {share: 0.2}}",
+        "methods: !!set {theirs.method}",
+        "methods: !!set {fedavg, 'theirs.method:share=0.2'}",
+        f"model: !!binary {base64.b64encode(b'theirs.net').decode()}  # theirs.net",
     ],
 )
 @pytest.mark.parametrize("command", ["run s.yaml", "describe s.yaml"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from idiolect.core.errors import InputError
-from idiolect.core.import_path import no_imports
 from idiolect.federation.messages import Refusal
+from idiolect.federation.rounds.study import study_of
 from idiolect.federation.trust.policy import Policy
 from idiolect.studies import Study
 
@@ -53,13 +54,12 @@ def test_noise_without_clipping_before_it_hides_nothing() -> None:
         {"methods": "somewhere.networks.evil"},
         {"methods": ["fedavg", "somewhere.networks.evil:a=1"]},
         {"methods": [{"name": "somewhere.networks.evil", "label": "fedavg"}]},
+        {"partition": "somewhere.networks.evil"},
     ],
 )
 def test_code_is_never_imported(setting: dict[str, object]) -> None:
-    with no_imports():
-        study = Study(dataset="digits", **setting)
     with pytest.raises(Refusal, match=r"somewhere.networks.evil is code"):
-        Policy(methods=("fedavg", "somewhere.networks.evil")).check(study)
+        study_of(yaml.safe_dump({"dataset": "digits"} | setting))
 
 
 def test_bytes() -> None:

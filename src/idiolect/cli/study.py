@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.import_path import no_imports
 from idiolect.studies.settings import OWN_DATA
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def study_of(
     """
     from idiolect.runs.folder import STUDY_FILE, has_run
     from idiolect.studies import Study
-    from idiolect.studies.study_file import code_of, names_code, settings_of_file
+    from idiolect.studies.study_file import names_code, settings_of_file
 
     if path is None and resumed is not None:
         if has_run(resumed):
@@ -33,14 +35,22 @@ def study_of(
     if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):
         settings = {"name": own_name} | settings
     of_file = {k: v for k, v in (settings_of_file(path) if path else {}).items() if k not in _replaced(settings)}
-    if path and not allow_import and (paths := code_of(of_file)):
-        raise names_code(path, paths)
-    try:
-        study = Study(**of_file | settings)
-    except InputError:
-        if path:
-            Study.look(path)  # says so if the fault is the file's
-        raise
+
+    def whole() -> Study:
+        try:
+            return Study(**of_file | settings)
+        except InputError:
+            if path:
+                Study.look(path)  # says so if the fault is the file's
+            raise
+
+    strange = path is not None and not allow_import
+    with no_imports() if strange else nullcontext():
+        study = whole()
+    if strange and (paths := study.imports()):
+        if theirs := {setting: code for setting, code in paths.items() if setting in of_file}:
+            raise names_code(str(path), theirs)
+        study = whole()  # with the code that options name
     return study.model_copy(update={"methods": _with(study.methods, sets)}) if sets else study
 
 

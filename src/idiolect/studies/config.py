@@ -42,7 +42,7 @@ from idiolect.studies.naming import (
     sentence,
 )
 from idiolect.studies.settings import OWN_DATA, field
-from idiolect.studies.study_file import code_of, names_code, settings_of_file
+from idiolect.studies.study_file import names_code, settings_of_file
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
@@ -263,10 +263,12 @@ class Study(BaseModel):
         Raises:
             InputError: no such file, not YAML, a setting is wrong, or it names code without ``allow_import``.
         """
-        settings = settings_of_file(path)
-        if not allow_import and (paths := code_of(settings)):
+        if allow_import:
+            return cls._of_file(path, settings_of_file(path))
+        study = cls.look(path)
+        if paths := study.imports():
             raise names_code(path, paths)
-        return cls._of_file(path, settings)
+        return study
 
     @classmethod
     def look(cls, path: str | Path) -> Self:
@@ -286,8 +288,15 @@ class Study(BaseModel):
             raise InputError(f"{path}: {error}") from None
 
     def imports(self) -> dict[str, str]:
-        """The settings that are import paths of code, with the paths."""
-        return code_of(dict(self))
+        """The settings that are import paths of code, with the paths; of several methods the first."""
+        partition, uses = self.partition, (use.name for use in self.methods)
+        paths = {
+            "model": path_of_model(self.model),
+            "partition": partition.name if isinstance(partition, Spec) and is_path(partition) else None,
+            "methods": next(filter(methods.registry.is_path, uses), None),
+            "data": self.data if isinstance(self.data, str) and data.is_program(self.data) else None,
+        }
+        return {setting: path for setting, path in paths.items() if path}
 
     def to_yaml(self) -> str:
         """The whole study with its defaults, as text that ``read`` can read."""

@@ -17,16 +17,19 @@ def digest(text: str) -> str:
 
 
 def study_of(text: str) -> Study:
-    """The study in a text that came over the network; code that it names is not imported.
+    """The study in a text that came over the network, or from a folder that may have come from anywhere.
 
     Raises:
-        Refusal: it is not a study of this version.
+        Refusal: it is not a study of this version, or it names code by its import path, which is never imported.
     """
     try:
         settings = parse_yaml(text)
         if not isinstance(settings, dict):
             raise Refusal("it is not a study")
         with no_imports():
-            return Study(**settings)
+            study = Study(**settings)
     except (InputError, ValueError, TypeError) as error:
         raise Refusal(f"it is not a study of this version ({error})") from None
+    for setting, path in study.imports().items():
+        raise Refusal(f"{setting} {path} is code of its own, which no site imports")
+    return study

@@ -173,10 +173,12 @@ def result(folder: Path) -> Result:
     """The run of a federation in its server's folder.
 
     Raises:
-        InputError: what sites have agreed on cannot be read.
+        InputError: what sites have agreed on cannot be read, or its study names code by its import path.
     """
     site_run = SiteRun.load(folder, "restore it, or take the folder as the server wrote it")
     try:
         return Result(folder, SiteStudy(**study_of(site_run.study).model_dump(exclude_unset=True)).at_server(site_run))
     except Refusal as error:
-        raise InputError(f"{folder / RUN} cannot be read ({error}): take the idiolect that wrote it") from None
+        raise InputError(
+            f"{folder / RUN} cannot be read ({error}): restore it, or take the idiolect that wrote it"
+        ) from None

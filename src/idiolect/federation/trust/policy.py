@@ -68,9 +68,6 @@ class Policy(BaseModel):
         Raises:
             Refusal: the policy does not allow it.
         """
-        if imports := study.imports():
-            setting, path = next(iter(imports.items()))
-            raise Refusal(f"{setting} {path} is code of its own, which no site imports")
         for use in study.methods:
             if self.methods is not None and use.name not in self.methods:
                 raise Refusal(f"method {use.name} is not allowed here ({listed(self.methods)} are)")
