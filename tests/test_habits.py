@@ -104,3 +104,23 @@ def test_a_release_is_built_checked_and_tried_before_it_is_published() -> None:
     example = re.search(r"clone/(\S+\.yaml)", said)
     assert example
     assert (TOP / example[1]).exists()
+
+
+def long(sources: dict[str, str]) -> dict[str, int]:
+    """The files with 400 lines or more, with their lines."""
+    counts = {name: text.count("\n") for name, text in sources.items()}
+    return {name: count for name, count in counts.items() if count >= 400}
+
+
+def test_a_source_file_has_fewer_than_400_lines() -> None:
+    sources = {str(path): path.read_text(encoding="utf-8") for path in (TOP / "src").rglob("*.py")}
+    assert len(sources) > 200, "all rooms are read"
+    assert long(sources) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("", None), ("x = 1\n" * 399, None), ("x = 1\n" * 400, 400), ("\n" * 404, 404), ("# why\n" * 1000, 1000)],
+)
+def test_long_files_are_seen(text: str, lines: int | None) -> None:
+    assert long({"short.py": "", "a.py": text}) == ({} if lines is None else {"a.py": lines})

@@ -9,7 +9,6 @@ others: ``ends/PATH`` (n,) says where each model's numbers end, ``shapes/PATH`` 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pydantic
 import safetensors
 import safetensors.torch
 import torch
@@ -33,20 +31,18 @@ from idiolect.core.errors import InputError, RunError, blame, nearest, option
 from idiolect.core.method import Down, Method, Task
 from idiolect.core.tree import Tree
 from idiolect.deploy import code
+from idiolect.deploy.about_file import ABOUT, CARD, FIX, NUMBERS, read_about
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import Name
 from idiolect.deploy.limits import limited
 from idiolect.deploy.reweighted import reweighted
-from idiolect.deploy.schema import VERSION, About
+from idiolect.deploy.schema import About
 from idiolect.simulation.rounds import first_state
 from idiolect.training import Preprocessing, training_of, trial
 
-ABOUT, NUMBERS, CARD = "bundle.json", "model.safetensors", "README.md"
-_MOST = 2**27  # bytes of bundle.json
 _CHECKED = 2**28  # bytes of numbers up to which every reading compares their digest
 _CHUNK = 256  # images at a time, as in the simulator; rows of a table are smaller
-_FIX = "get the bundle again from where it was made"
 
 
 class Personal(NamedTuple):
@@ -80,11 +76,11 @@ class Bundle:
                 without ``allow_import``.
         """
         folder = Path(folder)
-        about, digest = _about(folder)
+        about, digest = read_about(folder)
         bundle = cls(folder, about, digest)
         numbers = folder / NUMBERS
         if not numbers.is_file():
-            raise InputError(f"{folder} has no {NUMBERS}: {_FIX}")
+            raise InputError(f"{folder} has no {NUMBERS}: {FIX}")
         if numbers.stat().st_size <= _CHECKED:
             bundle._compare(NUMBERS)
         code.check(folder, about, allow_import)
@@ -94,7 +90,7 @@ class Bundle:
     def _check_sizes(self, size: int) -> None:
         """Check that what is built for these ``size`` bytes of numbers is not much larger than they are."""
         about = self.about
-        with limited(self.folder, size, about.method.options, _FIX), blame(f"method {about.method.name}, on a sample"):
+        with limited(self.folder, size, about.method.options, FIX), blame(f"method {about.method.name}, on a sample"):
             x_R, down, fresh = torch.zeros(1, *about.inputs.shape, dtype=self.dtype), self._down, self.fresh
             if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
                 self.received.predict(down, fresh, x_R)
@@ -137,9 +133,9 @@ class Bundle:
         try:
             digest = _sha256(self.folder / name)
         except OSError as error:
-            raise InputError(f"{self.folder / name} cannot be read ({error.strerror}): {_FIX}") from None
+            raise InputError(f"{self.folder / name} cannot be read ({error.strerror}): {FIX}") from None
         if digest != self.about.files.get(name):
-            raise InputError(f"{self.folder / name} has changed since the bundle was made: {_FIX}")
+            raise InputError(f"{self.folder / name} has changed since the bundle was made: {FIX}")
 
     @cached_property
     def task(self) -> Task:
@@ -222,7 +218,7 @@ class Bundle:
         try:
             return safetensors.safe_open(self.folder / NUMBERS, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{self.folder / NUMBERS} is not readable ({error}): {_FIX}") from None
+            raise InputError(f"{self.folder / NUMBERS} is not readable ({error}): {FIX}") from None
 
     @cached_property
     def _shared(self) -> Tree:
@@ -281,7 +277,7 @@ class Bundle:
             if isinstance(error, InputError | RunError):
                 raise
             what = " ".join(str(error).split())[:200]
-            raise InputError(f"{self.folder / NUMBERS} is not of this method and network ({what}): {_FIX}") from None
+            raise InputError(f"{self.folder / NUMBERS} is not of this method and network ({what}): {FIX}") from None
 
 
 def write(
@@ -340,38 +336,6 @@ def vacant(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists: give {option('out')} as a new folder, or remove it first")
-
-
-def _about(folder: Path) -> tuple[About, str]:
-    path = folder / ABOUT
-    if not folder.is_dir():
-        raise InputError(f"there is no bundle {folder}: give the folder that idiolect bundle or idiolect join wrote")
-    if next(folder.glob("*/*/agreement.json"), None) is not None and not path.exists():
-        raise InputError(f"{folder} is a site's state folder: write its model with idiolect bundle first")
-    try:
-        raw = json.loads(files.read(path, _MOST).decode())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
-        raise InputError(f"{path} cannot be read ({reason}): {_FIX}") from None
-    if not isinstance(raw, dict) or raw.get("format") != About.model_fields["format"].default:
-        raise InputError(f"{path} is not that of a bundle: give the folder that idiolect bundle or idiolect join wrote")
-    version = raw.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise InputError(f"{folder} has format {version}, and this idiolect reads up to {VERSION}: update idiolect")
-    digest = str(raw.pop("seal", "")).rpartition(":")[2]
-    if len(digest) != 64:
-        raise InputError(f"{path} has no seal: {_FIX}")
-    try:
-        about = About.model_validate(raw)
-        if not {NUMBERS, CARD} <= set(about.files) or any("/" in name or "\\" in name for name in about.files):
-            raise ValueError("files: it does not list the files of a bundle")
-    except (pydantic.ValidationError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, pydantic.ValidationError):
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
-        raise InputError(f"{path} cannot be used ({reason}): {_FIX}") from None
-    return about, digest
 
 
 def _numbers(shared: Tree, own: Iterable[tuple[Tree, Tree]]) -> bytes:
