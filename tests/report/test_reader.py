@@ -102,8 +102,7 @@ def test_what_diverged_has_no_final_results(make, tmp_path):
     fedavg, fedpac = report.summary(run)
     assert (fedpac.accuracy, fedpac.diverged, fedpac.versus_fedavg) == (None, 6, None)
     assert fedavg.diverged is None
-    for text in (report.as_markdown([fedpac]), report.as_latex([fedpac])):
-        assert "diverged in round 6" in text
+    assert "diverged in round 6" in report.as_latex([fedpac])
     with pytest.raises(InputError, match="fedpac diverged in round 6 with seed 1"):
         report.compare(run, "fedavg", "fedpac")
     page = report.write([folder], tmp_path / "r.html").read_text(encoding="utf-8")

@@ -118,7 +118,7 @@ def test_nothing_on_record_yet(make, tmp_path):
     made = make()
     made.records, made.timings = [], []
     rows = check(made, tmp_path / "run")
-    for text in (report.as_markdown(rows), shown(rows)):
+    for text in (report.as_latex(rows), shown(rows)):
         assert "nan" not in text.lower()
 
 
@@ -166,19 +166,11 @@ def test_a_title_is_no_markup():
     assert "[red]x[/]" in shown([ROW._replace(title="[red]x[/]")])
 
 
-def test_as_markdown():
-    lines = report.as_markdown([ROW._replace(title="A|B"), ROW._replace(accuracy=0.7)]).splitlines()
-    assert lines[2].startswith(
-        "| A\\|B | 50.00 ± 1.23 | 50.0 | 40.0 | 10.0 | 20.0 | +1.2 | - | - | 236 kB | 90 s | 100 | 3 |"
-    )
-    assert "| **70.00 ± 1.23** |" in lines[3]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {14}
-
-
 def test_a_method_that_stopped_early_is_not_the_best():
     rows = [ROW, ROW._replace(title="B", accuracy=0.9, rounds=20)]
-    assert "**" not in report.as_markdown(rows).splitlines()[3]
-    assert "**50.00 ± 1.23**" in report.as_markdown(rows).splitlines()[2]
+    best, early = (line for line in report.as_latex(rows).splitlines() if "1.23" in line)
+    assert r"\textbf{50.00 $\pm$ 1.23}" in best
+    assert "textbf" not in early
     assert [str(c.style) for c in report.render(rows).columns[1].cells] == ["bold", ""]
 
 
@@ -193,7 +185,7 @@ def test_calibration_is_the_mean_over_clients_and_then_seeds(make, tmp_path):
     old, new = report.summary(report.read(made.save(tmp_path / "run")))
     assert (old.calibration_error, old.brier) == (None, None)
     assert (new.calibration_error, new.brier) == (pytest.approx(0.105), pytest.approx(0.205))
-    assert "| 0.105 | 0.205 |" in report.as_markdown([new])
+    assert "& 0.105 & 0.205 &" in report.as_latex([new])
     assert "0.105" not in shown([new]), "the terminal has no room"
 
 

@@ -1,4 +1,4 @@
-"""The numbers of each client's samples, in one tensor: a tensor for each of many clients would take ten times as much."""
+"""The numbers of each client's samples, in one tensor: one for each of many clients would take ten times as much."""
 
 from __future__ import annotations
 

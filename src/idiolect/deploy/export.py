@@ -101,23 +101,23 @@ def export(
     return check
 
 
-def examples(inputs: Inputs, count: int = _EXAMPLES) -> Tensor:
+def examples(inputs: Inputs) -> Tensor:
     """Synthetic samples as stored, in the range of the real ones."""
     draw = torch.Generator().manual_seed(0)
     if inputs.kind == "images":
-        return torch.randint(0, 256, (count, *inputs.shape), dtype=torch.uint8, generator=draw)
+        return torch.randint(0, 256, (_EXAMPLES, *inputs.shape), dtype=torch.uint8, generator=draw)
     axes = (-1,) + (1,) * (len(inputs.shape) - 1)
     mean, std = (torch.tensor(v, dtype=torch.float32).view(axes) for v in (inputs.mean, inputs.std))
-    x_R = torch.randn(count, *inputs.shape, generator=draw) * std + mean
+    x_R = torch.randn(_EXAMPLES, *inputs.shape, generator=draw) * std + mean
     at = 0
     for encoding in inputs.columns:
         width = len(encoding.features)
         if encoding.kind == "text":
             places = [k for k, text in enumerate(encoding.texts) if text] + [width - 1] * encoding.gaps
-            which = torch.tensor(places)[torch.randint(len(places), (count,), generator=draw)]
+            which = torch.tensor(places)[torch.randint(len(places), (_EXAMPLES,), generator=draw)]
             x_R[:, at : at + width] = torch.nn.functional.one_hot(which, width).float()
         elif encoding.gaps:
-            gap_R = torch.rand(count, generator=draw) < 0.2
+            gap_R = torch.rand(_EXAMPLES, generator=draw) < 0.2
             x_R[:, at + width - 1] = gap_R.float()
             if encoding.value:
                 x_R[gap_R, at] = torch.nan

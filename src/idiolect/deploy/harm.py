@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     """About how many samples would tell the best two of the models apart; None where these are enough."""
 
 
-def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | None = None) -> Choice:
+def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor) -> Choice:
     """Compare models by cross-validation on a site's samples, and weigh them.
 
     What ships is a product of experts, p(c | x) ~ prod_m q_m(c | x)^w_m, where q_m is the model's probability mixed
@@ -66,8 +66,7 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     Args:
         fits: how each model is made; "global" must be among them.
         y_N: the labels.
-        key: of the division into folds.
-        folds: their number; None takes 10 for fewer than 200 samples, else 5.
+        key: of the division into folds: 10 for fewer than 200 samples, else 5.
 
     Raises:
         RunError: the global model's probabilities are not numbers.
@@ -75,7 +74,7 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, *, folds: int | 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
-    fold_N = _fold_numbers(y_N, key, folds)
+    fold_N = _fold_numbers(y_N, key)
     return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N)
 
 
@@ -93,8 +92,8 @@ def choice_of(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
     return _choice_of(logp, y_N, _fold_numbers(y_N, key))
 
 
-def _fold_numbers(y_N: Tensor, key: Tensor, folds: int | None = None) -> Tensor:
-    return fold_numbers(y_N, folds or (10 if len(y_N) < 200 else 5), key)
+def _fold_numbers(y_N: Tensor, key: Tensor) -> Tensor:
+    return fold_numbers(y_N, 10 if len(y_N) < 200 else 5, key)
 
 
 def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Choice:

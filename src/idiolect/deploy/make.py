@@ -161,15 +161,15 @@ def with_memory(about: About, client: Tree, samples: int) -> About:
     return about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
 
 
-def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
-    """What the network takes, without texts of columns that fewer than ``rare`` training samples have."""
+def inputs_of(federation: FederatedData) -> Inputs:
+    """What the network takes, without texts of columns that fewer than ``RARE`` training samples have."""
     kind: Literal["images", "table", "numbers"] = "table" if federation.encodings else "numbers"
     if federation.x_R.dtype == torch.uint8:
         kind = "images"
     columns, scales = federation.encodings, list[Scale]()
     if columns:
         x_RF = federation.x_R[torch.cat([*federation.train[: federation.trained]])]
-        columns, at = frequent(columns, (x_RF == 1).sum(0).tolist(), rare), 0
+        columns, at = frequent(columns, (x_RF == 1).sum(0).tolist()), 0
         for column in columns:
             number = column.kind == "number" and column.value
             scales.append(scale_of(x_RF[:, at].double().numpy() + column.shift) if number else Scale())
@@ -180,12 +180,12 @@ def inputs_of(federation: FederatedData, rare: int = RARE) -> Inputs:
     )  # fmt: skip
 
 
-def frequent(columns: Sequence[Encoding], count_F: Sequence[int], rare: int = RARE) -> tuple[Encoding, ...]:
-    """The columns without texts that fewer training samples have; ``count_F`` are those of each feature."""
+def frequent(columns: Sequence[Encoding], count_F: Sequence[int]) -> tuple[Encoding, ...]:
+    """The columns without texts that fewer than ``RARE`` samples have; ``count_F`` counts those of each feature."""
     frequent_columns, start = [], 0
     for encoding in columns:
         counts = count_F[start : start + len(encoding.texts)]
-        texts = tuple(text if n >= rare else "" for text, n in zip(encoding.texts, counts, strict=True))
+        texts = tuple(text if n >= RARE else "" for text, n in zip(encoding.texts, counts, strict=True))
         frequent_columns.append(replace(encoding, texts=texts))
         start += len(encoding.features)
     return tuple(frequent_columns)

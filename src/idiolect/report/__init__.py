@@ -11,7 +11,7 @@ from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
 from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
-from idiolect.report.tables import as_csv, as_latex, as_markdown, columns_of, latex, render, render_new_clients
+from idiolect.report.tables import as_csv, as_latex, columns_of, latex, render, render_new_clients
 from idiolect.runs.reader import Divergence, Run, divergences, read
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "accuracies",
     "as_csv",
     "as_latex",
-    "as_markdown",
     "by_client",
     "client_accuracies",
     "columns_of",

@@ -251,18 +251,6 @@ def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str]) ->
     return table
 
 
-def as_markdown(rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
-    """The table in GitHub's Markdown; the best accuracy in bold, and each of the notes as a paragraph below."""
-    lines = ["| Method | " + " | ".join(c.header for c in COLUMNS) + " |", "| :-- |" + " --: |" * len(COLUMNS)]
-    for row in rows:
-        cells = [column.text(row) for column in COLUMNS]
-        if is_best(row, rows):
-            cells[0] = f"**{cells[0]}**"
-        title = row.title.replace("\\", "\\\\").replace("|", "\\|")
-        lines.append("| " + " | ".join([title, *cells]) + " |")
-    return "\n".join([*lines, *(line for note in notes for line in ("", note))]) + "\n"
-
-
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
 })  # fmt: skip

@@ -168,6 +168,6 @@ class Exchange:
             raise Refusal(error.error_status_hint, f"what it sends is not HTTP ({error})") from None
 
 
-def json_response(status: int, values: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def json_response(status: int, values: Mapping[str, Any]) -> Response:
     """A response of plain values."""
-    return Response(status, json.dumps(values).encode(), {"content-type": "application/json"} | dict(headers or {}))
+    return Response(status, json.dumps(values).encode(), {"content-type": "application/json"})
