@@ -166,9 +166,9 @@ def test_what_a_lost_connection_has_asked_takes_no_message(place: Place, link: L
     context = place.context(place.kit("south"))
     with place.client(context, "lost") as lost, place.client(context, "back") as back, ThreadPoolExecutor(1) as pool:
         _introduced(lost)
-        link._seen.pop("south")
+        link._last_signs.pop("south")
         pulling = pool.submit(lost.post, "/work")
-        until(lambda: "south" in link._seen)
+        until(lambda: "south" in link._last_signs)
         _introduced(back)
         ticket = link.send("south", pack({"kind": "x"}))
         assert back.post("/work").headers[TICKET] == ticket
