@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from idiolect.core import files
-from idiolect.core.errors import RunError
+from idiolect.core.errors import InputError, RunError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and pipes are those of POSIX")
 
@@ -112,3 +112,74 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         files.read(tmp_path / "pipe")
     with pytest.raises(OSError, match=r"(?i)a directory"):
         files.read(tmp_path)
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "no parent"])
+def test_a_folder_appears_as_a_whole(tmp_path: Path, there: str) -> None:
+    folder = tmp_path / "parent" / "kit" if there == "no parent" else tmp_path / "kit"
+    if there == "an empty folder":
+        folder.mkdir()
+    with files.drafted_folder(folder) as draft:
+        files.write(draft / "sub" / "a", "1")
+        assert not (folder / "sub").exists()
+    assert (folder / "sub" / "a").read_text() == "1"
+    assert [p.name for p in folder.parent.iterdir()] == ["kit"]
+
+
+@posix
+@pytest.mark.parametrize("its", [0o700, 0o750, 0o755])
+def test_a_folder_has_no_more_rights_than_asked_for(tmp_path: Path, its: int) -> None:
+    old = os.umask(0)
+    try:
+        with files.drafted_folder(tmp_path / "kit", its) as draft:
+            assert mode(draft) == its
+    finally:
+        os.umask(old)
+    assert mode(tmp_path / "kit") == its
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), ValueError("no"), KeyboardInterrupt(), InputError("wrong")],
+    ids=lambda error: type(error).__name__,
+)
+def test_nothing_is_left_of_a_folder_that_failed(tmp_path: Path, error: BaseException) -> None:
+    def fill() -> None:
+        with files.drafted_folder(tmp_path / "kit") as draft:
+            files.write(draft / "a", "1")
+            raise error
+
+    with pytest.raises(RunError if isinstance(error, OSError) else type(error)) as caught:
+        fill()
+    if isinstance(error, OSError):
+        said = f"cannot write {tmp_path / 'kit'} (No space left on device): free some space, or choose another place"
+        assert str(caught.value) == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_has_its_last_name(tmp_path: Path) -> None:
+    def fill() -> None:
+        with files.drafted_folder(tmp_path / "kit") as draft:
+            (draft / "key").mkdir()
+            files.write(draft / "key", "1")
+
+    with pytest.raises(RunError) as caught:
+        fill()
+    assert str(caught.value).startswith(f"cannot write {tmp_path / 'kit' / 'key'} (it is a folder, not a file)")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder with a file", "a folder with a folder", "a hidden file"])
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path, there: str) -> None:
+    folder = tmp_path / "kit"
+    if there == "a file":
+        folder.write_text("mine")
+    else:
+        folder.mkdir()
+        mine = folder / (".mine" if there == "a hidden file" else "mine")
+        mine.mkdir() if there == "a folder with a folder" else mine.touch()
+    before = sorted(tmp_path.rglob("*"))
+    for attempt in (files.vacant, lambda path: files.drafted_folder(path).__enter__()):
+        with pytest.raises(InputError, match="kit exists and is not an empty folder: choose another with out="):
+            attempt(folder)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -79,7 +79,7 @@ def test_the_published_schema_is_that_of_today() -> None:
 
 def test_nothing_is_overwritten(table: idl.Result, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(idl.InputError, match="exists: give out="):
+    with pytest.raises(idl.InputError, match="exists and is not an empty folder: choose another with out="):
         table.bundle("pfedfda", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -56,7 +56,8 @@ def join_command(
     Example: idiolect join digits-bundle --data my.csv --target diagnosis --out site
     """
     from idiolect.core.errors import InputError, nearest
-    from idiolect.deploy.bundle import Bundle, vacant
+    from idiolect.core.files import vacant
+    from idiolect.deploy.bundle import Bundle
     from idiolect.deploy.join import join
     from idiolect.deploy.samples import read
 

@@ -35,8 +35,8 @@ def watch_command(
     Example: idiolect watch site --data new.csv
     """
     from idiolect.core.errors import InputError
+    from idiolect.core.files import vacant
     from idiolect.deploy import watch as watching
-    from idiolect.deploy.bundle import vacant
     from idiolect.deploy.samples import stream
 
     if adapt != (out is not None):

@@ -11,13 +11,14 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from idiolect.core.errors import IdiolectError, RunError
+from idiolect.core.errors import IdiolectError, InputError, RunError, option
 
 _MARK = b"idiolect-sha256:"
 _DIGITS = 64
@@ -88,6 +89,41 @@ def drafted(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         if has_draft:
             with suppress(OSError):
                 draft.unlink()
+
+
+def vacant(folder: Path) -> None:
+    """Check that a folder can be written as a whole.
+
+    Raises:
+        InputError: there is something in it, or it is not a folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another with {option('out')}")
+
+
+@contextmanager
+def drafted_folder(folder: Path, mode: int = 0o777) -> Iterator[Path]:
+    """A folder to write into, which becomes ``folder`` where the block ends without an error.
+
+    Raises:
+        InputError: ``folder`` is not ``vacant``.
+        RunError: the disk is full or the folder cannot be written.
+    """
+    vacant(folder)
+    draft = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        draft.mkdir(mode, parents=True)
+        yield draft
+        if folder.exists():
+            folder.rmdir()
+        draft.replace(folder)
+    except RunError as error:  # of a file in it
+        raise RunError(str(error).replace(str(draft), str(folder))) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"cannot write {folder} ({reason}): free some space, or choose another place") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _regular(path: Path) -> os.stat_result | None:

@@ -9,8 +9,6 @@ others: ``ends/PATH`` (n,) says where each model's numbers end, ``shapes/PATH`` 
 from __future__ import annotations
 
 import hashlib
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -302,10 +300,9 @@ def write(
         InputError: the folder exists and is not empty.
         RunError: the disk is full or the folder cannot be written.
     """
-    vacant(folder)
+    files.vacant(folder)
     numbers = _numbers(shared, own)
-    draft = folder.parent / f".{folder.name}.{secrets.token_hex(6)}.tmp"
-    try:
+    with files.drafted_folder(folder) as draft:
         files.write(draft / NUMBERS, numbers)
         others = {CARD: card, **(more or {})}
         for name, content in others.items():
@@ -313,29 +310,12 @@ def write(
         digests = {name: _sha256(draft / name) for name in (NUMBERS, *others)}
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
-        if folder.exists():
-            folder.rmdir()
-        draft.rename(folder)
-    except OSError as error:
-        raise RunError(f"cannot write {folder} ({error.strerror}): free some space, or choose another place") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return Bundle.read(folder, allow_import=True)
 
 
 def per_sample(own: Tree, samples: int) -> bool:
     """Whether a client's state has numbers for each of its training samples."""
     return any(leaf.ndim > 1 and len(leaf) == samples for leaf in tree.leaves(own))
-
-
-def vacant(folder: Path) -> None:
-    """Check that a folder can be written.
-
-    Raises:
-        InputError: it exists and is not empty.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists: give {option('out')} as a new folder, or remove it first")
 
 
 def _numbers(shared: Tree, own: Iterable[tuple[Tree, Tree]]) -> bytes:

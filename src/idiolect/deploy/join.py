@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.core import tree
+from idiolect.core import files, tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, harm, reference
-from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, vacant, write
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
 from idiolect.engines.threads import OneThread
@@ -95,7 +95,7 @@ def join(
         InputError: as ``candidates_of``, the folder is not empty, or there are too few samples for the model asked for.
         RunError: a model cannot be made, or the disk is full.
     """
-    vacant(out)
+    files.vacant(out)
     return ship(bundle, candidates_of(bundle, samples, client=client), samples, out, client=client, ships=ships)
 
 
@@ -120,7 +120,7 @@ def ship(
     """
     from idiolect.deploy import page
 
-    vacant(out)
+    files.vacant(out)
     weights = shipping_weights(candidates, ships)
     site = _site(candidates, samples, weights)
     key = bundle.about.key.model_copy(update={} if client is None else {"client": client})

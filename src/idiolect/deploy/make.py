@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from idiolect import data, methods, models
-from idiolect.core import tree
+from idiolect.core import files, tree
 from idiolect.core.errors import InputError, RunError, nearest, option
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
@@ -85,7 +85,7 @@ def make(
             the folder exists.
         RunError: the disk is full, or a client's personal model cannot be made.
     """
-    bundle.vacant(out)
+    files.vacant(out)
     if elsewhere is not None and client is not None:
         raise InputError(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.deploy import card, reference
-from idiolect.deploy.bundle import Bundle, log_probabilities, vacant, write
+from idiolect.deploy.bundle import Bundle, log_probabilities, write
 from idiolect.deploy.reference import Reference
 from idiolect.engines.threads import OneThread
 from idiolect.statistics import shift
@@ -184,7 +185,7 @@ def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
     if not result.adaptable:
         why = " ".join(_advice(result)) or "Nothing moved."
         raise InputError(f"{bundle.folder} is not adapted. {why}")
-    vacant(out)
+    files.vacant(out)
     own, site = reference.read(bundle), bundle.about.site
     assert site is not None
     names = [bundle.about.classes[c] for c in own.class_P.tolist()]

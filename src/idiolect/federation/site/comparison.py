@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from idiolect.core import tree
+from idiolect.core import files, tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import harm
-from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, vacant
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import Candidates, ship
 from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
@@ -36,7 +36,7 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
         InputError: the samples are others, or cannot be compared on, or the folder is not empty.
         RunError: a model cannot be made, or the disk is full.
     """
-    vacant(out)
+    files.vacant(out)
     ready = _own(model, samples)
     y_N = ready.y_N[ready.test_N]
     if len(set(y_N.tolist())) < 2:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -275,27 +272,11 @@ def _write(out: Path, kits: Mapping[str, Files]) -> None:
         InputError: there is something.
         RunError: it cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is not an empty folder: choose another with {option('out')}")
-    draft = out.parent / f".{out.name}-{secrets.token_hex(8)}"
-    try:
-        draft.mkdir(mode=0o700, parents=True)
+    with files.drafted_folder(out, 0o700) as draft:
         for name, content in kits.items():
             (draft / name).mkdir(mode=0o700, exist_ok=True)
             for file, text in content.items():
-                mode = 0o600 if file.endswith(".key") else 0o644
-                descriptor = os.open(draft / name / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-                with open(descriptor, "wb") as stream:
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(descriptor)
-        if out.exists():
-            out.rmdir()
-        draft.replace(out)
-    except OSError as error:
-        raise RunError(f"cannot write {out} ({error.strerror}): free some space, or choose another place") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+                files.write(draft / name / file, text, 0o600 if file.endswith(".key") else 0o644)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
