@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import PositiveFloat, PositiveInt
 
 from idiolect.core.errors import InputError
-from idiolect.core.option_spec import Spec, check, options_of, scalar, split_list
+from idiolect.core.option_spec import Spec, check, complete, options_of, scalar, split_list
 
 NAME = st.from_regex(r"[a-z][a-z_]{2,8}[a-z]", fullmatch=True).filter(lambda s: isinstance(scalar(s), str))
 VALUE = st.one_of(st.integers(-999, 999), st.booleans(), st.none(), NAME, st.floats(-1e9, 1e9))
@@ -76,3 +77,28 @@ def test_checked_options_are_converted() -> None:
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(function, options, "thing")
+
+
+@dataclass(frozen=True)
+class Pull:
+    rate: float = 0.5
+    places: int | None = None
+
+
+def pull(spec: Spec) -> Pull:
+    return Pull(**spec.options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("pull", {"rate": 0.5, "places": None}),
+        ("pull:rate=2", {"rate": 2.0, "places": None}),
+        ("pull:places=3", {"rate": 0.5, "places": 3}),
+        ("pull:places=3,rate=0.25", {"rate": 0.25, "places": 3}),
+    ],
+)
+def test_a_spec_gets_the_options_that_it_leaves_out(text: str, options: dict[str, Any]) -> None:
+    whole = complete(Spec.parse(text), pull)
+    assert (whole.name, whole.options) == ("pull", options)
+    assert complete(whole, pull) == whole

@@ -22,7 +22,7 @@ from idiolect import methods
 from idiolect.core import reduce, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Method, Up, unchanged
-from idiolect.core.option_spec import Spec
+from idiolect.core.option_spec import Spec, complete
 from idiolect.core.reduce import Increment, spread
 from idiolect.core.reduction import reduced
 from idiolect.engines import Sequential
@@ -34,7 +34,6 @@ from idiolect.training.server_optimisers import (
     ServerAdam,
     ServerMomentum,
     ServerOptimiser,
-    complete_server_optimiser,
     server_optimiser_of,
     with_server_optimiser,
 )
@@ -197,12 +196,12 @@ def test_statistics_of_batch_normalisation_are_averaged_as_before(name: str, pol
 
 
 def test_a_spec_is_completed() -> None:
-    assert str(complete_server_optimiser(Spec.parse("adam:lr=1"))) == "adam:lr=1.0,beta1=0.9,beta2=0.99,tau=0.001"
-    assert str(complete_server_optimiser(Spec.parse("momentum"))) == "momentum:lr=1.0,momentum=0.9"
-    assert str(complete_server_optimiser(Spec.parse("average"))) == "average"
+    assert str(complete(Spec.parse("adam:lr=1"), server_optimiser_of)) == "adam:lr=1.0,beta1=0.9,beta2=0.99,tau=0.001"
+    assert str(complete(Spec.parse("momentum"), server_optimiser_of)) == "momentum:lr=1.0,momentum=0.9"
+    assert str(complete(Spec.parse("average"), server_optimiser_of)) == "average"
     for name in SERVER_OPTIMISERS:
-        whole = complete_server_optimiser(Spec(name=name))
-        assert complete_server_optimiser(whole) == whole
+        whole = complete(Spec(name=name), server_optimiser_of)
+        assert complete(whole, server_optimiser_of) == whole
 
 
 @pytest.mark.parametrize(
@@ -218,4 +217,4 @@ def test_a_spec_is_completed() -> None:
 )
 def test_a_bad_spec(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        complete_server_optimiser(Spec.parse(text))
+        complete(Spec.parse(text), server_optimiser_of)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -216,6 +217,15 @@ def made(spec: Spec, makers: Mapping[str, Callable[..., Any]], what: str) -> Any
         if about.default is about.empty and name not in options:
             raise InputError(f"{what} {spec.name} needs {name}: write {spec.name}:{name}=0.1, or another number")
     return make(**options)
+
+
+def complete(spec: Spec, build: Callable[[Spec], Any]) -> Spec:
+    """The spec with all options of the dataclass that ``build`` makes of it.
+
+    Raises:
+        InputError: as ``build``.
+    """
+    return Spec(name=spec.name, options=asdict(build(spec)))
 
 
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:

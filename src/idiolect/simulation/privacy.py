@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -120,12 +120,3 @@ def mechanism_of(spec: Spec) -> GaussianMechanism:
     """
     mechanism: GaussianMechanism = option_spec.made(spec, MECHANISMS, "privacy")
     return mechanism
-
-
-def complete_mechanism(spec: Spec) -> Spec:
-    """The spec with all its options.
-
-    Raises:
-        InputError: as ``mechanism_of``.
-    """
-    return Spec(name=spec.name, options=asdict(mechanism_of(spec)))

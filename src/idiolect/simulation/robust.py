@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
@@ -149,12 +149,3 @@ def rule_of(spec: Spec) -> Rule:
     """
     rule: Rule = option_spec.made(spec, RULES, "robust")
     return rule
-
-
-def complete_rule(spec: Spec) -> Spec:
-    """The spec with all its options.
-
-    Raises:
-        InputError: as ``rule_of``.
-    """
-    return Spec(name=spec.name, options=asdict(rule_of(spec)))  # type: ignore[call-overload]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -130,15 +130,6 @@ def step_of(spec: Spec) -> Any:
         InputError: unknown name or option, an option that is left out, or a value out of range.
     """
     return option_spec.made(spec, STEPS, "upload")
-
-
-def complete_step(spec: Spec) -> Spec:
-    """The spec with all its options.
-
-    Raises:
-        InputError: as ``step_of``.
-    """
-    return Spec(name=spec.name, options=asdict(step_of(spec)))
 
 
 def apply_steps(steps: Sequence[Step], up: Up, key: Tensor) -> Up:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from idiolect.core.errors import InputError, blame, option
 from idiolect.core.method import Method
-from idiolect.core.option_spec import Spec
+from idiolect.core.option_spec import Spec, complete
 from idiolect.core.reduce import needs_each
 from idiolect.core.reduction import Reduction
 from idiolect.simulation import Job, reception
 from idiolect.simulation.attacks import complete_attack
-from idiolect.simulation.privacy import complete_mechanism
-from idiolect.simulation.robust import complete_rule
-from idiolect.simulation.uploads import complete_step
+from idiolect.simulation.privacy import mechanism_of
+from idiolect.simulation.robust import rule_of
+from idiolect.simulation.uploads import step_of
 from idiolect.studies.method_use import Use
 from idiolect.studies.naming import complete_shift
 from idiolect.training import trial
-from idiolect.training.server_optimisers import complete_server_optimiser
+from idiolect.training.server_optimisers import server_optimiser_of
 
 COMPLETE: dict[str, Callable[[Spec], Spec]] = {
     "shifts": complete_shift,
     "new_shifts": complete_shift,
-    "server_optimiser": complete_server_optimiser,
-    "uploads": complete_step,
-    "privacy": complete_mechanism,
-    "robust": complete_rule,
+    "server_optimiser": partial(complete, build=server_optimiser_of),
+    "uploads": partial(complete, build=step_of),
+    "privacy": partial(complete, build=mechanism_of),
+    "robust": partial(complete, build=rule_of),
     "attacks": complete_attack,
 }
 """For each setting of specs, what adds the options that a spec leaves out."""

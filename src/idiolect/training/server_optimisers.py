@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -83,15 +83,6 @@ def server_optimiser_of(spec: Spec) -> ServerOptimiser:
     """
     rule: ServerOptimiser = option_spec.made(spec, SERVER_OPTIMISERS, "server_optimiser")
     return rule
-
-
-def complete_server_optimiser(spec: Spec) -> Spec:
-    """The spec with all its options.
-
-    Raises:
-        InputError: as ``server_optimiser_of``.
-    """
-    return Spec(name=spec.name, options=asdict(server_optimiser_of(spec)))
 
 
 class WithOptimiser(NamedTuple):
