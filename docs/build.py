@@ -1,8 +1,8 @@
 """Write docs/methods: an overview of all methods, and a page for each with its equations beside the code.
 
 Everything is read from the methods' own files and from a run on synthetic samples; the cost of a round comes from
-docs/results/cost.json, which benchmarks/methods.py measures. The table of settings in docs/runs.md and the tables of
-docs/threat-model.md are written too.
+docs/results/cost.json, which benchmarks/methods.py measures. The tables of docs/threat-model.md are written too, and
+those of docs/tables.py.
 
     python docs/build.py [--check]      # --check writes nothing, and fails where a page is out of date
 """
@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import exposure
+import tables
 
 from idiolect import methods, models
 from idiolect.core.errors import IdiolectError
 from idiolect.core.option_spec import plain
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, MessageForm
-from idiolect.studies.settings import SETTINGS
 
 HERE = Path(__file__).parent
-PAGES, COST, RUNS = HERE / "methods", HERE / "results" / "cost.json", HERE / "runs.md"
+PAGES, COST = HERE / "methods", HERE / "results" / "cost.json"
 SOURCE = "../../src/idiolect/methods"
 COLUMNS, SHOWN = 64, 10  # of code beside an equation; parts of a message before the rest is counted
 NETWORK, SHAPE, CLASSES, CLIENTS = "cifar_cnn", (3, 32, 32), 10, 20
@@ -166,7 +166,7 @@ def page(name: str, known: Anatomy) -> str:
         out += [_prose(paragraph), ""]
     if entry.options:
         out += ["## Options", "", "| option | default | |", "| :-- | :-- | :-- |"]
-        out += [f"| `{k}` | `{plain(v)}` | {_cell(doc.options.get(k, ''))} |" for k, v in entry.options.items()]
+        out += [f"| `{k}` | `{plain(v)}` | {tables.cell(doc.options.get(k, ''))} |" for k, v in entry.options.items()]
         out += [""]
     named = {f"preset={k}": v for k, v in entry.presets.items()} | entry.variants
     if named:
@@ -229,10 +229,6 @@ def _prose(paragraph: str) -> str:
     return "\n".join(line.strip() for line in paragraph.replace("``", "`").splitlines())
 
 
-def _cell(text: str) -> str:
-    return text.replace("``", "`").replace("|", "\\|")
-
-
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -285,29 +281,6 @@ C classes, d features, K clients, N samples of the client. `docs/build.py` makes
 from the code; what is sent and what stays is read off the messages of a round on synthetic samples."""
 
 
-def settings() -> str:
-    """The page of studies with the table of their settings as it is now."""
-    out, group = ["| setting | option | | default |", "| :-- | :-- | :-- | :-- |"], ""
-    for name, setting in SETTINGS.items():
-        if setting.group != group:
-            group = setting.group
-            out.append(f"| **{group}** | | | |")
-        named = name if setting.option is None else setting.option
-        option = f"`--{named.replace('_', '-')}`" if named else "in a file only"
-        default = setting.unset or (f"`{setting.shown}`" if setting.shown else "")
-        out.append(f"| `{name}` | {option} | {_cell(setting.about)} | {default} |")
-    return _placed(RUNS.read_text(), RUNS, "settings", out)
-
-
-def _placed(text: str, page: Path, what: str, lines: list[str]) -> str:
-    """A page's text with these lines between the comments that say what they are."""
-    place = re.compile(rf"(<!-- {what}: [^\n]* -->\n).*?(<!-- end of {what} -->\n)", re.DOTALL)
-    text, found = place.subn(lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], text)
-    if found != 1:
-        raise ValueError(f"{page.name} has {found} places for the table of {what}")
-    return text
-
-
 def threats(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]]) -> str:
     """The threat model with the tables of who sees what, and of what each protection does."""
     seen = ["| method | the server, of each site | all sites | one site | of a single other site | stays at the site |"]
@@ -328,7 +301,7 @@ def threats(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]]) 
             private, robust = ("-" if nothing else "yes" if can else "refused" for can in (found.private, found.robust))
             up, down = found.server.bytes + found.counts.bytes, found.others.bytes + found.other.bytes
             done.append(f"| {title} | {needs} | {private} | {robust} | {up:,} | {down:,} |")
-    return _placed(_placed(THREATS.read_text(), THREATS, "who sees what", seen), THREATS, "protections", done)
+    return tables.with_table(THREATS, "protections", done, tables.with_table(THREATS, "who sees what", seen))
 
 
 def _counts(weights: MessageForm) -> str:
@@ -345,7 +318,7 @@ def pages() -> dict[Path, str]:
         n: {t: profile.of(n, o, network, CLASSES, CLIENTS) for t, o in methods.get(n).forms.items() if o} for n in known
     }
     out = {PAGES / f"{n}.md": page(n, a) for n, a in known.items()}
-    return out | {PAGES / "index.md": overview(known, variants), RUNS: settings(), THREATS: threats(known, variants)}
+    return out | {PAGES / "index.md": overview(known, variants), THREATS: threats(known, variants)} | tables.pages()
 
 
 def present() -> set[Path]:

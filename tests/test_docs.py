@@ -17,7 +17,7 @@ from idiolect import methods, models
 from idiolect.methods import Entry, profile
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))  # where build.py finds exposure.py
+sys.path.insert(0, str(ROOT / "docs"))  # where build.py finds exposure.py and tables.py
 
 
 def script(name: str) -> Any:
@@ -50,10 +50,6 @@ def test_pages_are_up_to_date(build: Any) -> None:
     stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
     assert not stale, "run python docs/build.py"
     assert build.present() == {path for path in made if path.parent == build.PAGES}
-
-
-def test_the_table_of_settings_is_up_to_date(build: Any) -> None:
-    assert build.RUNS.read_text() == build.settings(), "run python docs/build.py"
 
 
 def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:

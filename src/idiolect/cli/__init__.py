@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: a file for each command, whose options come from the table of settings in ``studies``."""
 
 from idiolect.cli.app import app, main
 

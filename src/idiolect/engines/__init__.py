@@ -1,4 +1,6 @@
-"""Engines: where clients run. ``ENGINES`` maps a name to a class taking the number of workers, and options."""
+"""Where clients run: one after another, in processes, together on a GPU, or on a cluster.
+
+``ENGINES`` maps a name to a class taking the number of workers, and options."""
 
 from __future__ import annotations
 

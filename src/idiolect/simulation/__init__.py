@@ -1,4 +1,4 @@
-"""The one round loop, and the code that runs a client, for all engines and methods."""
+"""The loop over rounds and the code that runs a client, the same for all engines and methods."""
 
 from idiolect.simulation.client_runner import Job
 from idiolect.simulation.interfaces import Engine, Record, Session, State, TrainingJob

@@ -1,4 +1,4 @@
-"""Studies: which methods are compared on which data, how a study is run, and its result."""
+"""Studies: which methods are compared on which data, the table of all settings, running a study, and its result."""
 
 from __future__ import annotations
 

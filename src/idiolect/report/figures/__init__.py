@@ -1,4 +1,4 @@
-"""Figures as Vega-Lite specifications.
+"""Figures of a run, as Vega-Lite specifications.
 
 Functions take a ``View`` of a run and yield a ``Figure``, or a sentence that says why there is none.
 """

@@ -1,0 +1,179 @@
+"""What pages list by hand, or by docs/tables.py, is what the code has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idiolect.core.method import Method
+from idiolect.core.option_spec import plain
+from idiolect.data.partitions import PARTITIONS
+from idiolect.data.shifts import SHIFTS
+from idiolect.engines import ENGINES
+from idiolect.models import NETWORKS
+from idiolect.simulation.attacks import ATTACKS
+from idiolect.simulation.robust import RULES
+from idiolect.simulation.uploads import STEPS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+import tables
+
+ROOT = Path(__file__).parents[1]
+
+ELSEWHERE = ("clients",)  # of every shift, in a sentence below the table
+
+
+def between(page: str, what: str) -> str:
+    text = (ROOT / page).read_text()
+    [(_, table)] = re.findall(rf"(<!-- {what}: .*? -->)\n(.*?)<!-- end of {what} -->", text, re.DOTALL)
+    return str(table)
+
+
+def section(page: str, title: str) -> str:
+    text = (ROOT / "docs" / page).read_text()
+    [body] = re.findall(rf"^(?:##+ {title}\n)(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    return str(body)
+
+
+def test_the_table_of_folders_has_every_folder_in_the_order_of_its_layers() -> None:
+    rows = re.findall(r"^\| (?:\*\*)?`(.*?)/`", between("CONTRIBUTING.md", "folders"), re.MULTILINE)
+    package = ROOT / "src" / "idiolect"
+    assert sorted(rows) == sorted(p.parent.relative_to(package).as_posix() for p in package.glob("**/*/__init__.py"))
+    layers = re.findall(r'^  "idiolect\.(\w+)(?: \| idiolect\.(\w+))?"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert [row for row in rows if "/" not in row] == [name for layer in layers for name in layer if name]
+    rooms = [row.partition("/")[2] for row in rows if row.startswith("federation/")]
+    assert rooms.index("server") < rooms.index("secure_aggregation") < rooms.index("link") < rooms.index("trust")
+
+
+def test_a_folder_without_a_layer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        (ROOT / "pyproject.toml").read_text().replace('  "idiolect.deploy",\n', "")
+    )
+    monkeypatch.setattr(tables, "TOP", tmp_path)
+    with pytest.raises(ValueError, match=r"^pyproject.toml has no layer for deploy: add it"):
+        tables.folders()
+
+
+def test_the_table_of_imports_has_what_method_files_import() -> None:
+    """Found here in the text of the files, there in their syntax."""
+    rows = dict(
+        re.findall(r"^\| `(idiolect\.[\w.]+)` \| .*? \| (`.*) \|$", between("docs/contract.md", "imports"), re.M)
+    )
+    others = ("__init__.py", "registry.py", "profile.py")
+    files = [p for p in (ROOT / "src/idiolect/methods").glob("*.py") if p.name not in others]
+    text = "\n".join(p.read_text() for p in files)
+    lines = re.findall(r"^from (idiolect\.[\w.]+) import (\([^)]*\)|.*)$", text, re.MULTILINE)
+    assert len(lines) > 50
+    for module, names in lines:
+        for name in re.findall(r"\w+", names):
+            listed = rows.get(module, "")
+            assert f"`{name}`" in listed or f"{module}.{name}" in rows, f"{module} import {name}"
+    assert {module for module, _ in lines} - {"idiolect.statistics"} <= set(rows)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from idiolect.core.errors import InputError, nearest as near\n", ["InputError", "nearest"]),
+        ("from idiolect.statistics import covariance\ncovariance.pack(1)\nother.pack(2)\n", ["pack"]),
+        ("from idiolect.statistics import mixture as mix\nx: mix.Mixture = mix.fit()\n", ["Mixture", "fit"]),
+        ("import torch\nfrom torch import nn\nnn.Linear\n", []),
+    ],
+)
+def test_imports_are_read(source: str, names: list[str]) -> None:
+    assert [name for _, name in tables._names(source)] == names
+
+
+def test_the_table_of_checks_has_the_checks_that_have_specimens() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \S", between("docs/contract.md", "checks"), re.MULTILINE)
+    specimens = (ROOT / "tests/contract/specimens.py").read_text()
+    [table] = re.findall(r"^SPECIMENS\b.*?^\}", specimens, re.DOTALL | re.MULTILINE)
+    assert sorted(rows) == sorted(re.findall(r'^ {4}"(\w+)":', table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("text", ["", "<!-- settings: a -->\n", "<!-- settings: a -->\n<!-- end of settings -->\n" * 2])
+def test_a_page_without_one_place_for_a_table_is_an_error(text: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ValueError, match=r"^page.md has [02] places for the table of settings$"):
+        tables.with_table(page, "settings", ["| a |"])
+
+
+def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x: b -->\nold\n<!-- end of x -->\n<!-- y: c -->\nold\n<!-- end of y -->\nz\n")
+    text = tables.with_table(page, "x", ["1", "2"])
+    text = tables.with_table(page, "y", [r"\1"], text)
+    assert text == "a\n<!-- x: b -->\n1\n2\n<!-- end of x -->\n<!-- y: c -->\n\\1\n<!-- end of y -->\nz\n"
+
+
+def options(function: Callable[..., Any]) -> dict[str, Any]:
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(("title", "known"), [("Partitions", PARTITIONS), ("Shifts", SHIFTS)])
+def test_a_table_of_the_page_of_data_has_every_name_option_and_default(
+    title: str, known: Mapping[str, Callable[..., Any]]
+) -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", section("data.md", title), re.MULTILINE))
+    assert sorted(rows) == sorted(known)
+    for name, function in known.items():
+        column = rows[name].split("|")[1]
+        listed = dict(re.findall(r"`(\w+)(?:=([^`]+))?`", column))
+        has = {option: value for option, value in options(function).items() if option not in ELSEWHERE}
+        assert set(has) <= set(listed), name
+        for option, value in has.items():
+            assert listed[option] == ("" if value is None else plain(value)), f"{name}: {option}"
+    assert title != "Partitions" or {n for n, row in rows.items() if row.split("|")[2].strip() == "yes"} == {
+        n for n, f in known.items() if "sizes_K" in inspect.signature(f).parameters
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("robustness.md", [*RULES, *ATTACKS]), ("contract.md", [*STEPS]), ("engines.md", [*ENGINES]),
+        ("contract.md", [*Method._fields]), ("data.md", ["fmnist_cnn", "cifar_cnn", "resnet18", "small_cnn", "mlp"]),
+    ],
+)  # fmt: skip
+def test_a_page_names_all_of_a_kind(page: str, names: list[str]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
+    assert page != "data.md" or set(names) <= set(NETWORKS)
+
+
+@pytest.mark.parametrize(
+    ("column", "sentence"), [(2, r"^\| [^|]* \| refused:.*$"), (3, r"^FedPAC, FedFomo, .* alone;")]
+)
+def test_the_methods_that_a_protection_refuses_are_those_of_the_threat_model(column: int, sentence: str) -> None:
+    rows = [row.strip("| ").split(" | ") for row in between("docs/threat-model.md", "protections").splitlines()]
+    refused = {row[0].partition(" (")[0] for row in rows if row[column] == "refused"}
+    text = "\n".join(re.findall(sentence, (ROOT / "docs" / "robustness.md").read_text(), re.MULTILINE))
+    assert len(refused) > 3
+    assert {row[0] for row in rows[2:] if re.search(rf"\b{re.escape(row[0])}\b(?! with)", text)} == refused
+
+
+def test_the_readme_names_the_extras_that_users_install() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    readme = (ROOT / "README.md").read_text()
+    [sentence] = re.findall(r"`pip install \"idiolect\[\w+\]\"`: (.*?)\.\n", readme, re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", sentence)) == sorted(set(extras) - {"dev", "docs"})
+
+
+def test_pages_speak_of_no_version_of_before() -> None:
+    """Nothing was released before 0.1.0."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    words = re.compile(
+        r"(earlier|previous|older|former|last) versions? of idiolect|in (earlier|previous|older) versions?"
+    )
+    assert len(pages) > 60
+    texts = {p: " ".join(p.read_text().lower().split()) for p in pages if p.name != "CHANGELOG.md"}
+    assert [p.name for p, text in texts.items() if words.search(text)] == []
