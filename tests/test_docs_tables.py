@@ -161,6 +161,36 @@ def test_the_methods_that_a_protection_refuses_are_those_of_the_threat_model(col
     assert {row[0] for row in rows[2:] if re.search(rf"\b{re.escape(row[0])}\b(?! with)", text)} == refused
 
 
+def test_what_strangers_can_do_is_what_the_server_bounds() -> None:
+    exchange = pytest.importorskip("idiolect.federation.link.exchange", reason="needs the extra federation")
+    from idiolect.federation.link.web import Limits
+
+    rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|$", section("deployment.md", "What strangers can do"), re.MULTILINE))
+    limits = Limits()
+    for what, bounds in {
+        "not proved": (limits.strangers, limits.address), "handshake": (limits.handshake,), "head": (limits.head,),
+        "body": (limits.body, exchange.SLOWEST / 1024), "between two": (limits.idle,), "of one site": (limits.each,),
+    }.items():  # fmt: skip
+        [row] = [bound for name, bound in rows.items() if what in name]
+        assert {f"{bound:g}" for bound in bounds} <= set(re.findall(r"\d+", row)), what
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)
+    ]
+    return {*titles, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.stem)
+def test_links_from_the_top_lead_to_titles(page: Path) -> None:
+    """MkDocs looks at those inside of docs."""
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    assert links or page.stem in ("CONTRIBUTING", "CHANGELOG")
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
 def test_the_readme_names_the_extras_that_users_install() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     readme = (ROOT / "README.md").read_text()
