@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from idiolect import methods
 from idiolect.core.method import Method
-from idiolect.core.option_spec import plain
+from idiolect.core.option_spec import plain, scalar
 from idiolect.data.partitions import PARTITIONS
 from idiolect.data.shifts import SHIFTS
 from idiolect.engines import ENGINES
@@ -159,6 +160,37 @@ def test_the_methods_that_a_protection_refuses_are_those_of_the_threat_model(col
     text = "\n".join(re.findall(sentence, (ROOT / "docs" / "robustness.md").read_text(), re.MULTILINE))
     assert len(refused) > 3
     assert {row[0] for row in rows[2:] if re.search(rf"\b{re.escape(row[0])}\b(?! with)", text)} == refused
+
+
+def test_the_presets_of_the_page_of_fidelity_are_those_of_the_methods() -> None:
+    rows = re.findall(r"^\| `(\w+)\.preset=(\w+)` \| (.*) \|$", section("fidelity.md", "Presets"), re.MULTILINE)
+    four = [methods.get(name) for name in ("fedlda", "fedpac", "pfedfda", "fedcr")]
+    assert sorted((n, preset) for n, preset, _ in rows) == sorted(
+        (m.name, preset) for m in four for preset in m.presets
+    )
+    for name, preset, text in rows:
+        listed = {k: scalar(v) for k, v in re.findall(r"`(\w+)=([^`]+)`", text)}
+        listed |= {k: None for k in re.findall(r"no `(\w+)`", text)}
+        assert listed == methods.get(name).presets[preset], f"{name}.preset={preset}"
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("FedLDA", "fedlda"), ("FedPAC", "fedpac"), ("pFedFDA", "pfedfda"), ("FedCR", "fedcr")]
+)
+def test_options_in_the_tables_of_fidelity_exist(title: str, name: str) -> None:
+    rows = [row.split(" | ") for row in section("fidelity.md", title).splitlines() if row.startswith("| ")]
+    listed = {option for row in rows for option in re.findall(r"`(\w+)", row[-1])}
+    assert len(listed) > 3
+    assert listed <= set(methods.get(name).options)
+
+
+def test_the_methods_of_a_federation_are_those_of_its_test() -> None:
+    trained = re.findall(r'^_METHODS = "(.*)"', (ROOT / "tests/federation/test_processes.py").read_text(), re.MULTILINE)
+    [sentence] = re.findall(
+        r"a test trains (.*?) at five\s+sites", section("federation.md", "Rounds that go on"), re.DOTALL
+    )
+    titles = [methods.get(name).title for name in ", ".join(trained).split(", ")]
+    assert sorted(re.split(r",\s+|\s+and\s+", sentence)) == sorted(titles)
 
 
 def test_what_strangers_can_do_is_what_the_server_bounds() -> None:
