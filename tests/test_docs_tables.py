@@ -7,14 +7,16 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from idiolect import methods
+from idiolect import methods, training
 from idiolect.core.method import Method
 from idiolect.core.option_spec import plain, scalar
+from idiolect.core.version import __version__
 from idiolect.data.partitions import PARTITIONS
 from idiolect.data.shifts import SHIFTS
 from idiolect.engines import ENGINES
@@ -162,6 +164,63 @@ def test_the_methods_that_a_protection_refuses_are_those_of_the_threat_model(col
     assert {row[0] for row in rows[2:] if re.search(rf"\b{re.escape(row[0])}\b(?! with)", text)} == refused
 
 
+def value(path: str) -> Any:
+    """What an import path names; None if it is not there."""
+    module, rest = path, list[str]()
+    while module:
+        try:
+            out = import_module(module)
+        except ImportError:
+            module, _, name = module.rpartition(".")
+            rest.insert(0, name)
+            continue
+        for name in rest:
+            out = out.__dict__.get("__dataclass_fields__", {}).get(name) or getattr(out, name, None)
+        return out
+    return None
+
+
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("idiolect.core.keys", True),
+        ("idiolect.Study.task_of", True),
+        ("idiolect.core.keys.nothing", False),
+        ("x.y", False),
+    ],
+)
+def test_paths_are_looked_up(path: str, there: bool) -> None:
+    assert (value(path) is not None) is there
+
+
+PAGES = [p for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if p.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_import_paths_on_a_page_exist(page: Path) -> None:
+    text = page.read_text().replace("`idl.", "`idiolect.")
+    paths = re.findall(r"`(idiolect(?:\.[A-Za-z_]\w*)+)", text) + re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert [path for path in paths if value(path) is None] == []
+
+
+def test_members_of_the_reference_exist() -> None:
+    count = 0
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for path, members in re.findall(r"^::: ([\w.]+)\n(?: {4}.*\n)*? +members: \[(.*)\]", page.read_text(), re.M):
+            for name in members.split(", "):
+                count += 1
+                assert value(f"{path}.{name}") is not None or name in value(path).model_fields, (
+                    f"{page.name}: {path}.{name}"
+                )
+    assert count > 15
+
+
+def test_the_page_of_training_names_all_that_methods_share() -> None:
+    table = [row for row in (ROOT / "docs/reference/training.md").read_text().splitlines() if row.startswith("| ")]
+    names = {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    assert names == set(training.__all__)
+
+
 def test_the_presets_of_the_page_of_fidelity_are_those_of_the_methods() -> None:
     rows = re.findall(r"^\| `(\w+)\.preset=(\w+)` \| (.*) \|$", section("fidelity.md", "Presets"), re.MULTILINE)
     four = [methods.get(name) for name in ("fedlda", "fedpac", "pfedfda", "fedcr")]
@@ -223,6 +282,11 @@ def test_links_from_the_top_lead_to_titles(page: Path) -> None:
     assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
 
 
+def test_the_citation_is_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {__version__}" in lines
+
+
 def test_the_readme_names_the_extras_that_users_install() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     readme = (ROOT / "README.md").read_text()
@@ -232,10 +296,8 @@ def test_the_readme_names_the_extras_that_users_install() -> None:
 
 def test_pages_speak_of_no_version_of_before() -> None:
     """Nothing was released before 0.1.0."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     words = re.compile(
         r"(earlier|previous|older|former|last) versions? of idiolect|in (earlier|previous|older) versions?"
     )
-    assert len(pages) > 60
-    texts = {p: " ".join(p.read_text().lower().split()) for p in pages if p.name != "CHANGELOG.md"}
+    texts = {p: " ".join(p.read_text().lower().split()) for p in PAGES}
     assert [p.name for p, text in texts.items() if words.search(text)] == []
