@@ -89,7 +89,7 @@ def states(model: str) -> str:
         kept = OnDisk(state, STORED, Path(folder) / "clients")
         put = spent(lambda: kept.put(range(count), [state] * count), 3) / count
         get = spent(lambda: [kept[i] for i in range(count)], 3) / count
-        one = kept.snapshot()["rows"].numel() / STORED
+        one = tree.nbytes(kept.snapshot()) / STORED
     held = InMemory(state, MANY)
     held.put(range(count), [state] * count)
     saved = sum(a.numel() * a.element_size() for a in held.snapshot().values()) / count
