@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from idiolect import methods, training
+from idiolect.cli import app
 from idiolect.core.method import Method
 from idiolect.core.option_spec import plain, scalar
 from idiolect.core.version import __version__
@@ -201,6 +204,51 @@ def test_import_paths_on_a_page_exist(page: Path) -> None:
     text = page.read_text().replace("`idl.", "`idiolect.")
     paths = re.findall(r"`(idiolect(?:\.[A-Za-z_]\w*)+)", text) + re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
     assert [path for path in paths if value(path) is None] == []
+
+
+def test_scripts_on_a_page_exist_and_find_what_they_import() -> None:
+    texts = [page.read_text() for page in PAGES]
+    names = {
+        name
+        for text in texts
+        for name in re.findall(r"\b((?:benchmarks|docs|examples|tests)/[\w/]+\.(?:py|yaml))", text)
+    }
+    assert len(names) > 50
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    for script in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs").glob("*.py")]:
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("idiolect"):
+                for alias in node.names:
+                    assert value(f"{node.module}.{alias.name}") is not None, (
+                        f"{script.name}: {node.module}.{alias.name}"
+                    )
+
+
+def known_options(command: Any) -> set[str]:
+    parts = [known_options(part) for part in getattr(command, "commands", {}).values()]
+    return {"--help"}.union(
+        *(param.opts for param in command.params), *(p.secondary_opts for p in command.params), *parts
+    )
+
+
+def unknown_options(text: str) -> list[str]:
+    """Options in sentences that no command has, but for those of other programs; blocks are parsed elsewhere."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    codes = [code for code in re.findall(r"`([^`\n]+)`", prose) if not re.match(r"pip|python|ray|tensorboard", code)]
+    options = known_options(typer.main.get_command(app))
+    return [o for code in codes for o in re.findall(r"(?<![\w-])--[a-z][\w-]*", code) if o not in options]
+
+
+def test_unknown_options_are_seen() -> None:
+    text = (
+        "`--rounds 3`, `--no-such`, `idiolect serve --out a --lisen b` and `pip install --editable .`\n```\n--x\n```\n"
+    )
+    assert unknown_options(text) == ["--no-such", "--lisen"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_options_in_sentences_exist(page: Path) -> None:
+    assert unknown_options(page.read_text()) == []
 
 
 def test_members_of_the_reference_exist() -> None:

@@ -1,1 +1,1 @@
-"""The papers' tables and figures: recipes, published numbers, and the numbers measured here."""
+"""The papers' tables and figures: recipes, published numbers, numbers measured here, and why two runs differ."""

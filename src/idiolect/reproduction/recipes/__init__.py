@@ -1,4 +1,4 @@
-"""One function per table and figure of the four papers, found by listing this folder.
+"""A function for each table and figure of the four papers, and of our own methods' reports, in a file for each paper.
 
 ``fedpac.py`` holds ``table1()``, which is the recipe ``fedpac/table1``: its cells, each a number of the paper beside
 the study of one method that measures it here. The papers' numbers are in ``reproduction/published``.
