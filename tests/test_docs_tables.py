@@ -269,6 +269,14 @@ def test_the_page_of_training_names_all_that_methods_share() -> None:
     assert names == set(training.__all__)
 
 
+@pytest.mark.parametrize("name", [name for name in methods.ours() if methods.get(name).reports])
+def test_what_a_page_draws_of_a_method_is_on_the_pages_of_runs_and_reports(name: str) -> None:
+    entry = methods.get(name)
+    records = section("runs.md", "The folder of a run")
+    assert [metric for metric in entry.reports if not re.search(rf"`{metric}` \({entry.title}\)", records)] == []
+    assert entry.title in section("reports.md", "Figures")
+
+
 def test_the_presets_of_the_page_of_fidelity_are_those_of_the_methods() -> None:
     rows = re.findall(r"^\| `(\w+)\.preset=(\w+)` \| (.*) \|$", section("fidelity.md", "Presets"), re.MULTILINE)
     four = [methods.get(name) for name in ("fedlda", "fedpac", "pfedfda", "fedcr")]
