@@ -39,7 +39,7 @@ from idiolect.federation import messages, programs
 from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.link import server_end, site_end
-from idiolect.federation.rounds.conversation import Replied
+from idiolect.federation.rounds.conversation import Reply
 from idiolect.federation.server import conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
@@ -114,7 +114,7 @@ class Copies:
         self.down = content if messages.head(content)["kind"] == "local" else self.down
         return self._link.send(site, content)
 
-    def replies(self) -> Sequence[Replied]:
+    def replies(self) -> Sequence[Reply]:
         """The replies since the last call."""
         found = self._link.replies()
         for reply in found:

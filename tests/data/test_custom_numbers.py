@@ -146,7 +146,7 @@ def test_marks_that_come_late_count(tmp_path, monkeypatch):
 
 def test_rows_that_decide_nothing_are_read_as_the_training_was(tmp_path, caplog):
     known = {"a": (1500.0, 400.0), "b": (2.0, 1.0)}
-    roles = Roles(features=known.__contains__, known=known.get)
+    roles = Roles(features=known.__contains__, scale_of=known.get)
     for text, wanted in [
         ("a\tb\n1,234\t2\n", [1234, 2]), ("a\tb\n1200\t1,234\n", [1200, 1.234]), ("a;b\n1.234;2\n", [1234, 2]),
         ("a;b\n1200;2.345\n", [1200, 2.345]), ('a,b\n1200,"2,345"\n', [1200, 2.345]), ("a;b\n950;2\n", [950, 2]),

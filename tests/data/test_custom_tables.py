@@ -11,7 +11,7 @@ import yaml
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom import folders, from_arrays, from_frame, open_data, streaming
-from idiolect.data.custom.tables import as_they_are, encoded
+from idiolect.data.custom.tables import as_they_are, encode
 from idiolect.data.custom.text_files import Roles, read_csv
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.samples import labels
@@ -646,7 +646,7 @@ def test_numbers_that_stay_as_they_are(kind):
     encodings = [Encoding(name) for name in "ab"]
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(5000, 2)), columns=list("ab")).astype(kind)
     wanted = frame.to_numpy().astype(np.float32)
-    for found in (as_they_are(encodings, frame), encoded(encodings, frame)):
+    for found in (as_they_are(encodings, frame), encode(encodings, frame)):
         assert found is not None
         assert (found.dtype, found.is_contiguous()) == (torch.float32, True)
         np.testing.assert_array_equal(found.numpy(), wanted)
