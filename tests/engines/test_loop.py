@@ -213,7 +213,7 @@ def _fedavg(**functions: Any) -> Job:
     [
         ({"aggregate": lambda server, up, ids: server}, "round 1, aggregate: does not return a pair"),
         ({"aggregate": lambda server, up, ids: (server, up)}, "round 1, aggregate: does not return a pair"),
-        ({"aggregate": lambda server, up, ids: (server, {"n": up.weight})}, "reports n, and a server that gets means and sums"),
+        ({"aggregate": lambda server, up, ids: (server, {"n": up.weight})}, "reports n, and a server that gets means"),
         ({"local": lambda down, client, data, key: (client, Up())}, "local: local does not return .client, Up"),
         (
             {"local": lambda down, client, data, key: (Up(), client, {})},

@@ -17,7 +17,9 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.core.reduce import Each, Increment, Mean, spread
 from idiolect.core.tree import Tree
 
-# m participants
+# m participants, B numbers of a block
+
+_BLOCK = 2**16  # numbers
 
 
 class Up(NamedTuple):
@@ -96,15 +98,11 @@ class Reduction:
 
     def of(self, up_m: Up) -> Sums:
         """The sums of stacked uploads."""
-        weights = [w.to(torch.float64, copy=True) for w in tree.leaves(up_m.weight)]
+        weights = tree.leaves(up_m.weight)
         values = zip(tree.leaves(up_m.value), self._rules, self._by, strict=True)
         return Sums(
-            tuple(
-                _added(a.to(torch.float64, copy=True) if k is None else a.double() * over(weights[k], a))
-                for a, rule, k in values
-                if not isinstance(rule, Each)
-            ),
-            tuple(_added(w) for w in weights),
+            tuple(_sum(a, None if k is None else weights[k]) for a, rule, k in values if not isinstance(rule, Each)),
+            tuple(_sum(w) for w in weights),
         )
 
     def reduced(self, sums: Sums, up_m: Up | None = None, *, count: float | None = None) -> Reduced:
@@ -144,6 +142,24 @@ def over(weight: Tensor, value: Tensor) -> Tensor:
 
 def _type(like: Tensor, *, mean: bool) -> torch.dtype:
     return torch.get_default_dtype() if mean and not like.is_floating_point() else like.dtype
+
+
+def _sum(a_m: Tensor, weight_m: Tensor | None = None) -> Tensor:
+    """The weighted sum over the first axis, in float64 and in new memory.
+
+    Block by block: the processor's cache holds a block, and no copy of all uploads in float64 is made.
+    """
+    flat_mP = a_m.reshape(len(a_m), -1)
+    if weight_m is not None and weight_m.ndim > 1:
+        weight_m = over(weight_m, a_m).expand_as(a_m).reshape(len(a_m), -1)
+    sum_P, wide = torch.empty(flat_mP.shape[1], dtype=torch.float64), max(1, _BLOCK // len(a_m))
+    for start in range(0, len(sum_P), wide):
+        block = slice(start, start + wide)
+        block_mB = flat_mP[:, block].double()
+        if weight_m is not None:
+            block_mB = block_mB * (weight_m[:, block] if weight_m.ndim > 1 else weight_m[:, None]).double()
+        sum_P[block] = _added(block_mB)
+    return sum_P.view(a_m.shape[1:])
 
 
 def _added(a_m: Tensor) -> Tensor:
