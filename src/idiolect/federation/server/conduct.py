@@ -87,6 +87,7 @@ def conduct(
         talk.sites, engine.about = joining.site_run.agreement.names, joining.site_run.about
         engine.more = lambda: len(now()) > len(talk.sites)
         server_study = study.at_server(joining.site_run)
+        engine.participation = server_study.participation
         renew(out, manifest(server_study.federation()))  # a server may have been killed while it let a site in
         try:
             result = run(server_study, out, engine=engine, resume=True, watcher=watcher, again=again)

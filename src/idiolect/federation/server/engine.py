@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from idiolect.core import tree
-from idiolect.core.errors import Interrupted
+from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.federation.events import Events
@@ -60,6 +60,8 @@ class Sites:
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
         self.seconds, self._on_start, self.public, self.samples = 0.0, on_start, public or {}, samples
+        self.participation = 1.0
+        """The share of the sites in a round."""
         self.more: Callable[[], bool] = lambda: False
         """Whether there are sites that this run does not know yet: then it stops at its last whole round."""
         self.is_stopped = False
@@ -74,7 +76,11 @@ class Sites:
         return None
 
     def open(self, job: Job) -> Session:
-        """Start a job."""
+        """Start a job.
+
+        Raises:
+            InputError: its method cannot run at sites.
+        """
         self._on_start()
         return Session(self, job)
 
@@ -85,7 +91,14 @@ class Session:
     def __init__(self, engine: Sites, job: Job) -> None:
         assert isinstance(job.build, Remote)
         self.seconds, self._engine, self._job = 0.0, engine, job
-        self._like = checks.upload_form(job.build.real(), job.data, job.name)
+        method = job.build.real()
+        if method.stand_by is not None and engine.participation < 1:
+            raise InputError(
+                f"method {job.name} cannot run at sites with participation {engine.participation:g}, because its "
+                "clients act in rounds that they are not drawn for, and only sites that are drawn are asked: write "
+                "participation: 1, or leave out this method"
+            )
+        self._like = checks.upload_form(method, job.data, job.name)
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
