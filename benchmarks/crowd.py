@@ -50,7 +50,8 @@ def main() -> None:
             command = [
                 sys.executable, "-m", "idiolect", "run", "--data", "crowd.samples", "--methods", methods,
                 "--model", "mlp", "--participation", "0.002", "--rounds", "10", "--local-epochs", "5",
-                "--batch-size", "20", "--protocol", "clients=participants", "--workers", "2", "--quiet", "--out", str(out),
+                "--batch-size", "20", "--protocol", "clients=participants", "--workers", "2", "--quiet",
+                "--out", str(out),
             ]  # fmt: skip
             environment = os.environ | {"CROWD": str(options.clients)}
             start, peak = time.perf_counter(), 0

@@ -269,7 +269,7 @@ def test_the_page_of_training_names_all_that_methods_share() -> None:
     assert names == set(training.__all__)
 
 
-@pytest.mark.parametrize("name", [name for name in methods.ours() if methods.get(name).reports])
+@pytest.mark.parametrize("name", [name for name in sorted(methods.ours()) if methods.get(name).reports])
 def test_what_a_page_draws_of_a_method_is_on_the_pages_of_runs_and_reports(name: str) -> None:
     entry = methods.get(name)
     records = section("runs.md", "The folder of a run")

@@ -11,6 +11,7 @@ from torch import Tensor
 from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Down, Method, Model, Task, Up, reduce, unchanged
+from idiolect.training.batchnorm import with_statistics
 
 
 def _fedavg(task: Task) -> Method:
@@ -272,6 +273,36 @@ def equal_components(task: Task) -> Method:
 
     return good._replace(init_server=init_server)
 
+
+def keeps_norms(task: Task) -> Method:
+    """FedBN whose new client has no weights of normalisation yet: sound on a network that has none."""
+    good, names = methods.get("fedavg").build(task), task.network.normalisation
+
+    def own_of(model: Model) -> dict[str, Tensor]:
+        return {name: model.body[name] for name in names.body}
+
+    def merged(model: Model, own: dict[str, Tensor]) -> Model:
+        return model._replace(body=model.body | own)
+
+    def init_client(key: Tensor, id: Tensor) -> Any:
+        return tree.map(torch.zeros_like, own_of(task.network.init(key)))
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> Any:
+        start = merged(down.shared, client)
+        _, up, info = good.local(Down(start), (), data, key)
+        trained = tree.add(start, up.value)
+        sent = up.value._replace(body=up.value.body | {n: torch.zeros_like(up.value.body[n]) for n in names.body})
+        return own_of(trained), Up(sent, up.weight), info
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        return good.predict(Down(merged(down.shared, client)), (), x_B)
+
+    fedbn = good._replace(init_client=init_client, local=local, personalise=unchanged, predict=predict)
+    return with_statistics(fedbn, task)
+
+
+ON_NORMS: dict[str, Callable[[Task], Method]] = {"newcomers_join": keeps_norms}
+"""Broken only on a network that has normalisation."""
 
 SPECIMENS: dict[str, list[Callable[[Task], Method]]] = {
     "engines_agree": [global_generator],

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # specimens and toy travel to ot
 
 import checks
 import toy
-from specimens import SPECIMENS, own_start
+from specimens import ON_NORMS, SPECIMENS, own_start
 
 from idiolect import methods
 from idiolect.core import keys, tree
@@ -100,6 +100,32 @@ def test_check_finds(check: str, specimen: toy.Build, tmp_path: Path, shared: di
     with pytest.raises((AssertionError, RuntimeError)) as caught:
         _apply(check, specimen, tmp_path, shared)
     assert caught.type is AssertionError or check == "maps_over_clients", "only vmap itself may refuse otherwise"
+
+
+NORMS = ["engines_agree", "resumes_exactly", "inputs_unchanged", "relabelling_invisible", "hard_clients",
+         "one_participant", "declaration_fits", "newcomers_join", "predicts_probabilities"]  # fmt: skip
+
+
+LONGER: dict[str, dict[str, object]] = {"fedper": {"tuning_epochs": 10}, "pfedhn": {"steps": 40}}  # with few samples
+
+
+@pytest.mark.parametrize("check", NORMS)
+@pytest.mark.parametrize("name", methods.names())
+def test_method_satisfies_with_batch_normalisation(
+    name: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    """But the checks of padding and of mapping over clients, which such a network refuses."""
+    options = LONGER.get(name, {}) if check == "newcomers_join" else OPTIONS.get(name, {})
+    _apply(check, toy.normalised(toy.builder(name, **options)), tmp_path, shared)
+
+
+@pytest.mark.parametrize(("check", "specimen"), list(ON_NORMS.items()))
+def test_check_finds_what_is_broken_with_normalisation_alone(
+    check: str, specimen: toy.Build, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    _apply(check, specimen, tmp_path, shared)
+    with pytest.raises(AssertionError):
+        _apply(check, toy.normalised(specimen), tmp_path, shared)
 
 
 def test_every_check_has_a_specimen() -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
+from torch import nn
 
 from idiolect import methods, models
 from idiolect.core import keys
 from idiolect.core.method import SGD, Adam, Data, Method, Task, Training
+from idiolect.core.network import Network
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData, build, load
 from idiolect.training import Preprocessing
@@ -77,6 +79,20 @@ def builder(name: str, **options: object) -> Build:
 def with_server(name: str, server: ServerOptimiser) -> Build:
     """A published method with another server's step."""
     return partial(_build, name, methods.settle(name, {}), server=server)
+
+
+def normalised(build: Build) -> Build:
+    """A method on a network with batch normalisation in body and head, whose statistics stay at the clients."""
+    return partial(_normalised, build)
+
+
+def _normalised(build: Build, task: Task) -> Method:
+    return build(replace(task, network=Network(_with_norms, (1, 4, 4), "local")))
+
+
+def _with_norms() -> tuple[nn.Module, nn.Module]:
+    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.BatchNorm1d(9), nn.LeakyReLU())
+    return body, nn.Linear(9, CLASSES)
 
 
 def by_adam(build: Build) -> Build:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
@@ -24,6 +24,7 @@ Weights = dict[str, Tensor]
 Buffers = Literal["aggregate", "local", "frozen"]
 Precision = Literal["float32", "bf16"]
 _SEEDING = RLock()
+_NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _WATCHED = local()
 
 
@@ -32,6 +33,13 @@ class Model(NamedTuple):
 
     body: Weights
     head: Weights
+
+
+class NormalisationWeights(NamedTuple):
+    """The names of the weights of normalisation layers."""
+
+    body: tuple[str, ...]
+    head: tuple[str, ...]
 
 
 class BatchMoments(NamedTuple):
@@ -94,6 +102,17 @@ class Network:
     def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
         with seeded(seed):
             return self.make()
+
+    @cached_property
+    def normalisation(self) -> NormalisationWeights:
+        """The names of the weights of normalisation layers, in body and head, for methods that keep them (FedBN)."""
+        names = []
+        for module in self._build(0):
+            layers = [(path, m) for path, m in module.named_modules() if isinstance(m, _NORMALISATIONS)]
+            names.append(
+                tuple(f"{path}.{n}".lstrip(".") for path, m in layers for n, _ in m.named_parameters(recurse=False))
+            )
+        return NormalisationWeights(*names)
 
     @cached_property
     def width(self) -> int:
