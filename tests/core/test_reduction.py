@@ -159,9 +159,9 @@ def one() -> Up:
     [
         (reduce.mean("m"), one(), "reduce weighs the part 'a' of the upload by 'm', which is no tensor of Up.weight"),
         (reduce.mean("m"), one(), "known: n, n_C"),
-        (reduce.mean(), one(), "by '', which is no tensor of Up.weight"),
+        (reduce.mean(), one(), "by a weight that it does not name: name one of n, n_C"),
         (reduce.mean("n"), Up(torch.zeros(2), torch.tensor(1.0)), "the weight is one tensor: leave the name out"),
-        (reduce.mean(), Up(torch.zeros(2)), "the upload has no weight: return Up(value, weight)"),
+        (reduce.mean(), Up(torch.zeros(2)), "and the upload has no weight: return Up(value, weight)"),
         (
             {"a": reduce.mean("n_C"), "b": reduce.mean("n_C")},
             one(),
@@ -181,6 +181,10 @@ def one() -> Up:
         ),
         ((), one(), "reduce has () for the upload"),
         (None, one(), "reduce has None for the upload"),
+        (reduce.sum, one(), "reduce has a function for the upload: call it, as in reduce.increment()"),
+        ({"a": reduce.sum(), "b": reduce.each}, one(), "reduce has a function for the part 'b' of the upload"),
+        (reduce.mean(), Up(torch.zeros(2), 3.0), "the upload's weight is a float: make it a tensor"),
+        (reduce.sum(), Up({"a": 1}), "the upload's value/a is a int: make it a tensor"),
     ],
 )
 def test_a_declaration_that_does_not_fit(declared: Any, up: Up, said: str) -> None:
@@ -192,6 +196,13 @@ def test_uploads_of_another_structure_are_refused() -> None:
     reduction = Reduction(reduce.sum(), Up({"a": torch.zeros(2)}, ()))
     with pytest.raises(ValueError, match="differ in structure"):
         reduction.one(Up({"b": torch.zeros(2)}, ()))
+
+
+def test_negative_weights_are_refused() -> None:
+    for weight in (torch.tensor(-1.0), torch.tensor([2.0, -1e-9])):
+        up = Up(torch.zeros(2), weight)
+        with pytest.raises(ValueError, match="a weight is negative"):
+            Reduction(reduce.mean(), up).one(up)
 
 
 def test_what_follows_from_a_declaration() -> None:

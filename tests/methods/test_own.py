@@ -15,7 +15,7 @@ import torch
 import idiolect as idl
 from idiolect import cli, methods
 from idiolect.core import keys
-from idiolect.core.errors import InputError
+from idiolect.core.errors import IdiolectError, InputError
 from idiolect.core.import_path import no_imports
 from idiolect.core.method import Method, Task
 from idiolect.deploy.bundle import Bundle
@@ -230,3 +230,69 @@ def test_its_bundle_needs_permission_and_the_same_file(folder: Path) -> None:
     del sys.modules["lab_module"]
     with pytest.raises(InputError, match="there is no module 'lab_module'"):
         Bundle.read("b", allow_import=True)
+
+
+PARTS = """
+import torch
+from idiolect import methods
+from idiolect.core.method import Down, Method, Up, keys, reduce, tree
+
+
+def broken(task, *, how: str = ""):
+    good = methods.get("fedavg").build(task)
+    if how == "seven":
+        return Method(*good[:4], *good[5:8])
+    if how == "no id":
+        return good._replace(init_client=lambda key: ())
+    if how == "its own":
+        return good._replace(init_client=lambda key, id: id)
+    if how == "one round":
+        return good._replace(full_rounds=1)
+    if how == "round 0":
+        return good._replace(full_rounds=(0, 2))
+    if how == "declaration":
+        return good._replace(reduce=reduce.mean("samples"))
+    if how == "number":
+        return good._replace(local=lambda *a: (a[1], Up(good.local(*a)[1].value, 3.0), {}))
+    if how == "state":
+        return good._replace(stand_by=lambda down, client, data, key: (client, Up(), {}))
+    if how == "nothing":
+        return good._replace(stand_by=lambda down, client, data, key: None)
+    if how == "negative":
+        return good._replace(local=lambda *a: (a[1], Up(good.local(*a)[1].value, -a[2].real_N.sum()), {}))
+    return good._replace(
+        reduce=reduce.each(),
+        aggregate=lambda server, up, ids: (server, {"n": torch.zeros([] if how == "scalar" else [len(ids) + 1])}),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("seven", "does not make a whole Method: it takes init_server, init_client, send, local, reduce, aggregate"),
+        ("no id", "init_client fails (TypeError: "),
+        ("its own", "init_client depends on the client's number: give Method own_start=True"),
+        ("one round", "full_rounds=1 are no numbers of rounds: write (1, 5)"),
+        ("round 0", "full_rounds=(0, 2) are no numbers of rounds: write (1, 5)"),
+        ("declaration", "reduce weighs the part 'body/"),
+        ("number", "the upload's weight is a float: make it a tensor"),
+        ("state", "stand_by: stand_by does not return the client's state, in the form that it got: return the state"),
+        ("nothing", "stand_by: stand_by does not return the client's state, in the form that it got: return the state"),
+        ("negative", "a weight is negative: weigh by numbers of samples, or by 1"),
+        ("scalar", "aggregate: info 'n' has the shape (): the server reports a number for each participant (2,)"),
+        ("one more", "aggregate: info 'n' has the shape (3,): the server reports a number for each participant (2,)"),
+    ],
+)
+def test_a_method_that_breaks_the_contract_is_one_sentence(
+    how: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts_module.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("parts_module", None)
+    study = idl.Study(methods=[idl.use("parts_module.broken", how=how)], clients=4, rounds=2, participation=0.5)
+    with pytest.raises(IdiolectError) as caught:
+        idl.run(study, tmp_path / "run", engine="sequential")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -26,6 +26,7 @@ from idiolect.core.reduction import Additions, reduced
 from idiolect.engines import Processes, Sequential, Vectorised
 from idiolect.simulation import Job, Record, State, adding, fit, rounds, uploads
 from idiolect.simulation.attacks import Attackers, NotANumber, SignFlip
+from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.uploads import Clip, Noise, Quantise, TopK
 from idiolect.studies.progress import Watcher
 
@@ -235,6 +236,21 @@ def test_large_models_are_added_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert adding.adds(job, method, 6, 2**27)
     assert adding.adds(job, method, 129, size)
     assert not adding.adds(job, method._replace(reduce=reduce.each()), 129, size)
+
+
+def test_what_counts_as_zeros_is_recorded_wherever_it_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads are bounded, and refused, before the sum: by workers as by the server."""
+    nan = Attackers(frozenset({2, 7, 19}), NotANumber())
+    privacy = GaussianMechanism(norm=0.05, noise_multiplier=1.0, delta=1e-3)
+    job = _crowd(20)._replace(attacks=(nan,), privacy=privacy)
+    few, by_server = _run(job, Sequential(), 1)
+    assert sorted(r.client for r in by_server if r.metric == "refused") == [2, 7, 19]
+    monkeypatch.setattr(adding, "_FEW", 1)
+    for engine in (Sequential(), Processes(2), Vectorised(device="cpu")):
+        end, log = _run(job, engine, 1)
+        assert [r for r in log if r.stage == "server"] == [r for r in by_server if r.stage == "server"]
+        for a, b in zip(tree.leaves(end.server), tree.leaves(few.server), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
 def test_what_is_hostile_is_refused_before_the_sum() -> None:

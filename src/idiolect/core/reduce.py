@@ -103,7 +103,9 @@ def spread(declared: Tree, value: Tree, path: str = "") -> Iterator[Rule]:
     if isinstance(declared, Mean | Sum | Each):
         yield from [declared] * len(tree.leaves(value))
         return
-    if isinstance(declared, type) or not isinstance(declared, tuple | dict):
+    if callable(declared):
+        raise InputError(f"reduce has a function for {where}: call it, as in reduce.increment()")
+    if not isinstance(declared, tuple | dict):
         raise InputError(f"reduce has {declared!r} for {where}: write reduce.mean(), or another rule")
     ours, theirs = children(declared), children(value)
     if type(declared) is not type(value) or ours is None or theirs is None or [*ours] != [*theirs]:

@@ -65,6 +65,9 @@ class Reduction:
     def __init__(self, declared: Tree, like: Up) -> None:
         self._values, self._value = tree.flatten(like.value)
         self._weights, self._weight = tree.flatten(like.weight)
+        for path, leaf in tree.named(like).items():
+            if not isinstance(leaf, Tensor):
+                raise InputError(f"the upload's {path} is a {type(leaf).__name__}: make it a tensor, torch.tensor(...)")
         names = list(tree.named(like.weight))
         self._rules = list(spread(declared, like.value))
         self._by: list[int | None] = []
@@ -97,8 +100,14 @@ class Reduction:
         return many
 
     def of(self, up_m: Up) -> Sums:
-        """The sums of stacked uploads."""
+        """The sums of stacked uploads.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
         weights = tree.leaves(up_m.weight)
+        if any(bool((w < 0).any()) for w in weights):
+            raise ValueError("a weight is negative: weigh by numbers of samples, or by 1")
         values = zip(tree.leaves(up_m.value), self._rules, self._by, strict=True)
         return Sums(
             tuple(_sum(a, None if k is None else weights[k]) for a, rule, k in values if not isinstance(rule, Each)),
@@ -175,8 +184,11 @@ def _weight_of(rule: Mean, path: str, value: Tensor, names: Sequence[str], weigh
     """Which leaf of ``Up.weight`` weighs a leaf of the value."""
     part = f"the part {path!r} of the upload" if path else "the upload"
     if rule.by not in names:
-        known = nearest(rule.by, names) if names and names != [""] else "the weight is one tensor: leave the name out"
-        known = known if names else "the upload has no weight: return Up(value, weight)"
+        if not names:
+            raise InputError(f"reduce weighs {part}, and the upload has no weight: return Up(value, weight)")
+        if not rule.by:
+            raise InputError(f"reduce weighs {part} by a weight that it does not name: name one of {', '.join(names)}")
+        known = nearest(rule.by, names) if names != [""] else "the weight is one tensor: leave the name out"
         raise InputError(f"reduce weighs {part} by {rule.by!r}, which is no tensor of Up.weight; {known}")
     k = list(names).index(rule.by)
     if weights[k].shape != value.shape[: weights[k].ndim]:

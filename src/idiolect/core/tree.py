@@ -202,6 +202,21 @@ def detach(tree: T) -> T:
     return map(lambda a: a.detach(), tree)
 
 
+def same_form(a: Tree, b: Tree) -> bool:
+    """Whether two trees have the same structure, and leaves of the same types and shapes."""
+    try:
+        pairs = list(zip(leaves(a), leaves(map(_second, a, b)), strict=True))
+    except (ValueError, TypeError):
+        return False
+    return all(
+        isinstance(u, Tensor) and isinstance(v, Tensor) and (u.shape, u.dtype) == (v.shape, v.dtype) for u, v in pairs
+    )
+
+
+def _second(leaf: Tree, other: Tree) -> Tree:
+    return other
+
+
 def same(a: Tree, b: Tree) -> bool:
     """Whether two trees have the same paths, types and bits."""
     one, other = named(a), named(b)

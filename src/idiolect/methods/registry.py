@@ -24,7 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect.core import option_spec, reports
+import torch
+
+from idiolect.core import keys, option_spec, reports, tree
 from idiolect.core.errors import IdiolectError, InputError, nearest
 from idiolect.core.import_path import by_path, is_dotted
 from idiolect.core.method import Method, Rounds, Task, unchanged
@@ -283,14 +285,34 @@ def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:
         raise
     except (Exception, SystemExit) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
+        if "Method.__new__()" in what:
+            raise InputError(
+                f"method {entry.name} does not make a whole Method: it takes {', '.join(Method._fields[:8])}, in this "
+                "order; reduce declares how the server reduces uploads, such as reduce.increment()"
+            ) from error
         raise InputError(f"method {entry.name} cannot be built ({what}): fix it") from error
     if not isinstance(method, Method):
         raise InputError(f"method {entry.name} gives a {type(method).__name__}: it should give a Method")
     key = entry.name, repr(sorted(options.items())), code(entry.name)
     if key not in _SOUND:
+        _check_start(entry.name, method)
         _check_declaration(entry.name, method, task)
         _SOUND.add(key)
     return method
+
+
+def _check_start(name: str, method: Method) -> None:
+    """Check what is used before the first round."""
+    rounds = method.full_rounds
+    if not isinstance(rounds, tuple) or not all(type(n) is int and n > 0 for n in rounds):
+        raise InputError(f"method {name}: full_rounds={rounds!r} are no numbers of rounds: write (1, 5)")
+    try:
+        one, other = (method.init_client(keys.start(0), torch.tensor(id)) for id in (0, 1))
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"method {name}: init_client fails ({what}): it takes (key, id)") from error
+    if not method.own_start and not tree.same(one, other):
+        raise InputError(f"method {name}: init_client depends on the client's number: give Method own_start=True")
 
 
 def _check_declaration(name: str, method: Method, task: Task) -> None:

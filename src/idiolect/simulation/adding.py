@@ -64,8 +64,8 @@ class Adder:
             Diverged: the upload has a number that is not finite, and nothing refuses it.
             InputError: the method's declaration does not fit its upload.
         """
-        self.add(round, client, place, result)
-        return result._replace(up=Up(), sums=self._additions.take(BRANCH))
+        is_refused = self.add(round, client, place, result)
+        return result._replace(up=Up(), sums=self._additions.take(BRANCH), is_refused=is_refused)
 
     def add(self, round: int, client: int, place: int, result: LocalResult) -> bool:
         """Add an upload, or the branches that came in its place; whether it was refused."""
@@ -133,8 +133,8 @@ def tally_of_sums(
     return Tally(Reduction(method.reduce, like), sums, None, like, [i for _, i, _ in answers], refusals, [])
 
 
-def tally_of_uploads(job: Job, method: Method, number: int, answers: Sequence[tuple[int, LocalResult]]) -> Tally:
-    """The uploads of a round, one by one.
+def tally_of_uploads(job: Job, method: Method, number: int, answers: list[tuple[int, LocalResult]]) -> Tally:
+    """The uploads of a round, one by one. The list is emptied, so that they are not in memory twice.
 
     Args:
         job: of the round.
@@ -147,12 +147,14 @@ def tally_of_uploads(job: Job, method: Method, number: int, answers: Sequence[tu
         InputError: the method's declaration does not fit its upload.
     """
     ids, ups, refusals = list[int](), list[Up](), list[int]()
-    for i, one in answers:
+    while answers:
+        i, one = answers.pop(0)
         up, is_refused = reception.admit(job, number, i, one.up)
         refusals += [i] if is_refused else []
         if up is not None:
             ids.append(i)
             ups.append(up)
+        del one, up
     if not ups:
         raise Diverged(f"{job.name}: round {number}, uploads: none is finite; look at the clients' data and settings")
     like = tree.map(lambda a: a.to("meta"), ups[0])

@@ -214,6 +214,9 @@ class ClientRunner:
             assert self.method.stand_by is not None
             rows = self._data(round, self.job.data.train[id])
             state = self.method.stand_by(down, client, rows, self._key(round, id, "stand_by"))
+            if not tree.same_form(state, client):
+                what = "stand_by does not return the client's state, in the form that it got"
+                raise RunError(f"{where}: {what}: return the state alone, as local's first value")
             result = LocalResult(tree.copy(state), Up(), {})
         check(where, state)
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from idiolect.core import tree
+from idiolect.core.errors import RunError
 from idiolect.core.method import Down, Info
 from idiolect.simulation.interfaces import Record
 from idiolect.simulation.reception import Note
@@ -39,6 +40,11 @@ def of_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
     """What the server reports: a value of each participant, or of each pair of them."""
     log = []
     for name, value in info.items():
+        if value.ndim not in (1, 2) or any(axis != len(ids) for axis in value.shape):
+            raise RunError(
+                f"round {number}, aggregate: info {name!r} has the shape {tuple(value.shape)}: the server reports a "
+                f"number for each participant ({len(ids)},), or for each pair of them ({len(ids)}, {len(ids)})"
+            )
         for i, row in zip(ids, value.tolist(), strict=True):
             columns = zip(ids, row, strict=True) if isinstance(row, list) else [(None, row)]
             log += [Record(number, i, "server", name, float(v), j) for j, v in columns]

@@ -267,7 +267,8 @@ class _Run:
         results = [(k, i, one) for k, (i, one) in enumerate(zip(addressees, answers, strict=True)) if one is not None]
         answers.clear()
         ids = [i for _, i, _ in results]
-        log = [Record(number, i, "wire", "answered", 0.0) for i in addressees if i not in set(ids)]
+        here = set(ids)
+        log = [Record(number, i, "wire", "answered", 0.0) for i in addressees if i not in here]
         if not results:
             if job.secure:  # too few for a sum: nothing changes
                 return Outcome(state.server, {}, ids, log)
@@ -279,8 +280,9 @@ class _Run:
             if adding:
                 tally = tally_of_sums(job, self.method, number, results, len(addressees))
             else:
-                tally = tally_of_uploads(job, self.method, number, [(i, one) for _, i, one in results])
-        results.clear()
+                uploads = [(i, one) for _, i, one in results]
+                results.clear()
+                tally = tally_of_uploads(job, self.method, number, uploads)
         log += records.of_wire(number, ids, down, len(addressees), reception.nbytes(job, tally.like))
         sums = tally.sums if sample else tree.map(torch.zeros_like, tally.sums)
         with blame(f"{job.name}: server, round {number}, uploads"):
