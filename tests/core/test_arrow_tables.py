@@ -33,7 +33,7 @@ from idiolect.data.custom import folders, streaming
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.datasets import formats
 from idiolect.data.datasets.catalogue import SETS
-from idiolect.data.datasets.files import Part as FilePart
+from idiolect.data.datasets.files import PartFiles as FilePart
 from idiolect.runs.schema import read_table
 before = len(os.listdir("/proc/self/task"))
 for line in sys.argv[1:]:

@@ -463,11 +463,11 @@ def table(rows=240, scaled=(True, False, True, True)):
 def test_numbers_are_normalised_by_the_training_rows_of_those_who_train(normalise):
     d = build("dirichlet:alpha=0.3,min_rows=9", source=table(), new_clients=2, normalise=normalise)
     assert d.trained == 3
-    x_R = d.x_R[torch.cat(d.train[:3])].numpy().astype(np.float64)
+    x_R = d.x_R[torch.cat([*d.train[:3]])].numpy().astype(np.float64)
     mean, std = np.nanmean(x_R, 0), np.nanstd(x_R, 0)
     np.testing.assert_allclose(d.mean, [mean[0], 0, mean[2], mean[3]], rtol=1e-9)
     np.testing.assert_allclose(d.std, [std[0], 1, std[2], 1], rtol=1e-7)
-    everybody = d.x_R[torch.cat(d.train)].numpy()
+    everybody = d.x_R[torch.cat([*d.train])].numpy()
     assert abs(np.nanmean(everybody[:, 0]) - d.mean[0]) > 1e-3, "the test could not fail"
     assert d.x_R.dtype == torch.float32
     assert bool(torch.isnan(d.x_R).any())
@@ -500,7 +500,7 @@ def test_images_are_normalised_in_three_ways():
     for normalise, known in (("training", source), ("reference", dataclasses.replace(source, mean=None, std=None))):
         d = build("iid", "invert:clients=0", source=known, normalise=normalise)
         plain = build("iid", source=source)
-        x_R = plain.x_R[torch.cat(plain.train)].numpy() / 255
+        x_R = plain.x_R[torch.cat([*plain.train])].numpy() / 255
         np.testing.assert_allclose(d.mean, x_R.mean((0, 2, 3)), rtol=1e-9)
         np.testing.assert_allclose(d.std, x_R.std((0, 2, 3)), rtol=1e-9)
     with pytest.raises(InputError, match="symmetric is for images, and these samples are numbers: take training"):
