@@ -162,7 +162,7 @@ def specs_of(value: object) -> tuple[str, ...]:
     Raises:
         InputError: there is no such measure or option, or a value is out of range.
 
-    >>> named(["auroc,sensitivity:specificity=0.90", "auroc"])
+    >>> specs_of(["auroc,sensitivity:specificity=0.90", "auroc"])
     ('auroc', 'sensitivity:specificity=0.9')
     """
     texts = [value] if isinstance(value, str) else value

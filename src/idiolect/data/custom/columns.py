@@ -219,7 +219,7 @@ def _regression(what: str, count: int, amounts: str) -> InputError:
 def in_order(names: Iterable[str]) -> list[str]:
     """Sorted, by number if all are numbers.
 
-    >>> ordered(["10", "9", "1"]), ordered(["10", "9", "b"])
+    >>> in_order(["10", "9", "1"]), in_order(["10", "9", "b"])
     (['1', '9', '10'], ['10', '9', 'b'])
     """
     every = sorted(names)

@@ -81,7 +81,7 @@ def are_dates(texts: Sequence[str]) -> bool:
 def are_date_numbers(x_R: NDArray[np.float64]) -> bool:
     """Whether known numbers (R,) are all dates such as 20240105, or with the time, 20240105083000.
 
-    >>> are_numbered_dates(np.array([20240105.0, 20231231])), are_numbered_dates(np.array([20240105.0, 20241305]))
+    >>> are_date_numbers(np.array([20240105.0, 20231231])), are_date_numbers(np.array([20240105.0, 20241305]))
     (True, False)
     """
     different = np.unique(x_R)
@@ -112,7 +112,7 @@ def are_quantities(texts: Sequence[str]) -> bool:
 def are_digit_groups(texts: Sequence[str]) -> bool:
     """Whether most of some different texts are digits with marks that make no number, as 12,34,567.
 
-    >>> are_marked(["12,34,567", "1,23,456"]), are_marked(["1.2.3", "1.2.4"])
+    >>> are_digit_groups(["12,34,567", "1,23,456"]), are_digit_groups(["1.2.3", "1.2.4"])
     (True, False)
     """
     return _mostly(texts, _DIGIT_GROUPS.fullmatch)
