@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from idiolect.core import tree
@@ -26,6 +26,17 @@ class Places(NamedTuple):
     """The place of each."""
     total: int
     """All participants."""
+
+    def of(self, some: Sequence[int]) -> Places:
+        """The places of some of these clients, which are given by their positions among them."""
+        return Places([self.at[k] for k in some], self.total)
+
+    def branches(self, clients: Iterable[int]) -> list[list[int]]:
+        """Clients, given by their positions, by the branch in which a worker adds them up; their order stays."""
+        branches: dict[int, list[int]] = {}
+        for k in clients:
+            branches.setdefault(self.at[k] >> BRANCH, []).append(k)
+        return list(branches.values())
 
 
 def adds(job: Job, method: Method, participants: int, size: int) -> bool:

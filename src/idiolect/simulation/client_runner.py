@@ -46,6 +46,10 @@ class LocalResult(NamedTuple):
     is_refused: bool = False
     """Whether the upload was refused on its way."""
 
+    def with_sums(self, more: Sequence[Branch]) -> LocalResult:
+        """The result with more branches."""
+        return self._replace(sums=(*self.sums, *more))
+
 
 class EvaluationResult(NamedTuple):
     """A client's model on its test samples, and on its validation samples if it has some."""

@@ -37,8 +37,8 @@ class Batch:
         self._about = phase, round, ids, down.own, clients
         self.todo: Turns = Line(groups)
         if places is not None:
-            train, at = job.data.train, places.at
-            self.todo = Branches(groups, lambda k: at[k], lambda k: len(train[ids[k]]))
+            train = job.data.train
+            self.todo = Branches(places.branches(k for [k] in groups), lambda k: len(train[ids[k]]))
         self._places, self._left = places, len(groups)
         self._holders: set[Worker] = set()  # workers that have added up uploads, and may have some left
         self._rest: list[Branch] = []
@@ -52,7 +52,7 @@ class Batch:
         """The message to a worker about a group of clients."""
         phase, round, ids, own, clients = self._about
         own_rows = tree.rows(own, torch.tensor(group))
-        places = self._places and Places([self._places.at[k] for k in group], self._places.total)
+        places = self._places and self._places.of(group)
         some = [ids[k] for k in group], own_rows, [clients[k] for k in group]
         return serialization.pack(("run", self.job.number, self.number, phase, round, *some, places))
 
@@ -66,7 +66,7 @@ class Batch:
         self._left -= 1
         if not self._left:
             if self._rest:
-                self.results[0] = self.results[0]._replace(sums=(*self.results[0].sums, *self._rest))
+                self.results[0] = self.results[0].with_sums(self._rest)
             self.over.set()
 
     def add_holder(self, worker: Worker) -> None:

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from idiolect.simulation.adding import BRANCH
-
 
 class Turns(Protocol):
     """Groups of clients that wait for a worker."""
@@ -40,18 +38,14 @@ class Branches:
     most work is left. Which worker trains a client changes no bit of the sum.
 
     Args:
-        groups: single clients, the most work first.
-        place: of a client among the participants.
+        branches: the clients of each branch, the most work first.
         work: of a client.
     """
 
-    def __init__(self, groups: Sequence[list[int]], place: Callable[[int], int], work: Callable[[int], int]) -> None:
+    def __init__(self, branches: Sequence[list[int]], work: Callable[[int], int]) -> None:
         self._work = work
-        branches: dict[int, deque[list[int]]] = {}
-        for group in groups:
-            branches.setdefault(place(group[0]) >> BRANCH, deque()).append(group)
-        self._free = deque(sorted(branches.values(), key=self._left, reverse=True))
-        self._branch_of: dict[Hashable, deque[list[int]]] = {}
+        self._free = deque(sorted(map(deque, branches), key=self._left, reverse=True))
+        self._branch_of: dict[Hashable, deque[int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._free) or any(self._branch_of.values())
@@ -61,7 +55,7 @@ class Branches:
         branch = self._branch_of.get(worker)
         if not branch and self._free:
             branch = self._branch_of[worker] = self._free.popleft()
-        return (branch or max(self._branch_of.values(), key=self._left)).popleft()
+        return [(branch or max(self._branch_of.values(), key=self._left)).popleft()]
 
-    def _left(self, groups: deque[list[int]]) -> int:
-        return sum(self._work(group[0]) for group in groups)
+    def _left(self, clients: deque[int]) -> int:
+        return sum(map(self._work, clients))

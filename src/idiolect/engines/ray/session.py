@@ -16,7 +16,7 @@ from idiolect.core.tree import Tree
 from idiolect.engines.ray.cluster import import_ray
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
 from idiolect.engines.ray.nodes import Node, Request, Todo
-from idiolect.simulation.adding import BRANCH, Places
+from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import PAUSE, EvaluationResult, Job, LocalResult, Phase, Stop, groups
 
 if TYPE_CHECKING:
@@ -68,10 +68,7 @@ class Spread:
         node_of = {node.number: node for node in nodes}
         every = groups(phase, self._data, ids)
         if places is not None:  # a node gets whole branches of the tree of additions, and sends their sums
-            branches: dict[int, list[int]] = {}
-            for [k] in every:
-                branches.setdefault(places.at[k] >> BRANCH, []).append(k)
-            every = list(branches.values())
+            every = places.branches(k for [k] in every)
         todo.plan(every, nodes, lambda group: node_of.get(self._home([ids[k] for k in group])))
         shared = ray.put(pack(down.shared))
         self._maps += 1
@@ -83,7 +80,7 @@ class Spread:
             some = [ids[k] for k in part.places]  # in this order the node makes the same groups
             versions = [self._version_at(node, ids[k], clients[k]) for k in part.places]
             states = [None if version else clients[k] for k, version in zip(part.places, versions, strict=True)]
-            at = places and Places([places.at[k] for k in part.places], places.total)
+            at = places and places.of(part.places)
             message = pack((some, tree.rows(down.own, torch.tensor(part.places)), states, versions, at))
             requests[node.actor.run.remote(self._number, self._job, phase, round, self._maps, shared, message)] = part
 

@@ -200,7 +200,7 @@ class Chunks:
             for k, result in zip(chunk, answers, strict=True):
                 results[k] = adder.take(round, ids[k], places.at[k], result) if adder and places else result
         if adder:
-            results[-1] = results[-1]._replace(sums=(*results[-1].sums, *adder.rest()))
+            results[-1] = results[-1].with_sums(adder.rest())
         elapsed = time.perf_counter() - start
         self.seconds += elapsed
         self._engine.seconds += elapsed
