@@ -41,7 +41,8 @@ def run_command(
     set_: Annotated[
         list[str] | None,
         option(
-            "An option of a method, as pfedfda.ridge=0.5; repeat. In --methods it is written pfedfda:ridge=0.5.",
+            "An option of a method, as pfedfda.ridge=0.5, or a setting of training for it alone, as fedavg.lr=0.1; "
+            "repeat. In --methods it is written pfedfda:ridge=0.5.",
             "",
             "--set",
             metavar="NAME=VALUE",

@@ -51,7 +51,7 @@ def study_of(
         if theirs := {setting: code for setting, code in paths.items() if setting in of_file}:
             raise names_code(str(path), theirs)
         study = whole()  # with the code that options name
-    return study.model_copy(update={"methods": _with(study.methods, sets)}) if sets else study
+    return study.with_methods(_with(study.methods, sets)) if sets else study
 
 
 def _replaced(settings: Mapping[str, Any]) -> set[str]:
@@ -66,26 +66,29 @@ def _replaced(settings: Mapping[str, Any]) -> set[str]:
 
 
 def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
-    """Methods with the options that ``--set`` gives."""
+    """Methods with the options, and with the settings of their own, that ``--set`` gives."""
     from idiolect.core.option_spec import scalar
-    from idiolect.studies.method_use import label_of, use
+    from idiolect.studies.method_use import divide, label_of, use
     from idiolect.studies.naming import all_different
 
-    options: list[dict[str, Any]] = [{} for _ in methods]
+    given: list[dict[str, Any]] = [{} for _ in methods]
     for text in sets:
         target, equals, value = text.partition("=")
         label, dot, option = target.strip().rpartition(".")
         if not (equals and dot):
             raise InputError(f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0")
-        chosen = [mine for m, mine in zip(methods, options, strict=True) if label in (m.name, m.label)]
+        chosen = [mine for m, mine in zip(methods, given, strict=True) if label in (m.name, m.label)]
         if not chosen:
             hint = nearest(label, [m.label for m in methods])
             raise InputError(f"--set {text}: method {label!r} is not in this study; {hint}")
         for mine in chosen:
             mine[option] = scalar(value)
     uses = []
-    for m, mine in zip(methods, options, strict=True):
-        whole = ({} if "preset" in mine else m.options) | mine  # a preset replaces all options
+    for m, mine in zip(methods, given, strict=True):
+        options, settings = divide(m.name, mine)
+        whole = ({} if "preset" in options else m.options) | options  # a preset replaces all options
+        settings = m.settings | settings
         own = bool(mine) and (m.label == m.name or m.label.startswith(f"{m.name}:"))
-        uses.append(use(m.name, label=label_of(m.name, whole) if own else m.label, **whole))
+        label = label_of(m.name, whole, settings) if own else m.label
+        uses.append(use(m.name, label=label, **whole, **settings))
     return all_different("method", tuple(uses), [u.label for u in uses])

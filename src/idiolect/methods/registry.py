@@ -19,7 +19,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,9 +222,9 @@ def _hint(name: str) -> str:
     return nearest(name, names())
 
 
-def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def settle(name: str, options: Mapping[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:
     """The options of a method, checked and complete: a preset's values where ``preset`` names one, the defaults
-    elsewhere.
+    elsewhere. ``beside`` are names that are handled elsewhere, which a misspelt option may have meant.
 
     Raises:
         InputError: unknown method, preset or option, or a value out of range.
@@ -236,7 +236,8 @@ def settle(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     preset = options.pop("preset", None)
     if preset is not None and (not isinstance(preset, str) or preset not in entry.presets):
         raise InputError(f"method {name} has no preset {preset!r}; {nearest(str(preset), entry.presets)}")
-    values = option_spec.check(entry.build, options, f"method {name}", beside=["preset"] if entry.presets else [])
+    presets = ["preset"] if entry.presets else []
+    values = option_spec.check(entry.build, options, f"method {name}", beside=[*presets, *beside])
     return entry.options | entry.presets.get(preset or "", {}) | values
 
 

@@ -275,6 +275,9 @@ def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Dif
         for option in u.options | v.options:
             effect = f"an option of {u.name}"
             yield from _different(f"{u.label}.{option}", u.options.get(option), v.options.get(option), effect)
+        for setting in u.settings | v.settings:
+            own, other = (getattr(side.study.of(use), setting) for side, use in ((a, u), (b, v)))
+            yield from _different(f"{u.label}.{setting}", own, other, EFFECTS[setting])
     one, other = ([u.label for u in s.study.methods if u not in [p[k] for p in pairs]] for k, s in enumerate((a, b)))
     if not pairs:
         yield from _different("method", one, other, "no method in common")

@@ -87,8 +87,8 @@ def forecast(
 
 
 def _plan_of(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
-    study, done = one.study, one.done
-    use, note = study.methods[0], ""
+    use, done, note = one.study.methods[0], one.done, ""
+    study = one.study.of(use)
     seconds, rough = 0.0, False
     if divergence_message(one.folder):
         note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {one.folder} is deleted"

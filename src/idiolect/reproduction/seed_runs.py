@@ -27,7 +27,7 @@ def digest(study: Study) -> str:
     usual = Study.model_construct(methods=()).model_dump(exclude={"name", "methods"})
     settings_of_study = settings_of_numbers(study) | {"protocol": study.protocol.model_dump(exclude_defaults=True)}
     settings = {k: v for k, v in settings_of_study.items() if k in usual and v != usual[k]}
-    uses = [label_of(u.name, u.options) for u in study.methods]
+    uses = [label_of(u.name, u.options, u.settings) for u in study.methods]
     text = json.dumps(_plain([settings, uses]), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -324,7 +324,11 @@ def settings_of_numbers(study: StudyFile) -> dict[str, Any]:
     settings = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
     uses = settings.pop("methods")
     settings["methods"] = [u["label"] for u in uses]
-    return settings | {f"{u['label']}.{k}": v for u in uses for k, v in ({"name": u["name"]} | u["options"]).items()}
+    return settings | {
+        f"{u['label']}.{k}": v
+        for u in uses
+        for k, v in ({"name": u["name"]} | u["options"] | u.get("settings", {})).items()
+    }
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from idiolect import data, methods, models
 from idiolect.core.defaults import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION
@@ -19,7 +19,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
-from idiolect.core.method import Augment, Task
+from idiolect.core.method import Task
 from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, scalar, split_list
 from idiolect.data import FederatedData, Normalise, Source
@@ -32,6 +32,7 @@ from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
+from idiolect.studies.local_training import LocalTraining
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
     all_different,
@@ -39,9 +40,8 @@ from idiolect.studies.naming import (
     is_path,
     known_name,
     path_of_model,
-    sentence,
 )
-from idiolect.studies.settings import OWN_DATA, field
+from idiolect.studies.settings import OWN_DATA, SETTINGS, field
 from idiolect.studies.study_file import names_code, settings_of_file
 from idiolect.training import Preprocessing, training_of
 from idiolect.training.server_optimisers import server_optimiser_of
@@ -49,15 +49,13 @@ from idiolect.training.server_optimisers import server_optimiser_of
 if TYPE_CHECKING:
     from idiolect.deploy.make import Elsewhere
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
 _OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
-class Study(BaseModel):
+class Study(LocalTraining):
     """Methods compared on one federation of clients.
 
     The same study gives the same numbers with every engine, except ``vectorised``, whose numbers differ by rounding.
@@ -66,9 +64,6 @@ class Study(BaseModel):
         InputError: a setting is unknown, misspelt or out of range.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
-    )
     name: Name = field("name")
     dataset: str | None = field("dataset")
     data_dir: str | None = field("data_dir")
@@ -90,20 +85,11 @@ class Study(BaseModel):
     clients: PositiveInt | None = field("clients")
     rounds: PositiveInt = field("rounds")
     participation: Annotated[float, Field(gt=0, le=1)] = field("participation")
-    local_epochs: PositiveInt = field("local_epochs")
-    batch_size: PositiveInt = field("batch_size")
-    optimiser: Literal["sgd", "adam"] = field("optimiser")
-    lr: Rate = field("lr")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = field("momentum")
-    weight_decay: Decay = field("weight_decay")
-    server_optimiser: Spec = field("server_optimiser")
     uploads: tuple[Spec, ...] = field("uploads")
     privacy: Spec | None = field("privacy")
     robust: Spec | None = field("robust")
     secure_aggregation: bool = field("secure_aggregation")
     attacks: tuple[Spec, ...] = field("attacks")
-    augment: Augment = field("augment")
-    drop_last: bool = field("drop_last")
     precision: Precision = field("precision")
     seeds: tuple[Seed, ...] = field("seeds", min_length=1)
     data_seed: Seed = field("data_seed")
@@ -114,14 +100,7 @@ class Study(BaseModel):
     checkpoint_every: PositiveInt = field("checkpoint_every")
 
     def __init__(self, /, **settings: Any) -> None:
-        for name, value in settings.items():
-            field = Study.model_fields.get(name)
-            if isinstance(value, bool) and field and field.annotation is not bool:  # pydantic reads true as 1
-                raise InputError(f"{name}={str(value).lower()} is not valid: give a value, not true or false")
-        try:
-            super().__init__(**settings)
-        except pydantic.ValidationError as error:
-            raise InputError(sentence(error, Study)) from None
+        super().__init__(**settings)  # a type checker takes any settings; pydantic checks them
 
     @pydantic.model_validator(mode="after")
     def _resolve(self) -> Self:
@@ -131,12 +110,8 @@ class Study(BaseModel):
             for name, value in values.items():
                 object.__setattr__(self, name, value)
 
-        if self.optimiser == "adam":
-            if self.momentum and "momentum" in self.model_fields_set:
-                raise ValueError(
-                    f"momentum={self.momentum:g} is for optimiser=sgd, not adam: leave momentum out, or set it to 0"
-                )
-            resolve(momentum=0.0)
+        for use in self.methods:
+            self.of(use)
         if self.data is None:
             resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in OWN_DATA if getattr(self, k)]
@@ -236,7 +211,7 @@ class Study(BaseModel):
         every = data.conditions_of(specs) if info.field_name == "new_shifts" else specs
         return tuple(COMPLETE[str(info.field_name)](spec) for spec in every)
 
-    @pydantic.field_validator("server_optimiser", "privacy", "robust")
+    @pydantic.field_validator("privacy", "robust")
     @classmethod
     def _options(cls, spec: Spec | None, info: pydantic.ValidationInfo) -> Spec | None:
         return spec and COMPLETE[str(info.field_name)](spec)
@@ -300,12 +275,40 @@ class Study(BaseModel):
 
     def to_yaml(self) -> str:
         """The whole study with its defaults, as text that ``read`` can read."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        settings = self.model_dump(mode="json")
+        order = dict.fromkeys(("name", *filter(settings.__contains__, SETTINGS), *settings))
+        return yaml.safe_dump({name: settings[name] for name in order}, sort_keys=False, allow_unicode=True)
+
+    def of(self, use: Use) -> Self:
+        """The study as one of its methods trains: with the settings that the method has for itself.
+
+        Raises:
+            InputError: these do not go together.
+        """
+        if not use.settings:
+            return self
+        try:
+            return self.model_copy(update=self.local_training(use.settings))
+        except InputError as error:
+            raise InputError(f"method {use.label}: {error}") from None
 
     @property
     def evaluation(self) -> int:
         """Rounds between evaluations: ``evaluate_every``, or about ten of them in a run."""
         return self.evaluate_every or max(1, self.rounds // 10)
+
+    def with_methods(self, uses: Sequence[Use]) -> Self:
+        """The study with other methods.
+
+        Raises:
+            InputError: there is none, two have one label, or a method's own settings do not go with the study's.
+        """
+        if not uses:
+            raise InputError("a study needs at least one method")
+        study = self.model_copy(update={"methods": all_different("method", tuple(uses), [u.label for u in uses])})
+        for use in study.methods:
+            study.of(use)
+        return study
 
     def federation(self) -> FederatedData:
         """The clients' data: loaded, partitioned, shifted.
@@ -371,9 +374,10 @@ class Study(BaseModel):
 
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed."""
-        server = server_optimiser_of(self.server_optimiser)
+        own = self.of(use)
+        server = server_optimiser_of(own.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
-        build = partial(methods.build, use.name, use.options, self.task_of(federation), server=server)
+        build = partial(methods.build, use.name, use.options, own.task_of(federation), server=server)
         return Job(
             use.label, build, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained),

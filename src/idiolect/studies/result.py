@@ -156,7 +156,7 @@ class Result:
             Path(out),
             job,
             federation,
-            self.study.model_dump(mode="json"),
+            self.study.of(use).model_dump(mode="json"),
             method={"name": use.name, "title": title_of(use), "options": use.options},
             labels=[u.label for u in self.study.methods],
             client=client,

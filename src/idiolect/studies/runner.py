@@ -202,4 +202,4 @@ def _about(use: Use) -> dict[str, Any]:
     return {
         "name": use.name, "title": title_of(use), "summary": entry.summary, "reports": reports.to_json(entry.reports),
         "code": methods.code(use.name),
-    }  # fmt: skip
+    } | ({"settings": use.settings} if use.settings else {})  # fmt: skip

@@ -287,6 +287,7 @@ def _settings(study: Study, label: str) -> dict[str, Any]:
     settings = settings_of_numbers(study.model_copy(update={"methods": tuple(uses)}))
     settings = settings | {f"protocol.{k}": v for k, v in settings.pop("protocol").items()}
     own = {f"{label}.{k}": f"method.{k}" for k in ("name", *uses[0].options)}
+    own |= {f"{label}.{k}": k for k in uses[0].settings}
     return {own.get(k, k): v for k, v in settings.items() if k not in ("methods", "seeds")}
 
 

@@ -245,7 +245,7 @@ def fingerprint(samples: SiteSamples) -> str:
 
 
 def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor) -> About:
-    study = cell.study.model_dump(mode="json")
+    study = cell.study.of(cell.use).model_dump(mode="json")
     data = cell.agreement.federation(cell.study.name)
     right = float((p_NC.argmax(1) == y_N).double().mean())
     train, test = (sum(counts[cell.number]) for counts in (cell.agreement.train, cell.agreement.test))
