@@ -122,6 +122,32 @@ def test_a_clients_shift_does_not_depend_on_the_others():
     assert not torch.equal(d.x_R, other.x_R)
 
 
+# --- without test samples
+
+
+@pytest.mark.parametrize(("clients", "share"), [(5, 0.2), (3, 0.5), (10, 0.1)])
+def test_without_test_samples_all_else_is_the_same(clients, share):
+    d = data.build(numbered(), Spec.parse("iid"), [], clients, 0, validation=share)
+    blind = d.without_test()
+    assert [len(rows_N) for rows_N in blind.test] == [0] * clients
+    assert not blind.has_test
+    assert d.has_test
+    assert blind.x_R is d.x_R
+    for k in range(clients):
+        assert torch.equal(blind.train[k], d.train[k])
+        assert torch.equal(blind.validation[k], d.validation[k])
+        assert torch.equal(blind.measured(k), d.validation[k])
+        assert not set(blind.measured(k).tolist()) & set(d.test[k].tolist())
+    about = data.manifest(blind)
+    assert all(sum(c["test"]) == 0 < sum(c["validation"]) for c in about["clients"])
+    assert about["hash"] != data.manifest(d)["hash"]
+
+
+def test_without_test_samples_there_must_be_validation_samples():
+    with pytest.raises(InputError, match=r"nothing to measure.* give protocol='?validation=0\.2"):
+        build("iid").without_test()
+
+
 # --- manifest
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect.core import keys
-from idiolect.core.errors import InputError, RunError
+from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.option_spec import Spec
 from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import SETS
@@ -24,6 +24,7 @@ from idiolect.data.partitions.sizes import scarce
 from idiolect.data.plan import views_of
 from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
+from idiolect.data.validation import validating
 
 # R samples of all clients, N samples of one client, K clients
 
@@ -40,7 +41,8 @@ class FederatedData:
     Attributes:
         name: of the data set.
         x_R: images (R, C, H, W), uint8, shifted; or float32 (R, ...), NaN if a value is missing. Client by client,
-            training samples before test samples; without samples that no client has.
+            training samples before test samples; without samples that no client has, unless it is a federation
+            ``without_test``, which shares the samples of the whole one.
         y_R: labels in 0..classes-1, int64.
         train: for each client the numbers of its training samples, int64.
         test: for each client the numbers of its test samples, int64.
@@ -88,6 +90,25 @@ class FederatedData:
     def measured(self, client: int) -> Tensor:
         """The numbers of a client's test samples, and after them of its validation samples."""
         return torch.cat([self.test[client], self.validation[client]]) if self.validation else self.test[client]
+
+    @property
+    def has_test(self) -> bool:
+        """Whether any client has test samples."""
+        return any(map(len, self.test))
+
+    def without_test(self) -> FederatedData:
+        """The same clients without test samples: whoever chooses settings by them measures validation samples alone.
+
+        Raises:
+            InputError: no client has validation samples.
+        """
+        if not any(map(len, self.validation)):
+            raise InputError(
+                "without test samples there is nothing to measure, because no client has validation samples: give "
+                f"{option('protocol', 'validation=0.2')}"
+            )
+        none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(self.clients, dtype=torch.int64))
+        return replace(self, test=none)
 
     @property
     def clients(self) -> int:
@@ -141,13 +162,14 @@ def build(
             clients' names separated by "+".
         new_shifts: shifts under which new clients are measured too, one at a time.
         validation: share of a client's training samples that are used for validation and not for training, drawn at
-            random: at least one if it has two. New clients have none.
+            random from each of its classes (see ``validation.held_out``). New clients have none.
         normalise: with the mean and standard deviation that the literature uses for the set ("reference"; if there are
             none, as "training"), with those of the training samples before shifts ("training"), or images to [-1, 1]
             ("symmetric").
 
     Raises:
-        InputError: unknown partition, shift or option, a client number out of range, or too few samples.
+        InputError: unknown partition, shift or option, a client number out of range, or too few samples, also for
+            validation.
     """
     if clients is not None and clients < 1:
         raise InputError(f"clients={clients} is not possible: give at least 1")
@@ -165,10 +187,10 @@ def build(
     test = [torch.arange(cut, end) for cut, end in zip(cuts, ends, strict=True)]
     trained = len(order) - new
     mean, std = moments(source, np.concatenate(split.train[:trained]), normalise)
-    train, valid = _validating(train, trained, validation, seed) if validation else (train, [])
+    names = () if split.names is None else tuple(split.names[view.client] for view in views)
+    train, valid = validating(train, y_R, trained, validation, seed, names) if validation else (train, [])
     data = FederatedData(
-        source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says,
-        () if split.names is None else tuple(split.names[view.client] for view in views),
+        source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
         _keeps_official(source, split),
     )  # fmt: skip
@@ -187,17 +209,6 @@ def _keeps_official(source: Source, split: Split) -> bool | None:
         return None
     train, test = (np.concatenate(part) for part in (split.train, split.test))
     return bool(train.max() < source.train_rows <= test.min())
-
-
-def _validating(train: Sequence[Tensor], trained: int, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training samples in two parts: those for training, and those for validation."""
-    train_rest, valid = [], []
-    for k, row_N in enumerate(train):
-        count = min(len(row_N) - 1, max(1, round(share * len(row_N)))) if k < trained else 0
-        order_N = torch.from_numpy(keys.generator(seed, k, "validation").permutation(len(row_N)))
-        valid.append(row_N[order_N[:count].sort().values])
-        train_rest.append(row_N[order_N[count:].sort().values])
-    return train_rest, valid
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:

@@ -1,0 +1,96 @@
+"""Validation samples: the part of each client's training samples that is measured and not trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.core import keys
+from idiolect.core.errors import InputError, listed
+
+# N training samples of one client, C classes of them
+
+log = logging.getLogger(__name__)
+
+_NAMED = 5  # clients that a sentence lists
+
+
+def held_out(label_N: NDArray[np.int64], share: float, seed: int, client: int) -> NDArray[np.int64]:
+    """The places of a client's validation samples among its training samples, ascending.
+
+    There are round(share * N) of them, at least one if N > 1. They are divided among the classes in proportion to
+    their samples, by largest remainders, equal ones at random. A class keeps at least one sample for training, so there
+    are fewer validation samples where classes have too few. Only if every class has a single sample, one of them is
+    taken all the same. The draw depends on seed and client alone.
+
+    Args:
+        label_N: the labels of the training samples.
+        share: of the samples, 0..1.
+        seed: of the data.
+        client: its number.
+    """
+    size = len(label_N)
+    if size < 2:
+        return np.zeros(0, np.int64)
+    rng = keys.generator(seed, client, "validation")
+    order_N = rng.permutation(size)
+    count = max(1, round(share * size))
+    _, class_N, size_C = np.unique(label_N, return_inverse=True, return_counts=True)
+    part_C, turn_C = count * size_C // size, rng.permutation(len(size_C))
+    part_C = np.minimum(part_C, size_C - 1)
+    while part_C.sum() < min(count, size - len(size_C)):
+        rest_C = np.where(part_C < size_C - 1, count * size_C - part_C * size, np.iinfo(np.int64).min)
+        part_C[turn_C[rest_C[turn_C].argmax()]] += 1
+    if not part_C.any():
+        return order_N[:1]
+    of_class = [order_N[class_N[order_N] == c][:part] for c, part in enumerate(part_C)]
+    return np.sort(np.concatenate(of_class))
+
+
+def validating(
+    train: Sequence[Tensor], y_R: Tensor, trained: int, share: float, seed: int, names: Sequence[str] = ()
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's training samples in two parts: those for training, and those for validation.
+
+    Args:
+        train: the numbers of each client's training samples.
+        y_R: the labels of all samples.
+        trained: how many clients train; the others, which are new, have no validation samples.
+        share: of the training samples.
+        seed: of the data.
+        names: the clients' names, if they have some.
+
+    Raises:
+        InputError: the share leaves a client without training samples, or gives no client a validation sample.
+    """
+    rest, parts, without = list[Tensor](), list[Tensor](), list[str]()
+    for k, row_N in enumerate(train):
+        name = names[k] if names else str(k)
+        if k < trained and (size := len(row_N)) > 1 and round(share * size) >= size:
+            raise InputError(
+                f"validation={share:g} leaves client {name} none of its {size} samples to train on: give a smaller "
+                "share, as validation=0.2"
+            )
+        at_N = held_out(y_R[row_N].numpy(), share, seed, k) if k < trained else np.zeros(0, np.int64)
+        is_held_N = torch.zeros(len(row_N), dtype=torch.bool)
+        is_held_N[torch.from_numpy(at_N)] = True
+        rest.append(row_N[~is_held_N])
+        parts.append(row_N[is_held_N])
+        if k < trained and not len(at_N):
+            without.append(name)
+    if len(without) == trained:
+        raise InputError(
+            f"validation={share:g} gives no client a validation sample, because none has two samples to train on: "
+            "leave validation out, or take larger clients"
+        )
+    if without:
+        log.warning(
+            "%d of %d clients have one sample to train on, so they have no validation sample and do not count in the "
+            "mean over these: %s", len(without), trained, listed(without, _NAMED),
+        )  # fmt: skip
+    return rest, parts
