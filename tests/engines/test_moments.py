@@ -137,6 +137,42 @@ def test_validation_rows_are_measured_apart(runs_on: Engine) -> None:
         assert test[i, "validation_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+def _split(counts: list[int]) -> FederatedData:
+    """So many training samples of each client are kept for validation."""
+    whole = toy.data()
+    held = tuple(r[:n] for r, n in zip(whole.train, counts, strict=True))
+    return replace(whole, train=tuple(r[n:] for r, n in zip(whole.train, counts, strict=True)), validation=held)
+
+
+@pytest.mark.parametrize("name", ["fedavg_ft", "fedper", "ditto"])
+def test_without_test_samples_validation_alone_is_measured(name: str, runs_on: Engine) -> None:
+    data = _split([min(3, n - 1) for n in toy.SIZES])
+    protocol = {"stage": "received", "also": ["personalised"], "validation": 0.2}
+    end, whole, _ = _run(_job(name, data), runs_on, **protocol)
+    job = _job(name, data.without_test())._replace(measures=("auroc", "calibration"))
+    blind, records, _ = _run(job, runs_on, **protocol)
+    assert tree.same(end.server, blind.server)
+    stages = ("received", "personalised", "new")
+    alone = {(r.stage, r.client, r.metric): r.value for r in records if r.stage in stages}
+    assert {metric for _, _, metric in alone} == {"validation_accuracy", "validation_loss"}
+    assert not np.isnan(list(alone.values())).any()
+    want = {(r.stage, r.client, r.metric): r.value for r in whole if r.metric.startswith("validation_")}
+    assert alone == pytest.approx(want, abs=1e-5)
+    assert {i for _, i, _ in alone} == {i for i in range(data.clients) if len(data.validation[i])}
+
+
+@pytest.mark.parametrize("lacking", [[0], [1, 4], [2, 3, 5], range(6)])
+def test_a_client_without_samples_to_measure_has_no_records(lacking: list[int], runs_on: Engine) -> None:
+    whole = toy.data()
+    few = tuple(r[:3] for r in whole.test)  # so that clients are measured together
+    data = replace(whole, test=tuple(r[:0] if i in lacking else r for i, r in enumerate(few)))
+    _, records, _ = _run(_job("fedavg_ft", data), runs_on)
+    _, full, _ = _run(_job("fedavg_ft", replace(whole, test=few)), runs_on)
+    got = {(r.client, r.metric): r.value for r in records if r.stage == "personalised"}
+    want = {(r.client, r.metric): r.value for r in full if r.stage == "personalised" and r.client not in lacking}
+    assert got == pytest.approx(want, abs=1e-5)
+
+
 def test_brier_and_calibration() -> None:
     """Against their definitions, row by row."""
     rng = np.random.default_rng(0)

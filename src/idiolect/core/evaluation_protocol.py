@@ -27,10 +27,10 @@ class Protocol(BaseModel):
             local training of the next round, where the server's step uses this client's upload alone; "personalised":
             after the method's ``personalise``, where each method makes its personal model.
         also: other stages that are measured too.
-        round: the "last" round, or the evaluated round with the best mean validation accuracy over clients
-            ("best_validation").
+        round: the "last" round, or the evaluated round with the best mean validation accuracy, averaged as
+            ``weighting`` says ("best_validation").
         validation: share of each client's training samples that is held out for validation.
-        weighting: the mean over clients counts every "client" once, or every test "sample".
+        weighting: the mean over clients counts every "client" once, or every "sample" that is measured.
         full_last_round: whether all clients take part in the last round, also where the participation is below one.
         observe: what is recorded besides the numbers: "gaussianity" of the representations at every evaluation,
             "features" of a few clients in two dimensions after the last round.
@@ -80,14 +80,17 @@ class Protocol(BaseModel):
     def __str__(self) -> str:
         return self.said()
 
-    def said(self, clients: str = "") -> str:
+    def said(self, clients: str = "", samples: Literal["test", "validation"] = "test") -> str:
         """The protocol in words; ``clients`` says whose models count, if not all that it asks for do.
+
+        ``samples`` are those that are measured; new clients have no validation samples.
 
         >>> Protocol().said("3 of 4 clients")
         'mean over 3 of 4 clients of the personal model after the last round'
         """
-        over = "" if self.weighting == "client" else "the test samples of "
-        whose = {"all": "all clients", "participants": "the round's participants", "new": "new clients"}
+        over = "" if self.weighting == "client" else f"the {samples} samples of "
+        new = "new clients" if samples == "test" else "all clients that train"
+        whose = {"all": "all clients", "participants": "the round's participants", "new": new}
         when = "the last round" if self.round == "last" else "the round best on validation samples"
         model = f"{_MODELS[self.stage]} after {when}"
         full = ", in which all take part" if self.full_last_round else ""

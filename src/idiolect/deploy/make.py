@@ -259,6 +259,7 @@ class _Measures:
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
             assert isinstance(one, EvaluationResult)
+            assert one.accuracy is not None  # these clients have test samples
             accuracies[k] = one.accuracy
         return accuracies
 

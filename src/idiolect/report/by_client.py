@@ -18,7 +18,7 @@ from idiolect.report.measures import class_of, everybody, requested, why_missing
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
-from idiolect.runs.reader import Run
+from idiolect.runs.reader import ACCURACIES, Part, Run, part_of
 from idiolect.statistics.intervals import wilson
 
 # M methods, S seeds, K clients, R test samples of all clients
@@ -36,7 +36,7 @@ class OfClient(NamedTuple):
     name: str
     """Its name, or its number as text."""
     samples: int
-    """Its test samples."""
+    """How many samples it is measured on."""
     values: dict[str, float]
     """By label; methods without a value are left out."""
     intervals: dict[str, tuple[float, float]]
@@ -47,9 +47,11 @@ class OfClient(NamedTuple):
     """The other methods that cannot be told apart from the best (see ``by_client``); None if that is not tested."""
     missing: str = ""
     """Why some methods, or all, have no value; "" if all have one."""
+    part: Part = "test"
+    """Which samples."""
 
 
-def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
+def by_client(run: Run, measure: str | None = None) -> list[OfClient]:
     """A row for each client of the protocol, with the methods that have results of the latest round.
 
     A client without a value of the measure has a row that says why. Two methods are compared on the same test samples
@@ -62,14 +64,16 @@ def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
 
     Args:
         run: the run.
-        measure: a metric of test samples that the run recorded, as ``accuracy``, ``macro_f1`` or ``recall[3]``.
+        measure: a metric of test samples that the run recorded, as ``accuracy``, ``macro_f1`` or ``recall[3]``, or
+            ``validation_accuracy``; None is the accuracy of the run's samples.
 
     Raises:
         InputError: the run did not record the measure, or has no results yet.
 
     Source: McNemar, 1947. The level: comparisons with the best (Hsu, 1981), by Bonferroni's inequality.
     """
-    table = _Table(run, measure)
+    measure = measure or run.metric
+    table, sizes = _Table(run, measure), run.sizes_of(part_of(measure))
     p_MK = table.p_values() if table.size_K is not None else None
     client_names, ends_of = names(run), table.intervals()
     rows = []
@@ -86,12 +90,13 @@ def by_client(run: Run, measure: str = "accuracy") -> list[OfClient]:
             OfClient(
                 client,
                 client_names[client],
-                run.test_rows[client],
+                sizes[client],
                 {table.labels[m]: float(table.mean_MK[m, k]) for m in there},
                 {table.labels[m]: ends for m in there if (ends := ends_of(m, k)) is not None},
                 best,
                 alike,
                 f"{why} of {listed(without)}" if there and why == "no results" else why,
+                part_of(measure),
             )
         )
     return rows
@@ -124,6 +129,8 @@ class Shown(NamedTuple):
 
     measure: str
     """In words."""
+    part: Part
+    """Of which samples."""
     labels: list[str]
     rows: list[OfClient]
     note: str
@@ -147,7 +154,7 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
         else "the largest p-value of McNemar's exact test that the numbers of right samples allow, because the "
         "predictions were not saved"
     )
-    lines_of_clients = []
+    lines_of_clients, samples = [], f"{run.part} samples"
     for metric in asked(run) if len(run.final) else ():
         if PER_CLASS.fullmatch(metric):
             continue
@@ -156,34 +163,33 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
         rows = [row for row in every if row.client in sample_of_clients]
         note = "In bold: the client's best method."
         if any(row.intervals for row in rows) and rows[0].alike is None:
-            note += f" In small type: the 95 % interval{_HOW.get(metric, _RATE)}; it is about other test samples."
+            note += f" In small type: the 95 % interval{_HOW.get(metric, _RATE)}; it is about other {samples}."
         if rows[0].alike is not None:
             note += (
-                f" ≈: cannot be told apart from it on this client's test samples ({how}, at 5 % divided by the number "
-                "of other methods). In small type: Wilson's 95 % interval, which is about other test samples of this "
-                "client."
+                f" ≈: cannot be told apart from it on this client's {samples} ({how}, at 5 % divided by the number of "
+                f"other methods). In small type: Wilson's 95 % interval, which is about other {samples} of this client."
             )
         if len(rows) < len(every):
             some = f"A sample of {len(rows):,} of {len(every):,} clients"
             note += f" {some}; idiolect report RUN --export clients writes all."
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
-        lines_of_clients.append(Shown(words(metric), labels, rows, note, len(rows) > _OPEN))
+        lines_of_clients.append(Shown(words(metric), run.part, labels, rows, note, len(rows) > _OPEN))
     return lines_of_clients
 
 
 def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
     """The rows as a table: a line for each client, indexed by its number.
 
-    Columns: ``name``; ``test_samples``; for each method its label, and ``LABEL low`` and ``LABEL high`` if there are
-    intervals; ``best``; ``alike``, labels joined by ``"; "`` (missing if not tested); ``missing``, why a value is not
-    there.
+    Columns: ``name``; ``test_samples``, or ``validation_samples`` where these are measured; for each method its label,
+    and ``LABEL low`` and ``LABEL high`` if there are intervals; ``best``; ``alike``, labels joined by ``"; "`` (missing
+    if not tested); ``missing``, why a value is not there.
     """
     rows = list(rows)
     labels = dict.fromkeys(label for row in rows for label in row.values)
     has_intervals = any(row.intervals for row in rows)
     lines = []
     for row in rows:
-        line: dict[str, object] = {"name": row.name, "test_samples": row.samples}
+        line: dict[str, object] = {"name": row.name, f"{row.part}_samples": row.samples}
         for label in labels:
             line[label] = row.values.get(label)
             if has_intervals:
@@ -196,7 +202,7 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
 def asked(run: Run) -> list[str]:
     """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
     there = _metrics(run)
-    measures = ["accuracy"]
+    measures = [run.metric]
     for name in requested(run):
         of_class = [m for m in there if (of := PER_CLASS.fullmatch(m)) and of[1] == name]
         measures += of_class if name == "recall" else [name]
@@ -254,8 +260,9 @@ class _Table:
 
     def _sizes(self) -> NDArray[np.float64] | None:
         """The number of samples of which the measure is a proportion; None if it is not one."""
-        if self.measure == "accuracy":
-            return np.array([self.run.test_rows[c] for c in self.clients], float)
+        if self.measure in ACCURACIES.values():
+            sizes = self.run.sizes_of(part_of(self.measure))
+            return np.array([sizes[c] for c in self.clients], float)
         if (of := class_of(self.measure)) is None:
             return None
         count = {c["id"]: c["test"][of] for c in self.run.manifest["clients"]}
@@ -284,6 +291,8 @@ class _Table:
     def _discordant(self, right_MSK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """How many samples only the best, and only each method, has right; NaN if that is not known."""
         run = self.run
+        if part_of(self.measure) == "validation":  # predictions are of test samples
+            return None
         if run.folder is None or not (run.folder / PREDICTIONS_FILE).exists() or run.protocol.round != "last":
             return None
         right = self._right(predictions.read(run.folder))

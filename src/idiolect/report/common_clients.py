@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from idiolect.core.errors import listed
-from idiolect.runs.reader import Run, once
+from idiolect.runs.reader import ACCURACIES, Run, once
 
 _NAMED = 5  # clients that a sentence lists
 
@@ -25,15 +25,16 @@ class LeftOut(NamedTuple):
 
 
 @once
-def counted(run: Run, metric: str = "accuracy") -> pd.DataFrame:
+def counted(run: Run, metric: str | None = None) -> pd.DataFrame:
     """The values of a metric in the protocol's round of each method and seed, over the clients that all methods have.
 
     Within a seed, all methods with results have the same clients here. If the protocol is about the participants of a
     round, this holds for the methods that are measured in the same round. A method that shares no client with any other
-    one has no rows. A client counts for another metric only if its accuracy counts.
+    one has no rows. None is the accuracy of the run's samples (``Run.metric``). A client counts for another metric of
+    the same samples only if its accuracy counts.
     """
-    frame = run.last_of(metric)
-    if metric != "accuracy":
+    frame = run.last_of(metric or run.metric)
+    if metric and metric not in ACCURACIES.values():
         keys = ["method", "seed", "client"]
         frame = frame[frame.set_index(keys).index.isin(counted(run).set_index(keys).index)]
     return shared(frame, *_groups(run))
@@ -62,7 +63,7 @@ def _groups(run: Run) -> tuple[str, ...]:
 
 def expected(run: Run) -> list[int]:
     """The clients that the protocol is about, with results or without: no attackers."""
-    new = run.protocol.clients == "new"
+    new = run.of_new_clients
     there = set(run.final["client"])
     if run.protocol.clients == "participants":
         return sorted(there)
@@ -89,8 +90,8 @@ def left_out(run: Run) -> list[LeftOut]:
         if (method, seed) not in without:
             methods_of.setdefault(seed, []).append(method)
     for client in expected(run):
-        if not run.test_rows.get(client):
-            clients.append(LeftOut(client, name_of[client], "no test samples", True))
+        if not run.sizes.get(client):
+            clients.append(LeftOut(client, name_of[client], f"no {run.part} samples", True))
             continue
         lacking: dict[str, list[int]] = {}
         for seed, methods in methods_of.items():
@@ -125,15 +126,17 @@ def _pairs(frame: pd.DataFrame) -> list[tuple[str, int]]:
 def whose(run: Run) -> str:
     """How many clients count, as a text for a sentence about the protocol; "" if all do."""
     count = sum(c.never for c in left_out(run))
-    kind = {"all": "clients", "participants": "of the round's participants", "new": "new clients"}
-    total = len(expected(run))
-    return f"{total - count} of {total} {kind[run.protocol.clients]}" if count else ""
+    kind = {"all": "clients", "participants": "of the round's participants", "new": "clients"}
+    total, new = len(expected(run)), "new " * run.of_new_clients
+    return f"{total - count} of {total} {new}{kind[run.protocol.clients]}" if count else ""
 
 
 @once
 def sentences(run: Run) -> list[str]:
     """Which clients do not count and why, and which methods have no number or lack seeds; empty if all is there."""
     lines, clients = [], left_out(run)
+    if run.part == "validation":
+        lines.append("No test sample was measured: all numbers are of validation samples.")
     if clients:
         why: dict[str, list[str]] = {}
         for c in clients:
@@ -162,7 +165,7 @@ def sentences(run: Run) -> list[str]:
             lines.append(f"{title} has no results of {_seeds(every - own)}: its numbers are of {_seeds(own)} alone.")
     new = run.settled(run.select("new", "accuracy"))
     absent = sorted(set(new["client"]) - set(shared(new, "seed")["client"]))
-    if run.protocol.clients != "new" and absent:
+    if not run.of_new_clients and absent:
         client_names = names(run)
         who = listed(dict.fromkeys(client_names.get(c, str(c)) for c in absent), _NAMED)
         lines.append(f"New clients count only where all methods have results of them. Not counted: {who}.")

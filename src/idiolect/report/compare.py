@@ -86,7 +86,7 @@ def _compared(run: Run, values: pd.DataFrame, method: str, base: str) -> Compari
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
-    weight_K = np.array([run.test_rows[int(c)] if whole else 1.0 for c in point_SK.columns])
+    weight_K = np.array([run.sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
     client_K, both = point_SK.mean(), point_SK.notna()
     p_values = _tested(point_SK)
@@ -282,7 +282,10 @@ def render_comparison(run: Run, comparison: Comparison) -> Table:
     title, base = run.titles[comparison.method], run.titles[comparison.base]
     clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
-    parts = [f"{count}; points of accuracy: {run.protocol}.", "Interval: 95 %, bootstrap over seeds and clients."]
+    parts = [
+        f"{count}; points of {run.part} accuracy: {run.said()}.",
+        "Interval: 95 %, bootstrap over seeds and clients.",
+    ]
     if seeds == 1:
         parts[1] = "Interval: 95 %, bootstrap over clients; it says nothing about other seeds."
     table = Table(

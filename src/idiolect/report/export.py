@@ -62,7 +62,7 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
     run = merged(paths)
     if form == "clients":
         tables = {metric: _clients(run, metric, columns) for metric in asked(run)}
-        names = {metric: "clients" if metric == "accuracy" else f"clients-{file_name(metric)}" for metric in tables}
+        names = {metric: "clients" if metric == run.metric else f"clients-{file_name(metric)}" for metric in tables}
         for metric, text in tables.items():
             files.write(out / f"{names[metric]}.csv", text)
         return [out / f"{name}.csv" for name in names.values()]

@@ -12,7 +12,7 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.core.option_spec import Spec, options_of
 from idiolect.data.partitions import PARTITIONS
 from idiolect.report.common_clients import counted, expected, names
-from idiolect.runs.reader import Run, once
+from idiolect.runs.reader import ACCURACIES, Run, once, part_of
 
 _NAMED = 5  # clients that a sentence lists
 _FIGURE, _ONE = "calibration", "its test samples have one class"
@@ -20,7 +20,12 @@ _CLASS_OF = {"specificity": 0, "sensitivity": 1}
 
 
 def requested(run: Run) -> list[str]:
-    """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes."""
+    """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes.
+
+    They are of test samples: a run without test samples has none.
+    """
+    if run.part == "validation":
+        return []
     return [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
 
 
@@ -72,13 +77,14 @@ def means(run: Run) -> dict[str, dict[str, float]]:
 
 def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
     """Why a client has no value of a metric, in words that follow its name."""
-    test_C = next((c["test"] for c in run.manifest["clients"] if c["id"] == client), ())
+    part = part_of(metric)
+    test_C = next((c.get(part, ()) for c in run.manifest["clients"] if c["id"] == client), ())
     if not sum(test_C):
-        return "no test samples"
+        return f"no {part} samples"
     of = class_of(metric)
     if of is not None and of < len(test_C) and not test_C[of]:
         return f"no test samples of class {run.manifest['class_names'][of]}"
-    if metric != "accuracy" and of is None and np.count_nonzero(test_C) == 1:
+    if metric not in ACCURACIES.values() and of is None and np.count_nonzero(test_C) == 1:
         return _ONE
     return "no results"
 

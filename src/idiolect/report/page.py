@@ -184,14 +184,15 @@ def _versus(run: Run, pairs: list[Comparison]) -> str:
 def _protocol(run: Run) -> str:
     networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
     never = "never the best round on the test samples"
-    return f"Accuracy: {run.protocol.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
+    return f"Accuracy: {run.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     """The facts about a run, in words."""
     clients, names = run.manifest["clients"], run.manifest["class_names"]
-    train, test = (sum(sum(c[part]) for c in clients) for part in ("train", "test"))
-    rows = f"{train:,} training and {test:,} test samples"
+    count = {part: sum(sum(c.get(part, ())) for c in clients) for part in ("train", "validation", "test")}
+    parts = [f"{count['train']:,} training", *(f"{n:,} {part}" for part, n in list(count.items())[1:] if n)]
+    rows = f"{', '.join(parts[:-1])} and {parts[-1]} samples" if parts[1:] else f"{parts[0]} samples"
     shifts = {plain(s): n for s, n in Counter(run.shifts.values()).items() if s}
     texts = [f"{shift} on {n} of {len(clients)} clients" for shift, n in shifts.items()]
     if len(texts) > _SAID:

@@ -11,7 +11,7 @@ import pandas as pd
 from idiolect.report.common_clients import counted, left_out, shared
 from idiolect.report.formatting import short
 from idiolect.report.measures import means
-from idiolect.runs.reader import Run, once
+from idiolect.runs.reader import ACCURACIES, Part, Run, once
 
 
 class Row(NamedTuple):
@@ -24,11 +24,11 @@ class Row(NamedTuple):
     label: str
     title: str
     accuracy: float | None
-    """Mean test accuracy, over clients or over test samples as the run's protocol says, 0..1."""
+    """Mean accuracy of the samples ``measured``, over clients or over samples as the run's protocol says, 0..1."""
     per_client: float | None
     """Mean over clients, 0..1."""
     per_sample: float | None
-    """Mean over test samples, 0..1."""
+    """Mean over samples, 0..1."""
     std: float | None
     """Standard deviation over clients (divided by K), 0..1."""
     worst_decile: float | None
@@ -55,6 +55,10 @@ class Row(NamedTuple):
     """K: how many clients count, with one seed or more."""
     left_out: str = ""
     """The clients of the run that do not count, with the reason, joined by ``"; "``."""
+    measured: str = "test"
+    """The samples that the accuracies are of: test samples or, in a run without any, validation samples."""
+    validation: float | None = None
+    """Mean accuracy on validation samples, averaged like ``accuracy``, 0..1."""
     measures: Mapping[str, float | None] = {}
     """The measures that the study asks for, 0..1: means over the clients that have a value, by measure."""
 
@@ -67,6 +71,7 @@ def summary(run: Run) -> list[Row]:
     ends = {label: final[final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
+    valid = counted(run, ACCURACIES["validation"])
     calibration, brier = counted(run, "calibration_error"), counted(run, "brier")
     rows = []
     for label, title in run.titles.items():
@@ -96,6 +101,8 @@ def summary(run: Run) -> list[Row]:
                 min((d.round for d in run.diverged if d.method == label), default=None),
                 end["client"].nunique() or None,
                 absent,
+                run.part,
+                _mean(per_seed(run, valid[valid["method"] == label], "validation")),
                 {measure: by_method.get(label) for measure, by_method in measures.items()},
             )
         )
@@ -127,7 +134,7 @@ class NewClients(NamedTuple):
 
 def new_clients(run: Run) -> list[NewClients]:
     """The accuracy of new clients under each condition; empty if there are none."""
-    if not run.new_clients:
+    if not run.new_clients or run.part == "validation":
         return []
     frame = shared(run.settled(run.select("new", "accuracy")), "seed")
     condition = frame["client"].map(run.new_clients)
@@ -147,19 +154,20 @@ def new_clients(run: Run) -> list[NewClients]:
     ]
 
 
-def accuracies(run: Run) -> pd.Series[float]:
-    """The protocol's accuracy (0..1) by method and seed, in the study's order.
+def accuracies(run: Run, part: Part = "test") -> pd.Series[float]:
+    """The protocol's accuracy (0..1) of test or validation samples by method and seed, in the study's order.
 
     It is over the clients that all methods have; ``common_clients.sentences`` names the others.
     """
     keys: list[tuple[str, int]] = []
     values: list[float] = []
+    frame = counted(run, ACCURACIES[part])
     for label in run.titles:
-        end = counted(run)[counted(run)["method"] == label]
+        end = frame[frame["method"] == label]
         keys += [(label, seed) for seed in sorted(end["seed"].unique().tolist())]
-        values += per_seed(run, end)
+        values += per_seed(run, end, part)
     index = pd.MultiIndex.from_tuples(keys, names=["method", "seed"])
-    return pd.Series(np.array(values, float), index=index, name="accuracy")
+    return pd.Series(np.array(values, float), index=index, name=ACCURACIES[part])
 
 
 def client_accuracies(run: Run) -> pd.DataFrame:
@@ -175,15 +183,18 @@ def client_accuracies(run: Run) -> pd.DataFrame:
     return wide.reindex(columns=columns).rename(index=names)
 
 
-def per_seed(run: Run, end: pd.DataFrame) -> list[float]:
-    """The mean of a method's final values for each seed, over clients or test samples as the run's protocol says."""
-    return (
-        _each(run, end) if run.protocol.weighting == "sample" else [s["value"].mean() for _, s in end.groupby("seed")]
-    )
+def per_seed(run: Run, end: pd.DataFrame, part: Part | None = None) -> list[float]:
+    """The mean of a method's final values for each seed, over clients or samples as the run's protocol says.
+
+    ``part`` says which samples, if not those of the run's results.
+    """
+    if run.protocol.weighting == "sample":
+        return _each(run, end, part)
+    return [s["value"].mean() for _, s in end.groupby("seed")]
 
 
-def _each(run: Run, end: pd.DataFrame) -> list[float]:
-    weights = end["client"].map(run.test_rows)
+def _each(run: Run, end: pd.DataFrame, part: Part | None = None) -> list[float]:
+    weights = end["client"].map(run.sizes_of(part or run.part))
     return [float(np.average(s["value"], weights=weights[s.index])) for _, s in end.groupby("seed")]
 
 

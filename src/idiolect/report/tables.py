@@ -18,7 +18,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
 from idiolect.report.measures import header, requested
-from idiolect.report.rows import NewClients, Row, finished, is_best
+from idiolect.report.rows import NewClients, Row, finished, is_best, summary
 from idiolect.runs.reader import Run
 
 _USUAL = Protocol()
@@ -60,6 +60,9 @@ def accuracy_text(row: Row) -> str:
     return "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}{spread}"
 
 
+_VALIDATION = Column(
+    "validation", "Validation %", lambda row: _number(None if row.validation is None else 100 * row.validation, ".2f")
+)
 COLUMNS = (
     Column("accuracy", "Accuracy %", accuracy_text),
     Column("per_client", "Per client %", _percent("per_client")),
@@ -80,7 +83,8 @@ COLUMNS = (
 )
 
 LEGEND = (
-    "± standard deviation over seeds. Per client, per sample: the mean over clients and over test samples. Client std: "
+    "± standard deviation over seeds. Validation: accuracy on the samples that were kept for validation. Per client, "
+    "per sample: the mean over clients and over samples. Client std: "
     "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients; with fewer "
     "than 20 clients that of the worst client. ECE, Brier: expected calibration error (0 to 1, 15 bins) and Brier "
     "score (0 to 2), means over clients, less is better. Bytes per round: down and up, per participating client. "
@@ -121,7 +125,12 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     """The table's columns, with the header for so many clients, and those of the measures that the study asks for."""
     worst_name = worst(counted(run)["client"].nunique()).capitalize()
     usual = [c._replace(header=worst_name) if c.field == "worst_decile" else c for c in COLUMNS]
-    place = [c.field for c in COLUMNS].index("versus_fedavg") + 1
+    if run.part == "validation":
+        names = {"accuracy": _VALIDATION.header}
+        return tuple(c._replace(header=names.get(c.field, c.header)) for c in usual if c.field not in _OF_TEST)
+    if any(row.validation is not None for row in summary(run)):
+        usual.insert(1, _VALIDATION)
+    place = [c.field for c in usual].index("versus_fedavg") + 1
     return (*usual[:place], *(Column(m, header(m), _measure(m)) for m in requested(run)), *usual[place:])
 
 
@@ -169,6 +178,7 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
+_OF_TEST = ("calibration_error", "brier")
 _PAGE_ONLY = ("per_client", "per_sample", "calibration_error", "brier", "rounds", "seeds")
 _WIDTH, _TITLE = 80, 20  # of the table in a terminal, and at most of the methods in it
 _SPARED = ("seconds", "bytes_per_round", "std", "worst_decile", "versus_fedavg")  # to make room, in this order
@@ -212,10 +222,10 @@ def render(
         more = f"{more} There is no room for {', '.join(absent)}: see the page.".strip()
     if any(column.field == "bytes_per_round" for column in columns):
         more = f"Bytes: down and up, per client and round. {more}"
-    rounds = max((row.rounds for row in finished(rows)), default=0)
+    rounds, part = max((row.rounds for row in finished(rows)), default=0), _part_of(rows)
     after = f" after {rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
     caption = (
-        f"Test accuracy{after}: {protocol}"
+        f"{part} accuracy{after}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. {more}"
     ).rstrip()
     caption = "\n".join([caption, *notes])
@@ -235,6 +245,10 @@ def render(
         cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
         table.add_row(Text(row.title, bold), *cells)
     return table
+
+
+def _part_of(rows: Sequence[Row]) -> str:
+    return rows[0].measured.capitalize() if rows else "Test"
 
 
 def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str]) -> Table:

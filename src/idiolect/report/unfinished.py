@@ -82,21 +82,21 @@ def _learns(run: Run, label: str) -> bool:
 def _one_class(run: Run, label: str) -> bool:
     """Whether a method predicts, for nearly all samples, the class that is most frequent: of all clients, or of each.
 
-    Clients whose test samples have one class say nothing about it. Where balanced accuracy was recorded, its mean must
-    be that of a constant prediction, too; otherwise, every client's accuracy must be that of the class.
+    Clients whose measured samples have one class say nothing about it. Where balanced accuracy was recorded, its mean
+    must be that of a constant prediction, too; otherwise, every client's accuracy must be that of the class.
     """
-    clients = {c["id"]: c for c in run.manifest["clients"] if np.count_nonzero(c["test"]) > 1}
+    clients = {c["id"]: c for c in run.manifest["clients"] if np.count_nonzero(c.get(run.part, ())) > 1}
     mine = _of(counted(run), label, clients)
     if mine.empty:
         return False
     total_C = np.sum([c["train"] for c in run.manifest["clients"]], axis=0)
     macro = _of(counted(run, "balanced_accuracy"), label, clients)
-    even = macro["client"].map({i: 1 / np.count_nonzero(c["test"]) for i, c in clients.items()})
+    even = macro["client"].map({i: 1 / np.count_nonzero(c[run.part]) for i, c in clients.items()})
     if len(macro) and abs(macro["value"].mean() - even.mean()) > _NEAR:
         return False
     for of_all in (True, False):
         most = {i: int(np.argmax(total_C if of_all else c["train"])) for i, c in clients.items()}
-        share = mine["client"].map({i: c["test"][most[i]] / sum(c["test"]) for i, c in clients.items()})
+        share = mine["client"].map({i: c[run.part][most[i]] / sum(c[run.part]) for i, c in clients.items()})
         apart = (mine["value"] - share).abs().max() if macro.empty else abs(mine["value"].mean() - share.mean())
         if apart <= (1e-9 if macro.empty else _NEAR):
             return True

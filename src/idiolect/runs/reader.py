@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -29,8 +29,15 @@ _KEYS = {
 _TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
 _Value = TypeVar("_Value")
 _More = ParamSpec("_More")
-_SHARES = ("accuracy", "validation_accuracy")
+ACCURACIES = {"test": "accuracy", "validation": "validation_accuracy"}
+"""The metric that is the accuracy of test or of validation samples."""
+Part = Literal["test", "validation"]
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds", "precision", "protocol")
+
+
+def part_of(metric: str) -> Part:
+    """The samples that a metric is of."""
+    return "validation" if metric.startswith("validation_") else "test"
 
 
 class Divergence(NamedTuple):
@@ -115,6 +122,41 @@ class Run:
         """What the run's numbers mean."""
         return Protocol.model_validate(self.study["protocol"])
 
+    @cached_property
+    def part(self) -> Part:
+        """The samples that the results are of: validation samples in a run in which no client has test samples."""
+        clients = self.manifest["clients"]
+        return "validation" if any(_count(c, "validation") for c in clients) and not self._tested else "test"
+
+    @cached_property
+    def _tested(self) -> bool:
+        return any(_count(c, "test") for c in self.manifest["clients"])
+
+    @property
+    def metric(self) -> str:
+        """The accuracy that the results are: ``accuracy`` or ``validation_accuracy``."""
+        return ACCURACIES[self.part]
+
+    @property
+    def of_new_clients(self) -> bool:
+        """Whether the results are those of new clients, which have no validation samples."""
+        return self.protocol.clients == "new" and self.part == "test"
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """By client number, how many samples its result is of."""
+        return self.sizes_of(self.part)
+
+    def sizes_of(self, part: Part) -> dict[int, int]:
+        """By client number, how many test or validation samples it has."""
+        if part == "test":
+            return self.test_rows
+        return {c["id"]: _count(c, "validation") for c in self.manifest["clients"]}
+
+    def said(self, clients: str = "") -> str:
+        """What the results are, in words; see ``Protocol.said``."""
+        return self.protocol.said(clients, self.part)
+
     @property
     def precision(self) -> str:
         """Of the networks' products: ``float32`` or ``bf16``."""
@@ -124,20 +166,23 @@ class Run:
     def accuracy(self) -> pd.DataFrame:
         """Accuracy (0..1) of clients at the protocol's stage, in every evaluated round.
 
-        A client without test samples has no accuracy (NaN) and is left out.
+        A client without test samples has no accuracy. If no client has any, it is that of validation samples.
         """
-        return self.of_protocol("accuracy")
+        return self.of_protocol(self.metric)
 
     @cached_property
     def final(self) -> pd.DataFrame:
         """Accuracy (0..1) of the protocol's clients, in the protocol's round of each method and seed."""
-        return self.last_of("accuracy")
+        return self.last_of(self.metric)
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
-        """A metric of test samples of honest clients at the protocol's stage, in every evaluated round."""
-        clients = [c["id"] for c in self.manifest["clients"] if sum(c["test"])]
-        stage: str = self.protocol.stage
-        if self.protocol.clients == "new":
+        """A metric of samples of honest clients at the protocol's stage, in every evaluated round.
+
+        Metrics of validation samples are those of clients that train, also where the protocol is about new clients.
+        """
+        part, stage = part_of(metric), str(self.protocol.stage)
+        clients = [c["id"] for c in self.manifest["clients"] if _count(c, part)]
+        if self.protocol.clients == "new" and part == "test":
             stage, clients = "new", [c for c in clients if c in self.new_clients]
         records = self.select(stage, metric)
         return records[records["client"].isin([c for c in clients if c not in self.attackers])]
@@ -146,18 +191,24 @@ class Run:
     def last_of(self, metric: str) -> pd.DataFrame:
         """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
 
-        The last round is that of the accuracy: no older value takes the place of one that is not defined in it. Methods
-        that diverged are left out.
+        The best round is the evaluated one with the highest mean validation accuracy, averaged as the protocol says,
+        the earliest of equal ones. The last round is that of the accuracy: no older value takes the place of one that
+        is not defined in it. Methods that diverged are left out.
         """
         records = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
-            ends = self.of_protocol("accuracy").groupby(["method", "seed"])["round"].max()
+            ends = self.accuracy.groupby(["method", "seed"])["round"].max()
             return self._in_rounds(records, set(zip(ends.index, ends, strict=True)))
-        validation = self.select(self.protocol.stage, "validation_accuracy")
-        validation = validation[~validation["client"].isin(list(self.attackers))]
-        means = validation.groupby(["method", "seed", "round"])["value"].mean()
-        best = means.groupby(["method", "seed"]).idxmax()  # the earliest of equal ones
+        best = self.validation_means.groupby(["method", "seed"]).idxmax()  # the earliest of equal ones
         return self._in_rounds(records, {((method, seed), round) for method, seed, round in best})
+
+    @cached_property
+    def validation_means(self) -> pd.Series[float]:
+        """The mean validation accuracy (0..1) that the protocol asks for, by method, seed and evaluated round."""
+        frame = self.of_protocol("validation_accuracy")
+        weight = frame["client"].map(self.sizes_of("validation")) if self.protocol.weighting == "sample" else 1.0
+        sums = frame.assign(weight=weight, sum=frame["value"] * weight).groupby(["method", "seed", "round"])
+        return sums["sum"].sum() / sums["weight"].sum()
 
     @staticmethod
     def _in_rounds(records: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
@@ -179,6 +230,11 @@ class Run:
         return name if name in labels else next(iter(labels), None)
 
 
+def _count(client: Mapping[str, Any], part: str) -> int:
+    """How many samples of a part a client of the manifest has."""
+    return sum(client.get(part, ()))
+
+
 def last(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
     """The rows of the last round of each group."""
     return frame[frame["round"] == frame.groupby(list(by))["round"].transform("max")]
@@ -188,6 +244,7 @@ class _Client(pydantic.BaseModel):
     id: int
     train: list[int]
     test: list[int]
+    validation: list[int] = []
     shift: str
     name: str = ""
     joins: str | None = None
@@ -238,7 +295,8 @@ def read(path: Path | str) -> Run:
     if edit := edited(study, manifest):
         raise InputError(f"{path / STUDY_FILE} has changed since the run began ({edit}): undo this change")
     for client in content.clients:
-        if not len(client.train) == len(client.test) == len(content.class_names):
+        counts = (client.train, client.test, client.validation or client.train)
+        if any(len(count) != len(content.class_names) for count in counts):
             raise InputError(
                 f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {_FIX}"
             )
@@ -321,7 +379,7 @@ def _table(file: Path) -> pd.DataFrame:
         first = ", ".join(f"{c} {frame[c].iloc[int(twice.argmax())]}" for c in columns[:3])
         raise InputError(f"{file} has {twice.sum()} duplicate rows (the first: {first}): {_FIX}")
     if "metric" in frame:
-        share = frame["value"][frame["metric"].isin(_SHARES)]
+        share = frame["value"][frame["metric"].isin(list(ACCURACIES.values()))]
         if (odd := share[(share < 0) | (share > 1)]).size:
             metric = frame["metric"][odd.index[0]]
             raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is not between 0 and 1: {_FIX}")

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
+from torch.nn.utils.rnn import pad_sequence
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, RunError, blame
@@ -52,14 +53,14 @@ class LocalResult(NamedTuple):
 
 
 class EvaluationResult(NamedTuple):
-    """A client's model on its test samples, and on its validation samples if it has some."""
+    """A client's model on its test samples, and on its validation samples; None for those that it does not have."""
 
-    accuracy: float
-    loss: float
+    accuracy: float | None = None
+    loss: float | None = None
     """Mean negative log-likelihood, nats."""
-    calibration_error: float
+    calibration_error: float | None = None
     """Expected calibration error, 0..1: see ``calibration_error``."""
-    brier: float
+    brier: float | None = None
     """Mean over samples of the sum over classes of (probability - truth)^2, 0..2 (Brier, 1950)."""
     validation_accuracy: float | None = None
     validation_loss: float | None = None
@@ -260,20 +261,21 @@ class ClientRunner:
 
     def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
+        if not len(row_N := data.measured(id)):
+            return torch.zeros(0, data.classes)
         with blame(self.where(round, id, "evaluate")), torch.no_grad():
-            parts = torch.split(data.measured(id), _CHUNK)
+            parts = torch.split(row_N, _CHUNK)
             return torch.cat([method.predict(down, client, tree.rows(data.x_R, rows)) for rows in parts])
 
     def _predict_group(
         self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]
     ) -> list[Tensor] | None:
         """Log-probabilities of each client's measured samples in one pass, or None if that would not be less work."""
-        if 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
-            return None
-        data = self.job.data
-        rows = [data.measured(i) for i in ids]
+        rows = [self.job.data.measured(i) for i in ids]
         longest = max(map(len, rows))
-        x_M = data.x_R[torch.cat([torch.cat([r, r[:1].expand(longest - len(r))]) for r in rows])]
+        if not longest or 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
+            return None
+        x_M = self.job.data.x_R[pad_sequence([*rows], batch_first=True).flatten()]  # with the first sample of all
         if x_M.ndim == 4:
             x_M = x_M.clone(
                 memory_format=torch.channels_last
@@ -304,7 +306,7 @@ class ClientRunner:
                 z_Nd, y_N = self._represent(phase, down, client, data.train[id]), data.y_R[data.train[id]]
                 values["gaussianity"] = gaussianity(z_Nd, y_N)
                 values["gaussianity_standardised"] = gaussianity(standardise(z_Nd), y_N)
-            if round == watch.last and id in watch.clients:
+            if round == watch.last and id in watch.clients and len(data.test[id]):
                 rows = data.test[id][:_FEATURE_SAMPLES]
                 for k, (first, second) in enumerate(plane(self._represent(phase, down, client, rows)).tolist()):
                     values |= {f"feature[{k},0]": first, f"feature[{k},1]": second}
@@ -324,26 +326,29 @@ class ClientRunner:
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> EvaluationResult:
         """Log-probabilities of a client's test and validation samples, checked and compared with the labels."""
-        where = self.where(round, id, "evaluate")
+        where, y_N = self.where(round, id, "evaluate"), self.job.data.y_R[self.job.data.measured(id)]
+        if not len(y_N):
+            return EvaluationResult()
         logp_NC = logp_NC.double()
         with blame(where):
             if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
                 what = f"a sample's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
                 raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
         check(where, {"prediction": logp_NC.amax(1)})
-        y_N = self.job.data.y_R[self.job.data.measured(id)]
         right_N, test_count = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
-        p_NC, truth_NC = logp_NC.exp(), one_hot(y_N, logp_NC.shape[1])
-        with blame(where):
-            more = measures.values_of(self.job.measures, p_NC[:test_count], y_N[:test_count])
-        result = EvaluationResult(
-            float(right_N[:test_count].mean()),
-            float(nll_loss(logp_NC[:test_count], y_N[:test_count])),
-            calibration_error(p_NC[:test_count], y_N[:test_count]),
-            float((p_NC - truth_NC)[:test_count].square().sum(1).mean()),
-            measures=more,
-            p_NC=p_NC[:test_count] if round == self.job.keeps else None,
-        )
+        result = EvaluationResult()
+        if test_count:
+            p_NC, test_N = logp_NC[:test_count].exp(), y_N[:test_count]
+            with blame(where):
+                more = measures.values_of(self.job.measures, p_NC, test_N)
+            result = EvaluationResult(
+                float(right_N[:test_count].mean()),
+                float(nll_loss(logp_NC[:test_count], test_N)),
+                calibration_error(p_NC, test_N),
+                float((p_NC - one_hot(test_N, p_NC.shape[1])).square().sum(1).mean()),
+                measures=more,
+                p_NC=p_NC if round == self.job.keeps else None,
+            )
         if test_count == len(y_N):
             return result
         validation = float(right_N[test_count:].mean()), float(nll_loss(logp_NC[test_count:], y_N[test_count:]))

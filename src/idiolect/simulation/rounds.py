@@ -78,10 +78,10 @@ def fit(
     With privacy, participants are drawn independently; if nobody is drawn, the first client's work is done and counts
     as nothing, so that the server's noise has its shape.
 
-    At evaluation rounds and after the last, clients are measured on their test samples as the protocol says: all or the
-    participants, on their personal models (``personalise``, then ``predict``) or at another stage; what ``personalise``
-    made is not kept. After the last round the clients that did not train join (``init_client``, ``send``,
-    ``personalise``) and are measured too.
+    At evaluation rounds and after the last, clients are measured on their test and validation samples as the protocol
+    says: all or the participants, on their personal models (``personalise``, then ``predict``) or at another stage;
+    what ``personalise`` made is not kept. After the last round the clients that did not train join (``init_client``,
+    ``send``, ``personalise``) and are measured too, if they have such samples.
 
     Args:
         job: method, data, seed.
@@ -320,7 +320,8 @@ class _Run:
 
     def records_of_newcomers(self, server: Tree, number: int, protocol: Protocol) -> list[Record]:
         """The records of the clients that did not train, after the last round."""
-        newcomers = range(self.job.data.trained, self.job.data.clients)
+        data = self.job.data
+        newcomers = [i for i in range(data.trained, data.clients) if len(data.measured(i))]
         fresh = (first_state(self.method, self.job.seed, i) for i in newcomers)
         return self.measured(server, number, newcomers, fresh, "new", protocol.clients == "new")
 
@@ -333,7 +334,7 @@ class _Run:
     def measured(
         self, server: Tree, number: int, ids: Sequence[int], clients: Iterable[Tree], stage: str, is_observed: bool
     ) -> list[Record]:
-        """The records of some clients' models on their test samples at a stage, given the clients' states.
+        """The records of some clients' models on their samples at a stage, given the clients' states.
 
         What a client runner observed is recorded if this stage ``is_observed``.
         """

@@ -37,8 +37,11 @@ class Watcher:
     ) -> None:
         """Stop showing."""
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
-        """The plan: ``rounds`` for each method's label and seed, in this order, and how many are on disk."""
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+        """The plan: ``rounds`` for each method's label and seed, in this order, and how many are on disk.
+
+        ``measured`` is what ``advance`` is told: "accuracy" or, without test samples, "validation accuracy".
+        """
 
     def start(self, label: str, seed: int, done: int) -> None:
         """A method starts with a seed; ``done`` rounds are already done."""
@@ -73,10 +76,10 @@ class Several(Watcher):
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Tell it."""
         for one in self._watchers:
-            one.plan(rounds, done, engine)
+            one.plan(rounds, done, engine, measured)
 
     def start(self, label: str, seed: int, done: int) -> None:
         """Tell it."""
@@ -135,10 +138,10 @@ class Bars(Watcher):
     ) -> None:
         self._live.stop()
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Lay out the rows."""
         with self._lock:
-            self._rounds, self._engine = rounds, engine
+            self._rounds, self._engine, self._measured = rounds, engine, measured
             self._start_time, self._work_before = self._clock(), engine.seconds
             self._jobs = {key: _Job(*key, done=min(n, rounds)) for key, n in done.items()}
 
@@ -193,7 +196,7 @@ class Bars(Watcher):
         table.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
         table.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
         table.add_column("", width=bar)
-        for header in ("round", "accuracy", "left"):
+        for header in ("round", self._measured.split(" ")[0], "left"):
             table.add_column(header, justify="right", no_wrap=True)
         for j in jobs:
             at = ProgressBar(self._rounds, j.done, width=bar)
@@ -270,9 +273,11 @@ class Lines(Watcher):
         self._total: dict[str, int] = {}
         self._rounds: dict[str, int] = {}
         self._last_line: dict[str, float] = {}
+        self._measured = "accuracy"
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Remember how many rounds each method has, over all its seeds."""
+        self._measured = measured
         for label, _ in done:
             self._total[label] = self._total.get(label, 0) + rounds
 
@@ -291,7 +296,7 @@ class Lines(Watcher):
         now = time.monotonic()
         if accuracy is not None or now - self._last_line.get(label, self._since[label]) >= _SILENT:
             self._last_line[label] = now
-            suffix = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            suffix = "" if accuracy is None else f", {self._measured} {accuracy:.1%}"
             self._say(f"{label}: seed {seed}, round {round}{suffix}, {now - self._since[label]:.0f} s")
 
     def diverged(self, label: str, seed: int, round: int) -> None:

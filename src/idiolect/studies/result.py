@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
@@ -59,28 +59,63 @@ class Result:
         It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The table has
         the mean over seeds. Methods without a result are left out. Only the clients count that all methods have; if
         there are others, a warning names them, and so does ``attrs["notes"]``, a list of sentences.
+
+        Raises:
+            InputError: no test sample was measured.
         """
+        return self._accuracies("test")
+
+    def validation(self) -> Any:
+        """The same on validation samples: the mean over those of clients that train, in the protocol's round.
+
+        It needs the protocol's ``validation``. Choose settings by it, not by ``accuracy``, so that no test sample
+        decides.
+
+        Raises:
+            InputError: no validation sample was measured.
+        """
+        return self._accuracies("validation")
+
+    def _accuracies(self, part: Literal["test", "validation"]) -> Any:
         run = report.read(self.folder)
-        series = report.accuracies(run)
+        self._check(run, part)
+        series = report.accuracies(run, part)
         for note in report.left_out_notes(run):
             log.warning("%s", note)
         series.attrs["notes"] = list(report.left_out_notes(run))
         return series
 
     def client_accuracy(self) -> Any:
-        """The same of every client, as a pandas DataFrame: a row per client, a column per method and seed."""
-        return report.client_accuracies(report.read(self.folder))
+        """The accuracy of every client, as a pandas DataFrame: a row per client, a column per method and seed.
 
-    def clients(self, measure: str = "accuracy") -> Any:
+        Raises:
+            InputError: no test sample was measured.
+        """
+        run = report.read(self.folder)
+        self._check(run, "test")
+        return report.client_accuracies(run)
+
+    @staticmethod
+    def _check(run: report.Run, part: Literal["test", "validation"]) -> None:
+        """Check that samples of a part were measured."""
+        if part == "test" and run.part == "validation":
+            raise InputError("no test sample was measured in this run: call validation()")
+        if part == "validation" and not any(run.sizes_of("validation").values()):
+            raise InputError("this run has no validation samples: give the study protocol='validation=0.2'")
+
+    def clients(self, measure: str | None = None) -> Any:
         """Which method for which client: a pandas DataFrame with a row per client, indexed by its number.
 
-        Columns: ``name``; ``test_samples``; for each method its mean over seeds, and ``LABEL low`` and ``LABEL high``,
-        the ends of Wilson's 95 % interval, if the measure is a proportion of samples (accuracy, recall, sensitivity,
-        specificity); ``best``; ``alike``, the methods that cannot be told apart from the best (missing for measures
-        that are not a proportion). ``report.by_client`` says how this is tested.
+        Columns: ``name``; ``test_samples``, or ``validation_samples`` where these are measured; for each method its
+        mean over seeds, and ``LABEL low`` and ``LABEL high``, the ends of Wilson's 95 % interval, if the measure is a
+        proportion of samples (accuracy, recall, sensitivity, specificity); ``best``; ``alike``, the methods that cannot
+        be told apart from the best (missing for measures that are not a proportion). ``report.by_client`` says how this
+        is tested.
 
         Args:
-            measure: a metric of test samples that the run recorded, as ``macro_f1``, ``auroc`` or ``recall[3]``.
+            measure: a metric of test samples that the run recorded, as ``macro_f1``, ``auroc`` or ``recall[3]``, or
+                ``validation_accuracy``. None takes the accuracy, if there are no test samples that of validation
+                samples.
 
         Raises:
             InputError: the run did not record it.
@@ -107,8 +142,9 @@ class Result:
         run = report.read(self.folder)
         precision = "" if run.precision == "float32" else f"Computed in {run.precision}."
         more = " ".join(filter(None, (report.official_words(run.manifest), precision, defences.caption(run))))
-        protocol = self.study.protocol.said(report.whose(run))
-        return report.render(report.summary(run), protocol, report.columns_of(run), more, report.said(run))
+        return report.render(
+            report.summary(run), run.said(report.whose(run)), report.columns_of(run), more, report.said(run)
+        )
 
     def notes(self) -> list[str]:
         """What stands below the table: which clients do not count and why, and whose training seems not finished."""

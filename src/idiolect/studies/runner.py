@@ -102,7 +102,7 @@ def run(
         log.warning("%s", warning)
 
     with closing(store), signals.received(lambda number: KeyboardInterrupt()) as numbers:
-        _join_predictions(store)  # so that a broken file is noticed before anything is trained
+        _join_predictions(store, federation)  # so that a broken file is noticed before anything is trained
         try:
             with tracking, watcher or Watcher() as show, executor:
                 start = time.monotonic()
@@ -112,7 +112,7 @@ def run(
                     if executor.seconds:
                         store.add_start(_start(executor, engine_name, time.monotonic() - start))
             store.merge()
-            _join_predictions(store)
+            _join_predictions(store, federation)
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
@@ -162,14 +162,14 @@ def _start(executor: Engine, text: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def _join_predictions(store: Store[Study]) -> None:
-    """Join the predictions of the methods and seeds that have reached the last round, if they are kept.
+def _join_predictions(store: Store[Study], federation: data.FederatedData) -> None:
+    """Join the predictions of the methods and seeds that have reached the last round, if there are some to keep.
 
     Raises:
         InputError: those of one are missing or cannot be read; nothing is written.
     """
     study = store.study
-    if study.save_predictions:
+    if study.save_predictions and federation.has_test:
         cells = [store.cell(use.label, seed).folder for use in study.methods for seed in study.seeds]
         complete = [cell for cell in cells if checkpoint.rounds(cell / CHECKPOINT_FILE) == study.rounds]
         predictions.merge(store.folder, complete)

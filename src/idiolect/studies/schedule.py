@@ -45,7 +45,8 @@ class Schedule:
         """
         units = self._units(jobs)
         lanes = min(self._engine.lanes, len(units))
-        watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine)
+        measured = "accuracy" if all(job.data.has_test for job in jobs[:1]) else "validation accuracy"
+        watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine, measured)
 
         def stop() -> bool:
             return bool(signals) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
@@ -168,7 +169,10 @@ class _CellWriter:
         self.track: Callable[[int, dict[str, float]], object]
         self._schedule, self._study, self._round_on_disk = schedule, schedule._store.study, state.round
         hostile = attackers(self._study.attacks, job.data.trained)  # they do not count
-        self._rows = [0 if k in hostile else len(test) for k, test in enumerate(job.data.test)]
+        self._rows, self._validation_rows = (
+            [0 if k in hostile else len(rows) for k, rows in enumerate(part)]
+            for part in (job.data.test, job.data.validation)
+        )
         self._predictions: list[predictions.ClientPredictions] = []
 
     @property
@@ -197,11 +201,13 @@ class _CellWriter:
             if self._predictions:  # before the checkpoint, which says that they are there
                 predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
-        values = measures(records, seconds, study.protocol, self._rows, job.data.conditions)
+        values = measures(records, seconds, study.protocol, self._rows, job.data.conditions, self._validation_rows)
         if values:
             self.track(state.round, values)
         self._watcher.recorded(job.name, job.seed, state.round, records)
-        self._watcher.advance(job.name, job.seed, state.round, values.get("accuracy"))
+        self._watcher.advance(
+            job.name, job.seed, state.round, values.get("accuracy", values.get("validation_accuracy"))
+        )
 
     def on_divergence(self, error: Diverged) -> None:
         """End the job; its last whole round stays."""

@@ -24,6 +24,7 @@ from idiolect.studies.config import Study
 
 Status = Literal["finished", "stopped", "failed"]
 _METRICS = ("accuracy", "loss", "calibration_error", "brier")
+_ON_VALIDATION = ("validation_accuracy", "validation_loss")
 
 
 class Tracker(Protocol):
@@ -48,6 +49,7 @@ def measures(
     what: evaluation_protocol.Protocol,
     rows: Sequence[int],
     conditions: Sequence[str] = (),
+    validation_rows: Sequence[int] = (),
 ) -> dict[str, float]:
     """An evaluated round in a few numbers; empty for a round that was not evaluated.
 
@@ -57,13 +59,14 @@ def measures(
         what: whose models are measured, and how clients are averaged.
         rows: the number of test samples of each client.
         conditions: of the last clients, which are new; "" is for their samples as they are.
+        validation_rows: the number of validation samples of each client; () for none.
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
-        samples; ``worst_decile``, the mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new
-        clients, under all conditions, once they are measured; ``bytes``, down and up, mean over participants;
-        ``seconds``. If the protocol is about new clients, the numbers are theirs, and ``trained_accuracy`` is that of
-        the others.
+        samples; ``validation_accuracy`` and ``validation_loss``, the same of validation samples; ``worst_decile``, the
+        mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new clients, under all conditions, once
+        they are measured; ``bytes``, down and up, mean over participants; ``seconds``. If the protocol is about new
+        clients, the numbers are theirs, and ``trained_accuracy`` is that of the others.
     """
     values_of: dict[str, list[tuple[int, float]]] = {}
     bytes_of: dict[int, float] = {}
@@ -75,6 +78,8 @@ def measures(
                 values_of.setdefault(metric, []).append((client, value))
             if metric == "accuracy" and (new or what.clients == "new"):
                 values_of.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
+        elif stage == what.stage and metric in _ON_VALIDATION and validation_rows and validation_rows[client]:
+            values_of.setdefault(metric, []).append((client, value))
         elif stage == "wire" and metric != "answered":
             bytes_of[client] = bytes_of.get(client, 0.0) + value
     if not values_of:
@@ -82,7 +87,8 @@ def measures(
 
     def mean(metric: str) -> float:
         clients, values = zip(*values_of[metric], strict=True)
-        return float(np.average(values, weights=[rows[i] for i in clients] if what.weighting == "sample" else None))
+        rows_of = validation_rows if metric in _ON_VALIDATION else rows
+        return float(np.average(values, weights=[rows_of[i] for i in clients] if what.weighting == "sample" else None))
 
     means = {m: mean(m) for m in values_of}
     if worst := sorted(value for _, value in values_of.get("accuracy", ())):

@@ -330,8 +330,13 @@ class Chunks:
         key = self._keys("evaluate", round, ids)
         with self._engine.arithmetic("evaluate"), naming_refusal("personalise"):
             personal = self._put(vmap_of(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
-        results: list[Any] = [None] * len(ids)
-        for places in plan([len(r) for r in rows]):
+        empty = torch.zeros(0, data.classes)
+        results: list[Any] = [
+            self._runner.measure(round, i, empty) if not len(rows[k]) else None for k, i in enumerate(ids)
+        ]
+        with_samples = [k for k, r in enumerate(rows) if len(r)]
+        for group in plan([len(rows[k]) for k in with_samples]):
+            places = [with_samples[k] for k in group]
             at = torch.tensor(places, device=self._device)
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personal, at)
             row_KN = self._data(round, rows, places).row_N

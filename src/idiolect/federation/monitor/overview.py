@@ -135,7 +135,7 @@ class Overview(Watcher):
 
     # as what watches a run
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Know how many rounds there are."""
         with self._lock:
             self._total, self._progress = rounds, dict(done)

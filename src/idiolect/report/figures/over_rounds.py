@@ -69,7 +69,7 @@ def over_rounds(view: View) -> Iterator[Figure | str]:
     yield Figure(
         "rounds",
         title,
-        "Test accuracy over the rounds, mean over clients"
+        f"{view.run.part.capitalize()} accuracy over the rounds, mean over clients"
         + (" and seeds" if (frame["seeds"] > 1).any() else "")
         + ("; the band spans the lowest to the highest seed" if several else "")
         + ". Click a name in the legend to single it out; shift-click adds another.",
