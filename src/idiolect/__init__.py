@@ -14,7 +14,8 @@ The names of this module are the public interface:
 - ``methods``: which methods there are, and building one for a task.
 - ``load``, ``Bundle``, ``PersonalClassifier``: personal models outside of a run, as classifiers of scikit-learn.
 - ``report``: pages, tables, comparisons and exports from run folders.
-- ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``, ``Adam``: the contract that a method fulfils.
+- ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``, ``Adam``, ``AdamW``: the contract that a
+  method fulfils.
 - ``IdiolectError``, ``InputError``, ``RunError``, ``Interrupted``: what is raised.
 """
 
@@ -28,13 +29,14 @@ from idiolect.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from idiolect import data, methods, report
-    from idiolect.core.method import SGD, Adam, Data, Down, Method, Task, Training, Up
+    from idiolect.core.method import SGD, Adam, AdamW, Data, Down, Method, Task, Training, Up
     from idiolect.deploy import Bundle, PersonalClassifier, load
     from idiolect.studies import Result, Study, Use, run, use
 
 __all__ = [
     "SGD",
     "Adam",
+    "AdamW",
     "Bundle",
     "Data",
     "Down",
@@ -59,7 +61,7 @@ __all__ = [
 ]
 _FOLDERS = ("data", "methods", "report")
 _DEPLOY = ("Bundle", "PersonalClassifier", "load")
-_CONTRACT = ("SGD", "Adam", "Data", "Down", "Method", "Task", "Training", "Up")
+_CONTRACT = ("SGD", "Adam", "AdamW", "Data", "Down", "Method", "Task", "Training", "Up")
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,8 @@ import toy
 from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, Interrupted, RunError
-from idiolect.core.method import Adam, Data, Down, Method, Task, Up, unchanged
+from idiolect.core.method import SGD, Adam, AdamW, Data, Down, Method, Task, Up, unchanged
+from idiolect.core.schedules import Cosine, Exponential, Schedule, Step
 from idiolect.engines import Sequential
 from idiolect.engines.vectorised import engine as vectorised
 from idiolect.engines.vectorised import groups
@@ -150,6 +151,18 @@ def test_rounds_by_adam(name: str, options: dict[str, Any]) -> None:
     torch.set_default_dtype(torch.float64)
     job = Job(name, partial(methods.build, name, options, _task_by_adam()), toy.data(), 3)
     _agree(_run(job, Vectorised(device="cpu", chunk=2), 2), _plain(job, 2), 1e-9)
+
+
+@pytest.mark.parametrize("schedule", [Cosine(end=0.1, warmup=1), Step(every=1, factor=0.3), Exponential(factor=0.5)])
+@pytest.mark.parametrize("rule", [SGD(0.05, 0.5, 5e-4, clip=0.5), AdamW(0.01, weight_decay=0.1)], ids=str)
+@pytest.mark.parametrize("name", ["fedavg_ft", "apfl", "scaffold", "pfedme", "fedsr"])
+def test_rounds_with_a_learning_rate_over_the_rounds(name: str, rule: SGD | AdamW, schedule: Schedule) -> None:
+    if name in ("scaffold", "pfedme") and not isinstance(rule, SGD):
+        pytest.skip("it needs SGD")
+    torch.set_default_dtype(torch.float64)
+    task = replace(_task(), training=replace(_task().training, optimiser=rule, schedule=schedule))
+    job = Job(name, partial(methods.build, name, {"steps": 3} if name == "fedsr" else {}, task), toy.data(), 3)
+    _agree(_run(job, Vectorised(device="cpu", chunk=2), 3), _plain(job, 3), 1e-9)
 
 
 @pytest.mark.parametrize("server", [ServerMomentum(), ServerAdam()])

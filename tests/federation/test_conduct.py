@@ -21,7 +21,7 @@ from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.policy import Policy
-from idiolect.studies import Result
+from idiolect.studies import Result, Study
 from rehearsal import rehearsed
 
 SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
@@ -50,6 +50,20 @@ def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> 
     whole = study_for(tmp_path / "study.yaml", "trial")
     samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
     _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
+
+
+@pytest.mark.parametrize("schedule", ["cosine:warmup=1", "step:every=1,factor=0.5", "constant:warmup=2"])
+def test_sites_know_the_round_and_the_last_one(schedule: str, files: Files, tmp_path: Path) -> None:
+    """A learning rate over the rounds is that of a simulation, also in the stage that trains once more."""
+    protocol = "{stage: personalised, also: [trained]}"
+    study(tmp_path, "fedavg_ft, scaffold", rounds=3, lr_schedule=f"'{schedule}'", clip=0.5, protocol=protocol)
+    found = _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
+    _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
+    other = whole.model_copy(update={"lr_schedule": Study().lr_schedule})
+    constant = rehearsed(other, samples, tmp_path / "constant").records
+    assert not np.allclose(found.records["value"], constant["value"]), "the schedule changes nothing"
 
 
 def test_states_and_samples_stay_at_the_sites(files: Files, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = dict(
 )
 OTHERS: dict[str, Any] = dict(
     local_epochs=2, batch_size=3, optimiser="adam", lr=0.07, momentum=0.9, weight_decay=0.01,
-    server_optimiser="adam:lr=0.03", drop_last=True,
+    server_optimiser="adam:lr=0.03", drop_last=True, clip=0.01, lr_schedule="step:every=1,factor=0.5",
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def records(study: idl.Study, folder: Path) -> pd.DataFrame:
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_method_with_a_setting_of_its_own_has_the_numbers_of_a_study_with_it(tmp_path: Path, name: str) -> None:
     value = OTHERS[name]
-    nested = "adam(lr=0.03)" if name == "server_optimiser" else value
+    nested = f"{value.replace(':', '(')})" if ":" in str(value) else value
     use = idl.use("fedavg", **{name: nested})
     usual = records(idl.Study(methods=["fedavg"], **SMALL), tmp_path / "usual")
     whole = records(idl.Study(methods=["fedavg"], **SMALL | {name: value}), tmp_path / "whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ import toy
 
 from idiolect.core import keys
 from idiolect.core.method import Data, Training
+from idiolect.core.schedules import Constant, Cosine, Exponential, Schedule, Step
 from idiolect.training import Batch, batches, rows
 
 few = settings(deadline=None, max_examples=25)
@@ -161,3 +163,65 @@ def test_mapped_steps_are_those_of_each_client(drop_last: bool, shuffle: bool) -
         alone = batches(data, training, key[k], steps=steps, drop_last=drop_last)
         assert [at[k][used[k] > 0].tolist() for at, used, _ in many] == [b.at_B.tolist() for b in alone]
         assert [int(step[k]) for _, _, step in many] == [b.step for b in alone]
+
+
+# --- the learning rate of the round ---------------------------------------------------------------------------------
+
+SCHEDULES = [
+    (Constant(warmup=3), [0.25, 0.5, 0.75, 1, 1]),
+    (Step(every=2, factor=0.5), [1, 1, 0.5, 0.5, 0.25]),
+    (Exponential(factor=0.5, warmup=1), [0.5, 1, 0.5, 0.25, 0.125]),
+    (Cosine(end=0.5, warmup=1), [0.5, 1, 0.75 + 0.25 * 0.5**0.5, 0.75, 0.75 - 0.25 * 0.5**0.5]),
+]
+
+
+def in_round(data: Data, round: int, rounds: int = 5) -> Data:
+    return data._replace(round=torch.tensor(round), rounds=torch.tensor(rounds))
+
+
+@pytest.mark.parametrize("how", [{}, {"epochs": 1}, {"steps": 4}, {"drop_last": True}], ids=str)
+@pytest.mark.parametrize(("schedule", "want"), SCHEDULES, ids=str)
+def test_all_steps_have_the_rate_of_their_round(schedule: Schedule, want: list[float], how: dict[str, int]) -> None:
+    training = Training(2, 4, schedule=schedule)
+    for t, factor in [*enumerate(want, start=1), (6, want[-1]), (0, 1.0)]:
+        steps = batches(in_round(client(9), t), training, KEY, **how)
+        assert {type(b.rate) for b in steps} == {float}
+        np.testing.assert_allclose([b.rate for b in steps], factor, rtol=1e-15)
+    steps = batches(client(9), training, KEY, **how)  # where there is no round, as for a new client
+    assert {b.rate for b in steps} == {1.0}
+
+
+@pytest.mark.parametrize("how", [{}, {"steps": 4}], ids=str)
+@pytest.mark.parametrize(("schedule", "want"), SCHEDULES, ids=str)
+def test_the_rate_of_mapped_clients(schedule: Schedule, want: list[float], how: dict[str, int]) -> None:
+    """Clients of one round; clients of different rounds; and one client in different rounds."""
+    training, x, real = Training(2, 4, schedule=schedule), torch.zeros(1), torch.ones(7)
+
+    def rate(row_N: torch.Tensor, round: torch.Tensor, key: torch.Tensor) -> list[torch.Tensor]:
+        steps = batches(Data(x, x, row_N, real, round, torch.tensor(5)), training, key, **how)
+        assert all(torch.as_tensor(b.rate).dtype == torch.get_default_dtype() for b in steps)
+        return [torch.as_tensor(b.rate) for b in steps]
+
+    row_KN, key_K, round_K = torch.arange(7).expand(5, 7), keys.key(0).expand(5), torch.arange(1, 6)
+    for row, rounds, axes in [
+        (row_KN, round_K, (0, 0, None)),
+        (row_KN[0], round_K, (None, 0, None)),
+        (row_KN, torch.tensor(3), (0, None, None)),
+    ]:
+        got = torch.func.vmap(rate, in_dims=axes)(row, rounds, key_K[0])
+        for step in got:
+            np.testing.assert_allclose(step.expand(5), want if rounds.ndim else want[2], rtol=1e-6)
+
+
+def test_without_a_schedule_the_rate_is_one() -> None:
+    """A number, not a tensor, in any round, also for mapped clients: with it every bit is as without a rate."""
+    for t in (0, 1, 5):
+        assert {type(b.rate) for b in batches(in_round(client(9), t), Training(2, 4), KEY)} == {float}
+
+    def rates(row_N: torch.Tensor) -> torch.Tensor:
+        for how in ({}, {"steps": 3}):
+            steps = batches(Data(row_N, row_N, row_N, torch.ones(7)), Training(2, 4), KEY, **how)
+            assert {(type(b.rate), b.rate) for b in steps} == {(float, 1.0)}
+        return row_N
+
+    torch.func.vmap(rates)(torch.arange(7).expand(3, 7))

@@ -1,9 +1,10 @@
-"""Adam against torch.optim.Adam, and mapped over clients against one client at a time; methods that need SGD."""
+"""Adam and AdamW against torch.optim, and mapped over clients against one client at a time; methods that need SGD."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from idiolect import methods, models
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Adam, Data, Task, Training
+from idiolect.core.method import SGD, Adam, AdamW, Data, Optimiser, Task, Training
 from idiolect.training import Batch, batches, cross_entropy_mean, optimiser_state, sgd, sgd_from
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -22,6 +23,10 @@ RULES = [
     Adam(0.01, (0.5, 0.9), 1e-3, weight_decay=0.1),
     Adam(0.01, (0.0, 0.9), clip=0.3),
     Adam(0.01, weight_decay=0.1, clip=0.3, decay_biases=False),
+    AdamW(),
+    AdamW(0.05, (0.5, 0.9), 1e-3, weight_decay=2.0),
+    AdamW(0.01, (0.0, 0.9), weight_decay=0.0, clip=0.3),
+    AdamW(0.1, weight_decay=0.5, clip=0.3, decay_biases=False),
 ]
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}
 
@@ -31,12 +36,13 @@ def plan(n: int, size: int, epochs: int = 2) -> list[Batch]:
     return [Batch(a, torch.ones(len(a)), step) for step, a in enumerate(at)]
 
 
-def of_torch(module: nn.Module, rule: Adam) -> torch.optim.Adam:
+def of_torch(module: nn.Module, rule: Adam) -> torch.optim.Optimizer:
     groups = [
         {"params": [p], "weight_decay": rule.weight_decay if rule.decay_biases or p.ndim > 1 else 0.0}
         for p in module.parameters()
     ]
-    return torch.optim.Adam(groups, rule.lr, rule.betas, rule.eps, foreach=False)
+    kind = torch.optim.AdamW if isinstance(rule, AdamW) else torch.optim.Adam
+    return kind(groups, rule.lr, rule.betas, rule.eps, foreach=False)
 
 
 def steps_of_torch(module: nn.Module, optimiser: Any, x: Tensor, y: Tensor, steps: list[Batch], rule: Adam) -> None:
@@ -135,10 +141,34 @@ def test_in_single_precision_a_mapped_first_step_is_as_exact() -> None:
     torch.testing.assert_close(many, alone, rtol=2e-7, atol=0)
 
 
-def test_a_method_trains_by_adam_or_says_why_not() -> None:
+@pytest.mark.parametrize("rule", [AdamW(0.3, weight_decay=1.5), AdamW(0.02, (0.8, 0.99), weight_decay=10.0)], ids=str)
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_adamw_is_that_of_its_equations(rule: AdamW, rate: float) -> None:
+    """In numpy: the decay is taken off the weights, and moves neither m nor v."""
+    (b1, b2), lr = rule.betas, rule.lr * rate
+    w, m, v = np.array([1.0, -2.0, 0.5]), np.zeros(3), np.zeros(3)
+    steps = [Batch(torch.tensor([k]), torch.ones(1), k, rate=rate) for k in range(5)]
+
+    def loss(w: Tensor, batch: Batch) -> tuple[Tensor, tuple[()]]:
+        return (w**3).sum() * (1 + batch.at_B[0]), ()
+
+    start = torch.tensor(w)
+    got, state, _ = sgd_from(loss, start, optimiser_state(rule, start), steps, rule)
+    for t in range(1, 6):
+        g = 3 * w**2 * t
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        w = w - lr * rule.weight_decay * w - lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + rule.eps)
+    np.testing.assert_allclose(got, w, rtol=1e-12)
+    np.testing.assert_allclose(state.mean, m, rtol=1e-12)
+    np.testing.assert_allclose(state.square, v, rtol=1e-12)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_a_method_trains_by_adam_or_says_why_not(optimiser: str) -> None:
     refused = {}
+    rule: Optimiser = Adam() if optimiser == "adam" else AdamW()
     for name in methods.names():
-        task = Task(models.build("mlp", (4,), 3), 3, 2, Training(optimiser=Adam()))
+        task = Task(models.build("mlp", (4,), 3), 3, 2, Training(optimiser=rule))
         try:
             methods.build(name, {}, task)
         except InputError as error:
@@ -146,7 +176,50 @@ def test_a_method_trains_by_adam_or_says_why_not() -> None:
     assert sorted(refused) == ["pfedme", "scaffold"]
     for name, said in refused.items():
         assert said.startswith(f"method {name} needs SGD, because ")
-        assert said.endswith(": leave out optimiser=adam, or this method")
+        assert said.endswith(f": leave out optimiser={optimiser}, or this method")
+
+
+# --- a factor of the learning rate, for each step -------------------------------------------------------------------
+
+WITH_RATES = [SGD(0.1, 0.9, 0.1), SGD(0.1, 0.0, 0.1, clip=0.3), RULES[1], RULES[3], RULES[5], RULES[7]]
+RATES = [1.0, 0.5, 0.5, 0.01, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("rule", WITH_RATES, ids=str)
+def test_a_rate_is_that_of_a_scheduler_of_torch(rule: Optimiser) -> None:
+    """torch's LambdaLR multiplies the rate of each step; for one client, and mapped, with the rate as a tensor."""
+    torch.manual_seed(4)
+    x, y = torch.randn(12, 4), torch.randint(3, (12,))
+    module = nn.Linear(4, 3)
+    weights = {k: v.detach().clone() for k, v in module.named_parameters()}
+    steps = [b._replace(rate=r) for b, r in zip(plan(12, 4), RATES, strict=True)]
+
+    def loss(w: dict[str, Tensor], batch: Batch) -> tuple[Tensor, tuple[()]]:
+        at_B = batch.at_B
+        return cross_entropy_mean(x[at_B] @ w["weight"].T + w["bias"], y[at_B], batch.used_B), ()
+
+    def train(w: dict[str, Tensor], rate_S: Tensor) -> dict[str, Tensor]:
+        return sgd(loss, w, [b._replace(rate=r) for b, r in zip(steps, rate_S, strict=True)], rule)[0]
+
+    alone = sgd(loss, weights, steps, rule)[0]
+    rate_KS = torch.stack([torch.tensor(RATES), torch.ones(len(RATES))])
+    many = torch.func.vmap(train, in_dims=(None, 0))(weights, rate_KS)
+    ones = sgd(loss, weights, plan(12, 4), rule)[0]
+    if isinstance(rule, SGD):
+        optimiser: Any = torch.optim.SGD(
+            module.parameters(), rule.lr, rule.momentum, weight_decay=rule.weight_decay, foreach=False
+        )
+    else:
+        optimiser = of_torch(module, rule)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda t: RATES[min(t, len(RATES) - 1)])
+    for batch in steps:
+        steps_of_torch(module, optimiser, x, y, [batch], rule)
+        scheduler.step()
+    for k, p in module.named_parameters():
+        torch.testing.assert_close(alone[k], p.detach(), **CLOSE)
+        torch.testing.assert_close(many[k][0], alone[k], **CLOSE)
+        torch.testing.assert_close(many[k][1], ones[k], **CLOSE)
+        assert (alone[k] - ones[k]).abs().max() > 1e-3, "the rates change nothing"
 
 
 def test_sgd_is_the_default() -> None:

@@ -27,11 +27,13 @@ from idiolect.core import keys, reduce, tree
 from idiolect.core.network import Model, Network, Weights, new_linear, watch
 from idiolect.core.reduction import Reduced, Up
 from idiolect.core.reports import ClientValue, PairValue
+from idiolect.core.schedules import Constant, Schedule
 from idiolect.core.tree import Tree
 
 __all__ = [
     "SGD",
     "Adam",
+    "AdamW",
     "Aggregate",
     "Augment",
     "ClientValue",
@@ -98,7 +100,7 @@ class Data(NamedTuple):
     real_N: Tensor
     """1 for a sample, 0 for padding, which comes last."""
     round: Tensor = _ROUND
-    """The number of the round, an int64 scalar; 0 where there is none."""
+    """The number of the round, an int64 scalar; 0 where there is none, as in ``personalise``."""
     rounds: Tensor = _ROUND
     """The number of the last round, for schedules; 0 where there is none."""
     group_R: Tree = ()
@@ -247,7 +249,17 @@ class Adam:
     decay_biases: bool = True
 
 
-Optimiser = SGD | Adam
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as torch.optim.AdamW defines it.
+
+    In each step, lr times ``weight_decay`` times the weights is taken off them, beside Adam's own step.
+    """
+
+    weight_decay: float = 0.01
+
+
+Optimiser = SGD | Adam | AdamW
 """The optimiser of a client's local steps."""
 
 
@@ -258,7 +270,7 @@ class Training:
     ``shuffle=False`` takes the samples in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``:
     a method trains on images that are cropped and mirrored at random, with new draws in every step. ``drop_last``: an
     epoch leaves out the samples that do not fill a batch, different ones each time; a client with less than one batch
-    keeps it.
+    keeps it. ``schedule`` says by which factor all learning rates are multiplied in which round.
     """
 
     epochs: int = 5
@@ -267,6 +279,7 @@ class Training:
     shuffle: bool = True
     augment: Augment = "none"
     drop_last: bool = False
+    schedule: Schedule = field(default_factory=Constant)
 
 
 def as_floats(x_B: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from idiolect.core.method import Augment
+from idiolect.core.option_spec import Spec, complete
+from idiolect.core.schedules import schedule_of
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.limits import COUNT
 
@@ -43,10 +46,12 @@ class TrainingPart(_Part):
 
     local_epochs: Annotated[int, Field(ge=1, le=COUNT)]
     batch_size: _Count
-    optimiser: Literal["sgd", "adam"]
+    optimiser: Literal["sgd", "adam", "adamw"]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
+    lr_schedule: Annotated[Spec, AfterValidator(partial(complete, build=schedule_of))]
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     augment: Augment
     drop_last: bool
 

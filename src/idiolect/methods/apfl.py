@@ -136,7 +136,7 @@ def apfl(
             v, state_v, loss = personal_step(v, state_v, w, share, batch)  # [3]
             losses.append(loss)
             if adaptive and number == 0:  # [4]
-                share = (share - rule.lr * slope(before, v, w, share, batch)).clamp(0, 1)
+                share = (share - rule.lr * batch.rate * slope(before, v, w, share, batch)).clamp(0, 1)
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [7]
         up = Up(tree.sub(w, down.shared), weight)
         distance = tree.square_distance(v, w).sqrt()

@@ -100,7 +100,8 @@ def fedem(
     sampling it therefore moves only by the participants' share of the samples; here the mean is over the participants.
     Its tuned variant predicts with uniform weights (its copy of the mixture never gets pi) and keeps momentum between
     evaluations; here tuning uses the client's pi and a fresh optimiser. Its learning rate is divided by ten after half
-    and again after three quarters of the rounds, counted in a client's own epochs; here the optimiser is the task's.
+    and again after three quarters of the rounds, counted in a client's own epochs; here optimiser and schedule are the
+    task's.
     """
 
     def uniform() -> Tensor:

@@ -113,7 +113,7 @@ def pfedme(
             return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())  # [1]
 
         new, extras = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]
-        next_w = tree.map(lambda w, t: w - rule.lr * pull * (w - t), w, new)  # [2]
+        next_w = tree.map(lambda w, t: w - rule.lr * batch.rate * pull * (w - t), w, new)  # [2]
         theta, w = tree.when(batch.used_B.sum(), lambda: (new, next_w), lambda: (theta, w))
         return theta, w, extras[0]
 

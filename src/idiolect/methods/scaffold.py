@@ -87,7 +87,7 @@ def scaffold(
 
         plan = batches(data, task.training, key, steps=steps)
         model, extras = sgd(loss, base, plan, rule)  # [1]
-        change, length = tree.sub(model, base), rule.lr * way(plan)  # [2]
+        change, length = tree.sub(model, base), rule.lr * plan[0].rate * way(plan)  # [2]
         new = tree.map(lambda c_i, c, d: c_i - c - d / length, client, control, change)  # [2]
         info = {"train_loss": trained_loss(extras), "correction": tree.square_distance(control, client).sqrt()}
         return new, Up(Server(change, tree.sub(new, client)), torch.ones(())), info

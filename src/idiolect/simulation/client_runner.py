@@ -110,7 +110,7 @@ class Job(NamedTuple):
     secure: bool = False
     """Whether uploads are whole numbers, of which the server gets the sum alone: ``idiolect.simulation.summing``."""
     rounds: int = 0
-    """The number of the last round; 0 where nobody knows."""
+    """The number of the study's last round; 0 where nobody knows."""
     secret: int | None = None
     """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
     takes ``seed``, for simulations."""
@@ -195,9 +195,10 @@ class ClientRunner:
         """Adds method, client, round and phase to an error."""
         return f"{self.job.name}: client {id}, round {round}, {phase}"
 
-    def _data(self, round: int, rows: Tensor) -> Data:
-        data, (now, last) = self.job.data, torch.tensor([round, self.job.rounds])
-        return Data(data.x_R, data.y_R, rows, torch.ones(len(rows)), now, last)
+    def _data(self, rows: Tensor, round: int | None = None) -> Data:
+        """Samples, and the round where it counts: a personal model is the same whenever it is made."""
+        data = Data(self.job.data.x_R, self.job.data.y_R, rows, torch.ones(len(rows)))
+        return data if round is None else data._replace(round=torch.tensor(round), rounds=torch.tensor(self.job.rounds))
 
     def _key(self, round: int, id: int, phase: Phase) -> Tensor:
         return keys.key(self.job.seed, round, id, phase)
@@ -205,7 +206,7 @@ class ClientRunner:
     def _local(self, round: int, id: int, down: Down, client: Tree) -> LocalResult:
         where = self.where(round, id, "local")
         with blame(where):
-            rows = self._data(round, self.job.data.train[id])
+            rows = self._data(self.job.data.train[id], round)
             answer = self.method.local(down, client, rows, self._key(round, id, "local"))
             if wrong := _not_of_local(answer):
                 raise RunError(f"{where}: local does not return (client, Up, info): {wrong}")
@@ -217,7 +218,7 @@ class ClientRunner:
         where = self.where(round, id, "stand_by")
         with blame(where):
             assert self.method.stand_by is not None
-            rows = self._data(round, self.job.data.train[id])
+            rows = self._data(self.job.data.train[id], round)
             state = self.method.stand_by(down, client, rows, self._key(round, id, "stand_by"))
             if not tree.same_form(state, client):
                 what = "stand_by does not return the client's state, in the form that it got"
@@ -256,7 +257,7 @@ class ClientRunner:
 
     def _personalise(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tree:
         with blame(self.where(round, id, "evaluate")):
-            rows = self._data(round, self.job.data.train[id])
+            rows = self._data(self.job.data.train[id])
             return method.personalise(down, client, rows, self._key(round, id, "evaluate"))
 
     def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:

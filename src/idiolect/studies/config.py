@@ -22,6 +22,7 @@ from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, scalar, split_list
+from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import TaskName
 from idiolect.simulation import Job
@@ -110,6 +111,7 @@ class Study(LocalTraining):
             for name, value in values.items():
                 object.__setattr__(self, name, value)
 
+        check_schedule(self.lr_schedule, self.rounds, self.lr)
         for use in self.methods:
             self.of(use)
         if self.data is None:
@@ -288,7 +290,9 @@ class Study(LocalTraining):
         if not use.settings:
             return self
         try:
-            return self.model_copy(update=self.local_training(use.settings))
+            own = self.model_copy(update=self.local_training(use.settings))
+            check_schedule(own.lr_schedule, own.rounds, own.lr)
+            return own
         except InputError as error:
             raise InputError(f"method {use.label}: {error}") from None
 
@@ -383,6 +387,7 @@ class Study(LocalTraining):
             attacks=on_uploads(self.attacks, federation.trained),
             robust=None if self.robust is None else rule_of(self.robust),
             privacy=None if self.privacy is None else mechanism_of(self.privacy), secure=self.secure_aggregation,
+            rounds=self.rounds,
         )  # fmt: skip
 
     def elsewhere(self, job: Job) -> Elsewhere | None:

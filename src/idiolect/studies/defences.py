@@ -18,12 +18,10 @@ from idiolect.simulation.uploads import step_of
 from idiolect.studies.method_use import Use
 from idiolect.studies.naming import complete_shift
 from idiolect.training import trial
-from idiolect.training.server_optimisers import server_optimiser_of
 
 COMPLETE: dict[str, Callable[[Spec], Spec]] = {
     "shifts": complete_shift,
     "new_shifts": complete_shift,
-    "server_optimiser": partial(complete, build=server_optimiser_of),
     "uploads": partial(complete, build=step_of),
     "privacy": partial(complete, build=mechanism_of),
     "robust": partial(complete, build=rule_of),

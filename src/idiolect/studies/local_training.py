@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from idiolect.core.errors import InputError
 from idiolect.core.method import Augment
 from idiolect.core.option_spec import Spec, complete
+from idiolect.core.schedules import schedule_of
 from idiolect.studies.naming import sentence
 from idiolect.studies.settings import field
 from idiolect.training.server_optimisers import server_optimiser_of
@@ -31,10 +32,12 @@ class LocalTraining(BaseModel):
     )
     local_epochs: PositiveInt = field("local_epochs")
     batch_size: PositiveInt = field("batch_size")
-    optimiser: Literal["sgd", "adam"] = field("optimiser")
+    optimiser: Literal["sgd", "adam", "adamw"] = field("optimiser")
     lr: Rate = field("lr")
+    lr_schedule: Spec = field("lr_schedule")
     momentum: Annotated[float, Field(ge=0, lt=1)] = field("momentum")
     weight_decay: Decay = field("weight_decay")
+    clip: Rate | None = field("clip")
     server_optimiser: Spec = field("server_optimiser")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
@@ -49,10 +52,10 @@ class LocalTraining(BaseModel):
         except pydantic.ValidationError as error:
             raise InputError(sentence(error, type(self))) from None
 
-    @pydantic.field_validator("server_optimiser")
+    @pydantic.field_validator("lr_schedule", "server_optimiser")
     @classmethod
-    def _server(cls, spec: Spec) -> Spec:
-        return complete(spec, server_optimiser_of)
+    def _completed(cls, spec: Spec, info: pydantic.ValidationInfo) -> Spec:
+        return complete(spec, schedule_of if info.field_name == "lr_schedule" else server_optimiser_of)
 
     @pydantic.model_validator(mode="after")
     def _momentum_of_sgd(self) -> Self:

@@ -18,6 +18,7 @@ from idiolect.core.option_spec import Spec, lower, options_of
 
 T = TypeVar("T")
 _EXAMPLES = {
+    "lr_schedule": "cosine:warmup=5",
     "server_optimiser": "adam:lr=0.01",
     "privacy": "gaussian:norm=1.0,noise_multiplier=1.0",
     "robust": "trimmed_mean:share=0.2",

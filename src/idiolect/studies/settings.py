@@ -119,11 +119,26 @@ SETTINGS = {
     "local_epochs": Setting(TRAINING, "Epochs per client and round.", 5, type=int),
     "batch_size": Setting(TRAINING, "Samples per step.", 50, type=int),
     "optimiser": Setting(
-        TRAINING, "Of the clients: sgd, or adam, which usually takes a smaller learning rate, as 0.001.", "sgd"
+        TRAINING,
+        "Of the clients: sgd; or adam or adamw, which usually take a smaller learning rate, as 0.001.",
+        "sgd",
     ),
     "lr": Setting(TRAINING, "Learning rate of the clients.", 0.01, type=float),
+    "lr_schedule": Setting(
+        TRAINING,
+        "Learning rate over the rounds: constant, step:every=10,factor=0.1, exponential:factor=0.99 or "
+        "cosine:end=0.0; each with warmup=0, in rounds.",
+        Spec(name="constant", options={"warmup": 0}),
+        unset="constant",
+    ),
     "momentum": Setting(TRAINING, "Momentum of the clients' sgd.", 0.5, type=float),
-    "weight_decay": Setting(TRAINING, "Weight decay of the clients, as an L2 penalty.", 5e-4, type=float),
+    "weight_decay": Setting(
+        TRAINING, "Weight decay of the clients: an L2 penalty, or with adamw decoupled.", 5e-4, type=float
+    ),
+    "clip": Setting(
+        TRAINING, "Largest norm of the gradient in a client's step; a longer one is shortened.", unset="no bound",
+        type=float,
+    ),
     "server_optimiser": Setting(
         TRAINING,
         "What the server does with the mean increment: average adds it; or momentum:lr=1.0,momentum=0.9; or "

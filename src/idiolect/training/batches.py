@@ -9,6 +9,7 @@ from torch import Tensor
 
 from idiolect.core import keys, tree
 from idiolect.core.method import Data, Task, Training
+from idiolect.core.schedules import Constant, rate_factor
 from idiolect.training.augment import crop_flip
 
 _EPOCH = 2**20  # steps are numbered epoch * _EPOCH + batch, so that padding changes no number
@@ -24,6 +25,8 @@ class Batch(NamedTuple):
     step: int | Tensor
     key: Tensor = torch.zeros((), dtype=torch.int64)
     """One for all steps; by it and ``step`` images are augmented."""
+    rate: float | Tensor = 1.0
+    """By what the step's learning rate is multiplied: see ``idiolect.core.schedules``."""
 
 
 def batches(
@@ -40,13 +43,16 @@ def batches(
     ``drop_last``, here or in ``training``, leaves out an incomplete last batch. A client smaller than one batch still
     trains on the one batch it has. For a single client the last batch may be short; mapped over clients, all batches
     are full and masked.
+
+    All have the learning rate of the round ``data.round``, as the schedule in ``training`` says.
     """
     drop_last = drop_last or training.drop_last
     many = tree.mapped(data.row_N)
     real_N = data.real_N if many else data.real_N[: int(data.real_N.sum())]
     n, size = real_N.shape[0], training.batch_size
+    rate = _rate(data, training)
     if steps is not None and many:
-        return _mapped_steps(real_N, training, key, steps, drop_last)
+        return _mapped_steps(real_N, training, key, steps, drop_last, rate)
     draws = keys.fold(key, "augment")
     plan: list[Batch] = []
     epochs = training.epochs if epochs is None else epochs
@@ -61,7 +67,7 @@ def batches(
                     used_B = used_B * ((used_B.sum() == size) | (real_N.sum() < size))
                 elif start > 0 and len(at_B) < size:
                     continue
-            plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch, draws))
+            plan.append(Batch(at_B, used_B, epoch * _EPOCH + batch, draws, rate))
     return plan[:steps]
 
 
@@ -72,7 +78,18 @@ def _orders(real_N: Tensor, training: Training, key: Tensor, epochs: int) -> lis
     return list(keys.order(keys.fold(key, torch.arange(epochs, device=key.device)[:, None]), real_N))
 
 
-def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool) -> list[Batch]:
+def _rate(data: Data, training: Training) -> float | Tensor:
+    """The factor of the learning rate: a number for a single client, so that its steps are torch's fused ones."""
+    if training.schedule == Constant():
+        return 1.0
+    factor = rate_factor(training.schedule, data.round, data.rounds)
+    many = tree.mapped((data.row_N, data.round, data.rounds))
+    return factor.to(torch.get_default_dtype()) if many else float(factor)
+
+
+def _mapped_steps(
+    real_N: Tensor, training: Training, key: Tensor, steps: int, drop_last: bool, rate: float | Tensor
+) -> list[Batch]:
     """Each client goes through its own epochs, whose lengths differ between clients."""
     n, size = real_N.shape[0], training.batch_size
     total = real_N.sum().long()
@@ -85,7 +102,7 @@ def _mapped_steps(real_N: Tensor, training: Training, key: Tensor, steps: int, d
         place_B = batch * size + torch.arange(size)
         order_N = order_EN.index_select(0, epoch.view(1))[0]
         used_B = (place_B < total).to(real_N.dtype)
-        plan.append(Batch(order_N[place_B.clamp(max=n - 1)], used_B, epoch * _EPOCH + batch, draws))
+        plan.append(Batch(order_N[place_B.clamp(max=n - 1)], used_B, epoch * _EPOCH + batch, draws, rate))
     return plan
 
 

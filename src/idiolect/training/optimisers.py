@@ -13,14 +13,14 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Optimiser, Task
+from idiolect.core.method import SGD, AdamW, Optimiser, Task
 from idiolect.core.tree import Tree
 
 P = TypeVar("P")
 
 
 class AdamState(NamedTuple):
-    """What Adam keeps from step to step."""
+    """What Adam and AdamW keep from step to step."""
 
     mean: Tree
     """m, the running mean of the gradients: a tree like the weights."""
@@ -31,7 +31,7 @@ class AdamState(NamedTuple):
 
 
 def optimiser_state(rule: Optimiser, weights: Tree) -> Tree:
-    """The state before the first step: for SGD the momentum, a tree like the weights; for Adam an ``AdamState``."""
+    """The state before the first step: for SGD the momentum, a tree like the weights; else an ``AdamState``."""
     if isinstance(rule, SGD):
         return tree.zeros(weights)
     return AdamState(tree.zeros(weights), tree.zeros(weights), torch.zeros((), dtype=torch.float32))
@@ -52,8 +52,10 @@ def require_sgd(task: Task, method: str, because: str) -> SGD:
 
 def in_place(
     rule: Optimiser, flat: Sequence[Tensor], state: Tree, build: Callable[[Sequence[Tensor]], Tree]
-) -> tuple[Callable[[Sequence[Tensor]], None], Callable[[], Tree]]:
-    """For one client: a function that moves the weights by their gradients, and one that returns the state.
+) -> tuple[Callable[[Sequence[Tensor], float], None], Callable[[], Tree]]:
+    """For one client: a function that moves the weights, and one that returns the state.
+
+    The first one takes the gradients and the factor of the learning rate in this step.
 
     Gradients must have the memory layout of their weights, because torch's fused steps go through memory in order.
 
@@ -68,43 +70,54 @@ def in_place(
         return [in_layout_of(a, w).clone() for a, w in zip(tree.leaves(part), flat, strict=True)]
 
     groups = [(d, [_decay(w, rule) == d for w in flat]) for d in {_decay(w, rule) for w in flat}]
-    options: dict[str, Any] = {"lr": rule.lr, "maximize": False, "fused": True}
+    options: dict[str, Any] = {"maximize": False, "fused": True}
     if isinstance(rule, SGD):
         buffers: list[Any] = copies(state) if rule.momentum else [None] * len(flat)
         options |= {"momentum": rule.momentum, "dampening": 0.0, "nesterov": False}
         moving = [(d, at, _select(flat, at), _select(buffers, at)) for d, at in groups]
 
-        def sgd_step(grads: Sequence[Tensor]) -> None:
+        def sgd_step(grads: Sequence[Tensor], rate: float) -> None:
             for decay, at, weights, momentum in moving:
-                torch_sgd(weights, _select(grads, at), momentum, weight_decay=decay, **options)
+                torch_sgd(weights, _select(grads, at), momentum, lr=rule.lr * rate, weight_decay=decay, **options)
 
         return sgd_step, lambda: build(buffers) if rule.momentum else state
 
     mean, square = copies(state.mean), copies(state.square)
     steps = [state.steps.clone() for _ in flat]  # torch counts the steps of each weight
     options |= {"beta1": rule.betas[0], "beta2": rule.betas[1], "eps": rule.eps, "amsgrad": False}
+    options["decoupled_weight_decay"] = isinstance(rule, AdamW)
     parts = [(d, at, [_select(part, at) for part in (flat, mean, square, steps)]) for d, at in groups]
 
-    def adam_step(grads: Sequence[Tensor]) -> None:
+    def adam_step(grads: Sequence[Tensor], rate: float) -> None:
         for decay, at, (weights, m, v, count) in parts:
-            torch_adam(weights, _select(grads, at), m, v, [], count, weight_decay=decay, **options)
+            some = _select(grads, at)
+            torch_adam(weights, some, m, v, [], count, lr=rule.lr * rate, weight_decay=decay, **options)
 
     return adam_step, lambda: AdamState(build(mean), build(square), steps[0])
 
 
-def mapped_step(rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor) -> tuple[P, Tree]:
-    """For clients that are mapped: the weights and the state after a step; unchanged where ``live`` is false."""
-    slope = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
+def mapped_step(
+    rule: Optimiser, weights: P, state: Tree, gradient: P, live: Tensor, rate: float | Tensor
+) -> tuple[P, Tree]:
+    """For clients that are mapped: the weights and the state after a step; unchanged where ``live`` is false.
+
+    ``rate`` is the factor of the learning rate in this step.
+    """
+    lr, kept = rule.lr * rate, weights
+    if isinstance(rule, AdamW):
+        kept, slope = tree.map(lambda w: w - lr * _decay(w, rule) * w, weights), gradient
+    else:
+        slope = tree.map(lambda g, w: torch.add(g, w, alpha=_decay(w, rule)), gradient, weights)
     if isinstance(rule, SGD):
         new: Tree = tree.map(lambda m, g: torch.add(g, m, alpha=rule.momentum), state, slope)
-        end = tree.map(lambda w, m: w.sub(m, alpha=rule.lr), weights, new)
+        end = tree.map(lambda w, m: w - lr * m if isinstance(lr, Tensor) else w.sub(m, alpha=lr), weights, new)
         return _where(live, end, weights), _where(live, new, state) if rule.momentum else state
     b1, b2 = rule.betas
     mean = tree.map(lambda m, g: m.lerp(g, 1 - b1), state.mean, slope)
     square = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, slope)
     new = AdamState(mean, square, state.steps + 1)
-    lr, correction = rule.lr / _bias(b1, new.steps), _bias(b2, new.steps)
-    end = tree.map(lambda w, m, v: w - lr * m / ((v / correction).sqrt() + rule.eps), weights, mean, square)
+    lr, correction = lr / _bias(b1, new.steps), _bias(b2, new.steps)
+    end = tree.map(lambda w, m, v: w - lr * m / ((v / correction).sqrt() + rule.eps), kept, mean, square)
     return _where(live, end, weights), _where(live, new, state)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from idiolect.core.method import SGD, Adam, Augment, Optimiser, Training
+from idiolect.core.method import SGD, Adam, AdamW, Augment, Optimiser, Training
+from idiolect.core.option_spec import Spec
+from idiolect.core.schedules import schedule_of
 
 
 class TrainingSettings(Protocol):
@@ -20,7 +22,7 @@ class TrainingSettings(Protocol):
 
     @property
     def optimiser(self) -> str:
-        """``sgd`` or ``adam``."""
+        """``sgd``, ``adam`` or ``adamw``."""
 
     @property
     def lr(self) -> float:
@@ -32,7 +34,15 @@ class TrainingSettings(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """L2 penalty."""
+        """L2 penalty, or with ``adamw`` decoupled decay."""
+
+    @property
+    def clip(self) -> float | None:
+        """The largest norm of a step's gradient; None for no bound."""
+
+    @property
+    def lr_schedule(self) -> Spec:
+        """How the learning rate changes over the rounds."""
 
     @property
     def augment(self) -> Augment:
@@ -45,9 +55,11 @@ class TrainingSettings(Protocol):
 
 def training_of(settings: TrainingSettings) -> Training:
     """The training that these settings describe."""
-    rule: Optimiser = SGD(settings.lr, settings.momentum, settings.weight_decay)
-    if settings.optimiser == "adam":
-        rule = Adam(settings.lr, weight_decay=settings.weight_decay)
+    rule: Optimiser = SGD(settings.lr, settings.momentum, settings.weight_decay, settings.clip)
+    if settings.optimiser != "sgd":
+        adam = AdamW if settings.optimiser == "adamw" else Adam
+        rule = adam(settings.lr, weight_decay=settings.weight_decay, clip=settings.clip)
     return Training(
-        settings.local_epochs, settings.batch_size, rule, augment=settings.augment, drop_last=settings.drop_last
-    )
+        settings.local_epochs, settings.batch_size, rule, augment=settings.augment, drop_last=settings.drop_last,
+        schedule=schedule_of(settings.lr_schedule),
+    )  # fmt: skip

@@ -26,6 +26,9 @@ def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) ->
     SGD:   m <- momentum m + g;   w <- w - lr m                                 (as torch.optim.SGD)
     Adam:  m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2;
            w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)          (as torch.optim.Adam, in step t)
+    AdamW: g <- clip(grad loss);   w <- (1 - lr weight_decay) w, and then Adam's  (as torch.optim.AdamW)
+
+    where lr is the rule's times the batch's ``rate``.
 
     Args:
         loss: (weights, batch) -> (scalar, anything). The second part is returned per step, as it was before the step.
@@ -55,7 +58,7 @@ def sgd_from(
     """
     if not batches or not tree.leaves(weights):
         return weights, state, [tree.detach(loss(weights, b)[1]) for b in batches]
-    if any(tree.mapped(b.used_B) for b in batches):
+    if any(tree.mapped((b.used_B, b.rate) if isinstance(b.rate, Tensor) else b.used_B) for b in batches):
         return _mapped_sgd(loss, weights, state, batches, rule)
     flat, build = tree.flatten(weights)
     flat = [layout_copy(w).requires_grad_() for w in flat]
@@ -67,7 +70,7 @@ def sgd_from(
         with torch.no_grad():
             if rule.clip is not None and (scale := _shrink(grads, rule.clip)) != 1:
                 torch._foreach_mul_(grads, scale)
-            step([in_layout_of(g, w) for g, w in zip(grads, flat, strict=True)])
+            step([in_layout_of(g, w) for g, w in zip(grads, flat, strict=True)], float(batch.rate))
         extras.append(tree.detach(extra))
     return build([w.detach() for w in flat]), state_now(), extras
 
@@ -82,7 +85,7 @@ def _mapped_sgd(
         if rule.clip is not None:
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)
-        weights, state = mapped_step(rule, weights, state, g, batch.used_B.sum() > 0)
+        weights, state = mapped_step(rule, weights, state, g, batch.used_B.sum() > 0, batch.rate)
         extras.append(extra)
     return weights, state, extras
 

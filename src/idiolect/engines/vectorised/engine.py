@@ -282,7 +282,7 @@ class Chunks:
             at += [0] * ((1 << (len(at) - 1).bit_length()) - len(at))
         down = Down(shared, self._put(tree.rows(own, torch.tensor(at))))
         some = [ids[k] for k in at]
-        data = self._data(round, self._runner.job.data.train, some, length)
+        data = self._data(self._runner.job.data.train, some, round, length)
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
         with self._engine.arithmetic("local"), naming_refusal("local"):
             back = tree.map(to_host, self._replay(inputs) if graphs else self._train(*inputs))
@@ -296,7 +296,7 @@ class Chunks:
         self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
     ) -> list[LocalResult]:
         down, client = Down(shared, self._put(own)), self._put(tree.stack(clients))
-        data, key = self._data(round, self._runner.job.data.train, ids), self._keys("stand_by", round, ids)
+        data, key = self._data(self._runner.job.data.train, ids, round), self._keys("stand_by", round, ids)
         assert self._runner.method.stand_by is not None
         with self._engine.arithmetic("local"), naming_refusal("stand_by"):
             stand_by = vmap_of(self._runner.method.stand_by, (_OWN, 0, _ROW, 0))
@@ -326,7 +326,7 @@ class Chunks:
             name = clients[0].switch
             axis = client._make(None if field == name else 0 for field in client._fields)
             client = client._replace(**{name: getattr(clients[0], name)})
-        down, train = Down(shared, self._put(own)), self._data(round, data.train, ids)
+        down, train = Down(shared, self._put(own)), self._data(data.train, ids)
         key = self._keys("evaluate", round, ids)
         with self._engine.arithmetic("evaluate"), naming_refusal("personalise"):
             personal = self._put(vmap_of(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
@@ -339,7 +339,7 @@ class Chunks:
             places = [with_samples[k] for k in group]
             at = torch.tensor(places, device=self._device)
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personal, at)
-            row_KN = self._data(round, rows, places).row_N
+            row_KN = self._data(rows, places).row_N
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
             with self._engine.arithmetic("evaluate"), naming_refusal("predict"), torch.no_grad():
                 predict = vmap_of(method.predict, (_OWN, 0, 0))
@@ -364,15 +364,18 @@ class Chunks:
     def _keys(self, phase: Phase, round: int, ids: Sequence[int]) -> Tensor:
         return torch.tensor([keys.number(self._runner.job.seed, round, i, phase) for i in ids], device=self._device)
 
-    def _data(self, round: int, rows: Sequence[Tensor], ids: Sequence[int], length: int | None = None) -> Data:
-        """The samples of some clients, padded to the longest of them or to a length."""
+    def _data(
+        self, rows: Sequence[Tensor], ids: Sequence[int], round: int | None = None, length: int | None = None
+    ) -> Data:
+        """The samples of some clients, padded to the longest of them or to a length, and the round where it counts."""
         row_KN = pad_sequence([rows[i] for i in ids], batch_first=True)
         row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
         count_K = torch.tensor([len(rows[i]) for i in ids])
         real_KN = (torch.arange(row_KN.shape[1]) < count_K[:, None]).to(torch.get_default_dtype())
         self._engine.total += row_KN.numel()
         self._engine.real += int(count_K.sum())
-        now, last = torch.tensor([round, self._runner.job.rounds], device=self._device)
+        times = (0, 0) if round is None else (round, self._runner.job.rounds)
+        now, last = torch.tensor(times, device=self._device)
         return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last)
 
 
