@@ -9,6 +9,7 @@ The names of this module are the public interface:
 
 - ``Study``, ``use``, ``Use``: what is compared on what; a method with options.
 - ``run``, ``Result``: running a study, and what it measured.
+- ``tune``, ``Tuning``: choosing settings for every method on validation samples, and what was chosen.
 - ``data``: your own data (``data.from_arrays``, ``from_frame``, ``from_dataset``, ``open_data``), data sets by name,
   partitions and shifts.
 - ``methods``: which methods there are, and building one for a task.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from idiolect.core.method import SGD, Adam, AdamW, Data, Down, Method, Task, Training, Up
     from idiolect.deploy import Bundle, PersonalClassifier, load
     from idiolect.studies import Result, Study, Use, run, use
+    from idiolect.tuning import Tuning, tune
 
 __all__ = [
     "SGD",
@@ -50,6 +52,7 @@ __all__ = [
     "Study",
     "Task",
     "Training",
+    "Tuning",
     "Up",
     "Use",
     "data",
@@ -57,9 +60,11 @@ __all__ = [
     "methods",
     "report",
     "run",
+    "tune",
     "use",
 ]
 _FOLDERS = ("data", "methods", "report")
+_TUNING = ("Tuning", "tune")
 _DEPLOY = ("Bundle", "PersonalClassifier", "load")
 _CONTRACT = ("SGD", "Adam", "AdamW", "Data", "Down", "Method", "Task", "Training", "Up")
 
@@ -69,6 +74,7 @@ def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return import_module(f"idiolect.{name}")
     if name in __all__:
-        room = "core.method" if name in _CONTRACT else "deploy" if name in _DEPLOY else "studies"
+        rooms = {"core.method": _CONTRACT, "deploy": _DEPLOY, "tuning": _TUNING}
+        room = next((room for room, names in rooms.items() if name in names), "studies")
         return getattr(import_module(f"idiolect.{room}"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")

@@ -32,6 +32,7 @@ from idiolect.cli.predict import predict_command
 from idiolect.cli.report import report_command
 from idiolect.cli.reproduce import reproduce_command
 from idiolect.cli.run import run_command
+from idiolect.cli.tune import tune_command
 from idiolect.cli.watch import watch_command
 from idiolect.core import terminal
 from idiolect.core.errors import IdiolectError, Interrupted, as_options, near
@@ -66,6 +67,7 @@ def idiolect(
 
 
 app.command("run", cls=Command)(run_command)
+app.command("tune", cls=Command)(tune_command)
 app.command("describe", cls=Command)(describe_command)
 app.command("reproduce", cls=Command)(reproduce_command)
 app.command("report", cls=Command)(report_command)

@@ -16,9 +16,9 @@ from idiolect.core.errors import InputError, in_a_file, nearest
 from idiolect.core.files import about_backslashes
 from idiolect.studies.settings import DATA, DEFENCE, METHODS, OUTPUT, PARTITION, SETTINGS, SHIFTS, TRAINING
 
-COMMON, ENGINE = "Most used", "Engine"
+COMMON, SEARCH, ENGINE = "Most used", "Search", "Engine"
 USUAL_ENGINE = "auto"
-_PANELS = (COMMON, METHODS, DATA, PARTITION, SHIFTS, TRAINING, DEFENCE, ENGINE, OUTPUT)
+_PANELS = (COMMON, SEARCH, METHODS, DATA, PARTITION, SHIFTS, TRAINING, DEFENCE, ENGINE, OUTPUT)
 
 
 def option(help: str, default: str = "", *names: str, metavar: str | None = None, panel: str | None = None) -> Any:

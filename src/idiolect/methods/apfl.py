@@ -25,6 +25,7 @@ from idiolect.training import (
     untrained,
 )
 
+SEARCH = {"alpha": "0.1..0.9"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"alpha": 0.5, "mix": "outputs", "alpha_gradient": "released", "evaluate_with": "own"}
 }

@@ -20,6 +20,7 @@ from idiolect.training import (
     untrained,
 )
 
+SEARCH = {"pull": "0.01..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"weighting": "uniform"}}
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Task
 from idiolect.training import averaging, log_softmax_of, train_model
 
+SEARCH = {"epochs": "1..10"}
+
 
 def fedavg_ft(task: Task, *, epochs: PositiveInt | None = None, part: Literal["model", "head"] = "model") -> Method:
     """FedAvg-FT: federated averaging, then each client fine-tunes the global model (as in FedPAC, pFedFDA and FedCR).

@@ -11,6 +11,7 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Task
 from idiolect.training import averaging, log_softmax_of, train_model
 
+SEARCH = {"tuning_epochs": "1..10"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"tuning_part": "model", "tuning_lr": 1e-3, "weighting": "uniform"},
 }

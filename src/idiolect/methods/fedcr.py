@@ -31,6 +31,7 @@ from idiolect.statistics.experts import Experts, class_products, kl_diagonal, po
 from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
 
 PERSONAL = ("head_epochs", "predict_with")
+SEARCH = {"lr": "0.005..0.2:log", "beta": "0.00001..0.01:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"objective": "log_mean", "clip": None},
     "official": {"predict_with": "logits"},

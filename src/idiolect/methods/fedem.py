@@ -26,6 +26,7 @@ from idiolect.training import (
 )  # fmt: skip
 
 PERSONAL = ("tuning_epochs", "joining_steps")
+SEARCH = {"models": "2,3,4"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"keep_momentum": True, "joining_steps": 1}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "FedEM (M=3)": {"models": 3},

@@ -11,6 +11,7 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, Task, Up, keys, reduce, tree
 from idiolect.training import log_softmax_of, mean, row_losses, train_model
 
+SEARCH = {"exploration": "0.1..0.5"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
 REPORTS = {
     "affinity": PairValue(

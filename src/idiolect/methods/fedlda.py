@@ -16,6 +16,7 @@ from idiolect.statistics.moments import moments, weights_by_class
 from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 PERSONAL = ("tune_body",)
+SEARCH = {"global_weight": "0..1", "decorrelation": "0.01..1:log", "ridge": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
 
 

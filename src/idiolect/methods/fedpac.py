@@ -28,6 +28,7 @@ from idiolect.training import (
 )
 
 PERSONAL = ("tuning_epochs",)
+SEARCH = {"alignment": "0.1..10:log", "head_lr": "0.01..0.3:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"align_first_round": True, "threshold": 0.0},
     "official": {"align_first_round": False},

@@ -28,6 +28,7 @@ from idiolect.training import (
 )
 
 PERSONAL = ("predict_with",)
+SEARCH = {"alignment": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"drop_last": True},
 }

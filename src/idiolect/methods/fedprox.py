@@ -10,6 +10,8 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Task, Up, reduce, tree, unchanged
 from idiolect.training import add, log_softmax_of, stateless, train_model
 
+SEARCH = {"mu": "0.001..1:log"}
+
 
 def fedprox(task: Task, *, mu: NonNegativeFloat = 0.1) -> Method:
     """FedProx: federated averaging with a pull of each client towards the received model (Li et al., MLSys 2020).

@@ -12,6 +12,7 @@ from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights, k
 from idiolect.training import Personal, add, log_softmax_of, own_or, train_model, trained, untrained
 
 PERSONAL = ("tuning_epochs",)
+SEARCH = {"head_epochs": "1..10"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"head_epochs": 10, "body_epochs": 5, "newcomer_head": "average"},
 }

@@ -29,6 +29,7 @@ from idiolect.training import (
 
 Means = Literal["shrunk", "everyone", "own"]
 PERSONAL = ("personal", "folds", "share_samples")
+SEARCH = {"ridge": "0.03..3:log", "alignment": "0.3..30:log"}
 REPORTS = {
     "trust": ClientValue(
         name="trust in its own means",

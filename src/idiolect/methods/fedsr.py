@@ -28,6 +28,7 @@ from idiolect.training import (
 )
 
 PERSONAL = ("head_epochs", "samples")
+SEARCH = {"norm": "0.0001..0.1:log", "conditional": "0.00001..0.01:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"latent": 512, "conditional": 5e-4, "steps": 5, "keep_momentum": True},
 }

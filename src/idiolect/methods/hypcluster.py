@@ -12,6 +12,7 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, keys, reduce, tree
 from idiolect.training import log_softmax_of, mean, row_losses, stateless, train_model
 
+SEARCH = {"clusters": "2,3,4,5"}
 VARIANTS: dict[str, dict[str, Any]] = {"HypCluster (k=3)": {"clusters": 3}, "HypCluster (k=5)": {"clusters": 5}}
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import log_softmax
 from idiolect.core.method import Data, Down, Method, Task, keys
 from idiolect.training import averaging, features
 
+SEARCH = {"k": "3..15", "knn_weight": "0.1..0.9", "scale": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
 
 

@@ -17,6 +17,7 @@ from idiolect.statistics.moments import moments, weights_by_class
 from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 PERSONAL = ("min_count_adapt", "drop_last_adapt")
+SEARCH = {"ridge": "0.01..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 1e-4, "clip_correlation": True, "initial_means": "normal"},  # diverges on real images
     "official": {"ridge": 1.0, "ridge_everywhere": 1e-4, "drop_last_adapt": True},

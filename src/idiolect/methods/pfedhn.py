@@ -39,6 +39,7 @@ from idiolect.training import (
 )
 
 PERSONAL = ("tuning",)
+SEARCH = {"lr": "0.001..0.1:log", "server_lr": "0.001..0.1:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"lr": 5e-3, "tuning": "nobody"},
     "official_pc": {"lr": 5e-3, "local_head": True, "server_lr": 0.05, "tuning": "nobody"},

@@ -26,6 +26,7 @@ from idiolect.training import (
     untrained,
 )
 
+SEARCH = {"lr": "0.001..0.03:log", "pull": "1..30:log", "inner_lr": "0.01..0.3:log"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"decay": 1e-3, "weighting": "samples", "personal": "fresh"}}
 
 

@@ -3,9 +3,9 @@
 The file ``<name>.py`` holds the function ``<name>(task, *, option=default, ...) -> Method``, whose docstring begins
 with ``Title: what it is (source)``, and may hold ``PRESETS``, named sets of options, ``VARIANTS``, the options of
 variants that have a name of their own in the literature, ``PERSONAL``, the names of the options that change nothing but
-the personal model, and ``REPORTS``, the metrics that a run's page draws. To add a
-method, copy ``_skeleton.py``. Elsewhere it is such a function too: one of your own is named by its import path, and a
-package names its functions under the entry point group ``idiolect.methods``.
+the personal model, ``SEARCH``, sensible ranges to tune options in, and ``REPORTS``, the metrics that a run's page
+draws. To add a method, copy ``_skeleton.py``. Elsewhere it is such a function too: one of your own is named by its
+import path, and a package names its functions under the entry point group ``idiolect.methods``.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Entry(NamedTuple):
     """Metric: how a page draws it."""
     personal: tuple[str, ...] = ()
     """The options that change nothing but the personal model."""
+    search: Mapping[str, str] = {}
+    """Option: a sensible range to search for it, as ``0.1..10:log``."""
 
     @property
     def forms(self) -> dict[str, dict[str, Any]]:
@@ -144,7 +146,8 @@ def _entry(name: str, build: Callable[..., Method]) -> Entry:
         title, summary = name.rpartition(".")[2], line
     options = {k: p.default for k, p in option_spec.options_of(build).items()}
     presets, variants, figures = (getattr(module, table, {}) for table in ("PRESETS", "VARIANTS", "REPORTS"))
-    return Entry(name, title, summary, build, options, presets, variants, figures, getattr(module, "PERSONAL", ()))
+    personal, search = getattr(module, "PERSONAL", ()), getattr(module, "SEARCH", {})
+    return Entry(name, title, summary, build, options, presets, variants, figures, personal, search)
 
 
 def _of_package(name: str, point: importlib.metadata.EntryPoint) -> Entry:

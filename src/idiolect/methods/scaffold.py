@@ -13,6 +13,8 @@ from torch import Tensor
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, reduce, tree, unchanged
 from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, require_sgd, rows, sgd, trained_loss
 
+SEARCH = {"server_lr": "0.3..1.5:log"}
+
 
 class Server(NamedTuple):
     """What the server keeps and sends; what a client sends are increments of the same shape."""

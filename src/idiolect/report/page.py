@@ -95,7 +95,7 @@ def _page(runs: list[Run], head: Head | None = None) -> str:
         _section(run, f"run{i}", colours, specs, more)
         for i, (run, more) in enumerate(zip(runs, within, strict=True), 1)
     ]
-    specs |= _specs("all", curves if len(runs) > 1 else [])
+    specs |= placed("all", curves if len(runs) > 1 else [])
     return render_page(
         "page.html",
         specs,
@@ -131,7 +131,8 @@ def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
     )
 
 
-def _specs(anchor: str, figures_: list[Figure]) -> dict[str, Any]:
+def placed(anchor: str, figures_: list[Figure]) -> dict[str, Any]:
+    """The specifications of figures by the id of their place."""
     return {f"{anchor}-{figure.name}": figure.spec | {"description": figure.title} for figure in figures_}
 
 
@@ -142,7 +143,7 @@ def _section(
     drawn, missing = figures(run, colours)
     drawn += more
     pairs = comparisons(run)
-    specs |= _specs(anchor, drawn)
+    specs |= placed(anchor, drawn)
     return {
         "anchor": anchor,
         "run": run,

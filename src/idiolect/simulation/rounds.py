@@ -123,6 +123,7 @@ def fit_jobs(
     engine: Engine,
     *,
     rounds: int,
+    until: int | None = None,
     participation: float = 1.0,
     evaluate_every: int = 1,
     protocol: Protocol = _USUAL,
@@ -136,6 +137,8 @@ def fit_jobs(
         jobs: jobs whose methods train alike (see ``same_training``), with the same data and seed and equal states.
         engine: as for ``fit``, and so are the others.
         rounds: in total.
+        until: the round after which to end for now, in which clients are measured too; None ends after the last. What
+            depends on the last round, as a schedule, depends on ``rounds``.
         participation: share of the clients.
         evaluate_every: rounds between evaluations.
         protocol: who is measured and when.
@@ -154,8 +157,9 @@ def fit_jobs(
             job = training.job._replace(watch=watch, keeps=rounds if training.keep else None, rounds=rounds)
             runs.append(_Run(training._replace(job=job), engine, stop, spending))
         trainer, left = runs[0], list(runs)
-        for number in range(trainer.state.round + 1, rounds + 1):
-            evaluating = number % evaluate_every == 0 or number == rounds
+        end = rounds if until is None else min(until, rounds)
+        for number in range(trainer.state.round + 1, end + 1):
+            evaluating = number % evaluate_every == 0 or number == end
             everybody = (protocol.full_last_round and number == rounds) or number in trainer.method.full_rounds
             trainer.start()
             try:

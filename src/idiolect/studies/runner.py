@@ -25,6 +25,7 @@ from idiolect.core.errors import (
     option,
 )
 from idiolect.core.option_spec import Spec
+from idiolect.data import FederatedData
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, environment, predictions
 from idiolect.runs.folder import CHECKPOINT_FILE, DIVERGED_FILE
@@ -91,9 +92,7 @@ def run(
     for use, job in jobs:
         with blame(f"method {use.name}"):
             job.build()
-    manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
-    if hostile := attackers(study.attacks, federation.trained):
-        manifest["attackers"] = hostile
+    manifest = manifest_of(study, federation)
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     schedule = Schedule(store, executor, tracking, ends)
@@ -127,6 +126,14 @@ def run(
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
     return result
+
+
+def manifest_of(study: Study, federation: FederatedData) -> dict[str, Any]:
+    """What a run's folder says of its clients and methods."""
+    manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
+    if hostile := attackers(study.attacks, federation.trained):
+        manifest["attackers"] = hostile
+    return manifest
 
 
 def check_precision(study: Study, engine: Engine) -> None:

@@ -30,6 +30,7 @@ class Schedule:
         self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
         self._halt, self._lock = threading.Event(), threading.Lock()
         self._progress: dict[tuple[str, int], int] = {}
+        self._until = store.study.rounds
 
     @property
     def where(self) -> str:
@@ -38,11 +39,13 @@ class Schedule:
         parts = [f"round {n} of {rounds} of {label}, seed {seed}" for (label, seed), n in self._progress.items()]
         return f"after {' and '.join(parts)}" if parts else "before the first round"
 
-    def run(self, jobs: Sequence[Job], watcher: Watcher, signals: Sequence[int]) -> None:
+    def run(self, jobs: Sequence[Job], watcher: Watcher, signals: Sequence[int], until: int | None = None) -> None:
         """Run the remaining rounds of every job; the first failure ends all, each at its last whole round.
 
-        If a job diverges, only this job ends.
+        If a job diverges, only this job ends. ``until`` is the round after which jobs end for now; None: the last.
         """
+        self._until = until or self._store.study.rounds
+        self._halt.clear()
         units = self._units(jobs)
         lanes = min(self._engine.lanes, len(units))
         measured = "accuracy" if all(job.data.has_test for job in jobs[:1]) else "validation accuracy"
@@ -119,7 +122,7 @@ class Schedule:
         while writers:
             group = [writer for writer in writers if writer.latest.equals(writers[0].latest)]
             writers = [writer for writer in writers if writer not in group]
-            if group[0].latest.round < self._store.study.rounds:
+            if group[0].latest.round < self._until:
                 self._fit(group, stop)
                 with self._lock:
                     self._store.merge()
@@ -149,7 +152,7 @@ class Schedule:
                     writer.trackers = open_.enter_context(ExitStack())
                     writer.track = writer.trackers.enter_context(track)
                 fit_jobs(
-                    [writer.part for writer in writers], self._engine, rounds=study.rounds,
+                    [writer.part for writer in writers], self._engine, rounds=study.rounds, until=self._until,
                     participation=study.participation, evaluate_every=study.evaluation, protocol=study.protocol,
                     stop=stop,
                 )  # fmt: skip
@@ -197,7 +200,7 @@ class _CellWriter:
         self.cell.add(records, seconds)
         self.latest = state
         self._schedule.advance(job, state.round)
-        if state.round % study.checkpoint_every == 0 or state.round == study.rounds:
+        if state.round % study.checkpoint_every == 0 or state.round in (study.rounds, self._schedule._until):
             if self._predictions:  # before the checkpoint, which says that they are there
                 predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()

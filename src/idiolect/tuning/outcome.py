@@ -1,0 +1,155 @@
+"""What a search has chosen, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich.table import Table
+
+from idiolect.core.errors import InputError
+from idiolect.core.terminal import Text
+from idiolect.runs.folder import has_run
+from idiolect.studies import Result, Study
+from idiolect.studies.method_use import title_of
+from idiolect.tuning.halving import rungs
+from idiolect.tuning.plan import Plan
+from idiolect.tuning.space import Space, said, spaces
+from idiolect.tuning.trials import Trial, best, read
+
+TUNED_FILE, TUNING_PAGE, REFIT_FOLDER = "tuned.yaml", "tuning.html", "refit"
+
+
+class Chosen(NamedTuple):
+    """What was chosen for a method."""
+
+    method: str
+    """The label."""
+    title: str
+    values: dict[str, Any]
+    """Option or setting: value; empty if nothing was searched, or no trial reached the last round."""
+    accuracy: float | None
+    """Mean accuracy (0..1) on validation samples; None if no trial reached the last round."""
+    trial: int | None
+    trials: int
+    rounds: int
+    """Trained in all its trials together, where training that several methods share counts for each."""
+    edges: tuple[str, ...]
+    """The settings whose choice lies at an end of their range."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search that has ended, or as far as it came."""
+
+    folder: Path
+    plan: Plan
+    study: Study
+    """As it was before the search."""
+
+    @property
+    def each_trial(self) -> list[Trial]:
+        """The trials, by method."""
+        order = {u.label: k for k, u in enumerate(self.study.methods)}
+        return sorted(read(self.folder), key=lambda t: (order.get(t.method, 0), t.number))
+
+    def trials(self) -> Any:
+        """Every trial as a pandas DataFrame.
+
+        Columns: ``method``, ``trial``, one for each option or setting that was searched, ``rounds``,
+        ``validation_accuracy`` (0..1), ``validation_loss`` (nats), ``state`` (complete, stopped, diverged, refused) and
+        ``chosen``.
+        """
+        winners = {(c.method, c.trial) for c in self.chosen()}
+        rows = []
+        for t in self.each_trial:
+            reached = {"validation_accuracy": t.value.accuracy, "validation_loss": t.value.loss} if t.rungs else {}
+            end = {"rounds": t.rounds, **reached, "state": t.state, "chosen": (t.method, t.number) in winners}
+            rows.append({"method": t.method, "trial": t.number, **t.values, **end})
+        last = ["rounds", "validation_accuracy", "validation_loss", "state", "chosen"]
+        frame = pd.DataFrame(rows)
+        return frame[[c for c in frame.columns if c not in last] + [c for c in last if c in frame.columns]]
+
+    def chosen(self) -> list[Chosen]:
+        """What was chosen for each method: the best on validation samples of the trials that reached the last round."""
+        ranges, trials = spaces(self.study, self.plan.search), self.each_trial
+        return [_chosen(u.label, title_of(u), ranges[u.label], trials) for u in self.study.methods]
+
+    @property
+    def tuned(self) -> Study:
+        """The study with what was chosen.
+
+        Raises:
+            InputError: the search has not ended.
+        """
+        path = self.folder / TUNED_FILE
+        if not path.exists():
+            raise InputError(f"the search in {self.folder} has not ended: resume it")
+        return Study.look(path)
+
+    @property
+    def result(self) -> Result | None:
+        """What the tuned study measured on test samples, with ``refit``; None without."""
+        folder = self.folder / REFIT_FOLDER
+        return Result(folder, Study.look(folder / "study.yaml")) if has_run(folder) else None
+
+    @property
+    def page(self) -> Path:
+        """Where its page is."""
+        return self.folder / TUNING_PAGE
+
+    def notes(self) -> list[str]:
+        """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""
+        plan, every = self.plan, self.chosen()
+        ends = rungs(self.study.rounds, plan.halving)
+        how = f"until rounds {', '.join(map(str, ends[:-1]))} and {ends[-1]}, one in {plan.halving} going on"
+        steps = how if len(ends) > 1 else f"until round {ends[-1]}"
+        notes = [
+            f"Every method had {plan.trials} trials of {self.study.rounds} rounds, trained {steps}, with seed "
+            f"{plan.seed}; choices by accuracy on validation samples, {plan.validation:.0%} of each client's training "
+            "samples. No test sample was measured."
+        ]
+        if few := [f"{c.title} {c.trials}" for c in every if c.trials < plan.trials]:
+            notes.append(f"There are fewer settings than trials: {', '.join(few)}; each was tried once.")
+        for c in every:
+            if c.accuracy is None:
+                notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
+            for name in c.edges:
+                notes.append(
+                    f"{c.title}: {said({name: c.values[name]})} lies at the edge of its range "
+                    f"({spaces(self.study, plan.search)[c.method][name]}): a wider range may have a better value."
+                )
+        return notes
+
+    def table(self) -> Table:
+        """What was chosen, as a terminal shows it."""
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("method", no_wrap=True)
+        table.add_column("chosen")
+        for header in ("validation", "trials", "rounds"):
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in self.rows():
+            table.add_row(*map(Text, row))
+        return table
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """The same as texts: method, chosen, validation accuracy, trials and rounds trained."""
+        return [
+            (
+                c.title, said(c.values) or "as it was", "" if c.accuracy is None else f"{c.accuracy:.1%}",
+                str(c.trials), f"{c.rounds:,}",
+            )
+            for c in self.chosen()
+        ]  # fmt: skip
+
+
+def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Chosen:
+    mine = [t for t in trials if t.method == label]
+    rounds, one = sum(t.rounds for t in mine), best(mine)
+    if one is None:
+        return Chosen(label, title, {}, None, None, len(mine), rounds, ())
+    edges = tuple(name for name, value in one.values.items() if space[name].edge(value))
+    return Chosen(label, title, one.values, one.value.accuracy, one.number, len(mine), rounds, edges)

@@ -1,0 +1,181 @@
+"""Tuning a study: trials of every method, judged on validation samples alone, and the study with what was chosen."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from idiolect import engines
+from idiolect.core import files, signals
+from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunError, on_command_line, option
+from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
+from idiolect.simulation import Engine
+from idiolect.studies import Study, run
+from idiolect.studies.method_use import Use
+from idiolect.studies.progress import Watcher
+from idiolect.studies.runner import check_precision
+from idiolect.tuning import page
+from idiolect.tuning import plan as plans
+from idiolect.tuning.halving import rungs
+from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
+from idiolect.tuning.plan import Plan
+from idiolect.tuning.progress import SearchWatcher
+from idiolect.tuning.sampler import Proposals, check_sampler
+from idiolect.tuning.space import spaces, with_values
+from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
+
+if TYPE_CHECKING:
+    from idiolect.tuning.sampler import Sampler
+
+log = logging.getLogger(__name__)
+
+
+def tune(
+    study: Study,
+    search: Mapping[str, Any] | str = "default",
+    out: str | Path | None = None,
+    *,
+    trials: int = 20,
+    sampler: str | Sampler = "tpe",
+    halving: int = 3,
+    seed: int | None = None,
+    refit: bool = False,
+    engine: str | Engine = "auto",
+    workers: int | None = None,
+    resume: bool = False,
+    watcher: SearchWatcher | None = None,
+    refit_watcher: Watcher | None = None,
+    budget: float | None = None,
+) -> Tuning:
+    """Choose settings and options for every method of a study, by the accuracy on validation samples.
+
+    Every method has the same number of trials of the same rounds. The first half of them is spread over the ranges, the
+    rest is proposed by the sampler. From each of the first two rungs (after about a ninth and a third of the rounds)
+    one in ``halving`` trials goes on. The choice of a method is the best of the trials that reached the last round.
+    Test samples are not measured in trials.
+
+    Args:
+        study: what is tuned. If it holds no validation samples out, trials hold out a fifth.
+        search: ranges by name, as ``{"lr": "0.001..0.3:log", "fedpac.alignment": "0.1..10:log", "batch_size":
+            [10, 50]}``. A name is an option of methods, or a setting that methods may have for themselves; with
+            ``METHOD.`` before it, it is of one method. ``default``: the ranges that methods declare, and one of ``lr``.
+        out: folder of the search; None takes the first free one of ``runs/NAME-tune``, ``runs/NAME-tune-2``, ...
+        trials: of each method.
+        sampler: ``tpe``, ``gp`` or ``random``; or a function from a seed to a sampler of Optuna.
+        halving: 1 trains all trials to the end.
+        seed: of the trials; None takes the study's first.
+        refit: run the tuned study afterwards, on training and validation samples together.
+        engine: as for ``run``, and so are ``workers`` and ``budget``.
+        workers: worker processes.
+        resume: continue the search in ``out`` (or start it, if ``out`` is empty).
+        watcher: is told about the trials.
+        refit_watcher: is told about the run of the tuned study.
+        budget: seconds.
+
+    Raises:
+        InputError: a range, the study or the folder does not allow the search; nothing is written.
+        RunError: a client failed, a worker died, or the disk is full; what was done is on disk.
+        Interrupted: SIGINT or SIGTERM was received, or the budget is used up; what was done is on disk.
+    """
+    ends_at = None if budget is None else time.monotonic() + budget
+    if resume and out is None:
+        raise InputError(f"resume needs the folder to continue: give {option('out')}")
+    plan = Plan.of(
+        search=plans.texts(search), trials=trials, sampler=sampler if isinstance(sampler, str) else _name(sampler),
+        halving=halving, seed=study.seeds[0] if seed is None else seed, refit=refit,
+        validation=study.protocol.validation or USUAL_SHARE,
+    )  # fmt: skip
+    plan.check(study)
+    check_sampler(sampler)
+    executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
+    check_precision(study, executor)
+    of_trials = study_of_trials(study, plan.seed)
+    of_trials.federation()  # before anything is written: the data must be there, and have samples to hold out
+    folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
+    release = hold(folder)
+    try:
+        _open(folder, study, plan, resume)
+        proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
+        each = Trials(folder, of_trials, proposals, rungs(study.rounds, plan.halving), plan.halving)
+        show = watcher or SearchWatcher()
+        with signals.received(lambda number: KeyboardInterrupt()) as numbers:
+            try:
+                with show, executor:
+                    show.search({label: sum(sizes) for label, sizes in proposals.sizes.items()}, each.ends)
+                    each.run(executor, show, numbers, ends_at)
+            except (IdiolectError, KeyboardInterrupt) as error:
+                raise _explained(error, numbers, each.where, folder, engine, workers, study) from None
+        tuning = Tuning(folder, plan, study)
+        tuned = _tuned(tuning)
+        files.write(folder / TUNED_FILE, tuned.to_yaml())
+        page.write(tuning)
+    finally:
+        release()
+    if refit:
+        rest = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+        again = _command(folder, engine, workers, bool(study.imports()))
+        run(
+            tuned, folder / REFIT_FOLDER, engine=engine, workers=workers, resume=True, watcher=refit_watcher,
+            budget=rest, again=again,
+        )  # fmt: skip
+        page.write(tuning)
+    return tuning
+
+
+def _open(folder: Path, study: Study, plan: Plan, resume: bool) -> None:
+    if resume and plans.has_search(folder):
+        plans.same(folder, study, plan)
+    elif holds_something(folder):
+        if resume:
+            raise InputError(f"{folder} has no search: {elsewhere()}")
+        raise InputError(f"{folder} exists: {elsewhere()}, or continue the search in it with {option('resume', True)}")
+    else:
+        plans.write(folder, study, plan)
+
+
+def _tuned(tuning: Tuning) -> Study:
+    """The study with what was chosen; with ``refit`` it holds no validation samples out."""
+    chosen = {c.method: c.values for c in tuning.chosen()}
+    tuned = tuning.study.with_methods([_with(use, chosen[use.label]) for use in tuning.study.methods])
+    if tuning.plan.refit:
+        protocol = tuned.protocol.model_copy(update={"validation": 0.0, "round": "last"})
+        tuned = tuned.model_copy(update={"protocol": protocol})
+    return tuned.model_copy(update={"name": f"{tuned.name}-tuned"})
+
+
+def _with(use: Use, values: Mapping[str, Any]) -> Use:
+    return with_values(use, values) if values else use
+
+
+def _name(sampler: object) -> str:
+    return f"given: {getattr(sampler, '__qualname__', type(sampler).__name__)}"
+
+
+def _explained(
+    error: BaseException, numbers: list[int], where: str, folder: Path, engine: str | Engine, workers: int | None,
+    study: Study,
+) -> BaseException:  # fmt: skip
+    again = f"continue with: {_command(folder, engine, workers, bool(study.imports()))}"
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return Interrupted(f"stopped {where}; {again}", numbers[0] if numbers else signal.SIGINT)
+    if isinstance(error, RunError):
+        return RunError(f"{error}; what was done is kept, {again}")
+    return error
+
+
+def _command(folder: Path, engine: str | Engine, workers: int | None, imports: bool) -> str:
+    name = engine if isinstance(engine, str) else engine.name
+    if not on_command_line():
+        how = {"out": str(folder), "resume": True} | ({"engine": name} if name != "auto" else {})
+        how |= {} if workers is None else {"workers": workers}
+        return f"idl.tune(study, search, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
+    command = ["idiolect", "tune", "--resume", "--out", str(folder)]
+    command += ["--engine", name] if name != "auto" else []
+    command += ["--workers", str(workers)] if workers is not None else []
+    command += ["--allow-import"] if imports else []
+    return shlex.join(command)

@@ -1,0 +1,224 @@
+"""The trials of a search: run in batches, from rung to rung, and kept in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from idiolect.core import files
+from idiolect.core.documents import read_json, sealed_json
+from idiolect.core.errors import InputError
+from idiolect.runs import reader
+from idiolect.runs.store import Store
+from idiolect.simulation import Engine
+from idiolect.studies import Study
+from idiolect.studies.method_use import Use
+from idiolect.studies.runner import manifest_of
+from idiolect.studies.schedule import Schedule
+from idiolect.studies.trackers import Tracking
+from idiolect.tuning.halving import Value, order, promoted
+from idiolect.tuning.progress import SearchWatcher
+from idiolect.tuning.sampler import End, Proposals
+from idiolect.tuning.space import with_values
+
+TRIALS_FILE = "trials.json"
+USUAL_SHARE = 0.2
+"""Of each client's training samples that are held out where the study holds none out."""
+
+
+class Trial(NamedTuple):
+    """One trial of a method."""
+
+    method: str
+    """The label."""
+    number: int
+    """From 1."""
+    values: dict[str, Any]
+    """What was tried, by name."""
+    rungs: dict[int, tuple[float, float]]
+    """Accuracy (0..1) and loss (nats) on validation samples, by the rung's round."""
+    state: str
+    """``complete``, ``stopped`` at a rung, ``diverged``, ``refused`` by the method, or ``running``."""
+    said: str = ""
+    """Why it diverged or was refused."""
+
+    @property
+    def rounds(self) -> int:
+        """The last rung's round."""
+        return max(self.rungs, default=0)
+
+    @property
+    def value(self) -> Value:
+        """What it reached at its last rung."""
+        return Value(*self.rungs[self.rounds], self.number)
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """The best of the complete trials; None if there is none."""
+    complete = [t for t in trials if t.state == "complete"]
+    return min(complete, key=lambda t: order(t.value), default=None)
+
+
+def study_of_trials(study: Study, seed: int) -> Study:
+    """The study as trials run it: one seed, and nothing but what the choice needs."""
+    before = study.protocol
+    held_out = before.validation or USUAL_SHARE
+    whose = "all" if before.clients == "new" else before.clients
+    protocol = before.model_copy(update={"clients": whose, "also": (), "observe": (), "validation": held_out})
+    every = study.rounds if protocol.round == "last" else study.evaluation
+    return study.model_copy(
+        update={
+            "name": f"{study.name} trials", "seeds": (seed,), "protocol": protocol, "measures": (),
+            "save_predictions": False, "evaluate_every": every,
+        }
+    )  # fmt: skip
+
+
+class Trials:
+    """Runs the trials of a search.
+
+    Args:
+        folder: of the search.
+        study: as trials run it.
+        proposals: what they try.
+        ends: the rounds of the rungs.
+        share: one in ``share`` trials goes on from a rung.
+    """
+
+    def __init__(self, folder: Path, study: Study, proposals: Proposals, ends: Sequence[int], share: int) -> None:
+        self._folder, self._study, self._proposals, self.ends, self._share = folder, study, proposals, ends, share
+        self._federation = study.federation().without_test()
+        self.trials: list[Trial] = []
+        self.where = "before the first trial"
+        """How far the search is, for a message."""
+
+    def run(self, engine: Engine, watcher: SearchWatcher, signals: Sequence[int], ends_at: float | None) -> None:
+        """Run what is left of all batches.
+
+        Raises:
+            RunError: a client failed, a worker died, or the disk is full.
+            Interrupted: a signal was received, or the time is over.
+        """
+        for number in range(max(map(len, self._proposals.sizes.values()))):
+            batch = list(self._batch(number))
+            self._run_batch(number, batch, engine, watcher, signals, ends_at)
+            for use in self._study.methods:
+                ends = [
+                    End(t.values, {n: accuracy for n, (accuracy, _) in t.rungs.items()}, t.state == "complete")
+                    for t in self._of_batch(use.label, number)
+                ]
+                self._proposals.tell(use.label, number, ends)
+
+    def _of_batch(self, label: str, number: int) -> list[Trial]:
+        sizes = self._proposals.sizes[label]
+        start, end = sum(sizes[:number]), sum(sizes[: number + 1])
+        return [t for t in self.trials if t.method == label and start < t.number <= end]
+
+    def _batch(self, number: int) -> Iterator[tuple[Trial, Use | None]]:
+        """The trials of a batch, with what runs; None for one that its method refuses."""
+        for use in self._study.methods:
+            start = sum(self._proposals.sizes[use.label][:number])
+            for k, values in enumerate(self._proposals.batch(use.label, number), start + 1):
+                try:
+                    mine = with_values(use, values, f"{use.label} #{k}")
+                    self._study.job(mine, self._study.seeds[0], self._federation).build()
+                except InputError as error:
+                    yield Trial(use.label, k, values, {}, "refused", str(error)), None
+                    continue
+                yield Trial(use.label, k, values, {}, "running"), mine
+
+    def _run_batch(
+        self, number: int, batch: Sequence[tuple[Trial, Use | None]], engine: Engine, watcher: SearchWatcher,
+        signals: Sequence[int], ends_at: float | None,
+    ) -> None:  # fmt: skip
+        trials = {(t.method, t.number): t for t, _ in batch}
+        uses = {(t.method, t.number): use for t, use in batch if use is not None}
+        before = list(self.trials)
+        self.trials = before + list(trials.values())
+        if not uses:
+            return
+        study = self._study.with_methods(list(uses.values()))
+        jobs = {key: study.job(use, study.seeds[0], self._federation) for key, use in uses.items()}
+        manifest = manifest_of(study, self._federation)
+        folder = self._folder / f"trials-{number + 1}"
+        with closing(Store(folder, study, manifest, resume=folder.exists())) as store:
+            schedule = Schedule(store, engine, Tracking(()), ends_at)
+            alive = list(uses)
+            for rung, until in enumerate(self.ends):
+                self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
+                watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
+                schedule.run([jobs[key] for key in alive], watcher, signals, until)
+                values = self._values(folder, until)
+                divergent = {d.method: d for d in store.diverged}
+                for key in alive:
+                    if (d := divergent.get(uses[key].label)) and d.round <= until:
+                        trials[key] = trials[key]._replace(state="diverged", said=f"in round {d.round}: {d.said}")
+                    else:
+                        trials[key].rungs[until] = values[uses[key].label]
+                alive = self._next(trials, alive, until)
+                self.trials = before + list(trials.values())
+                watcher.ranked(self.trials)
+                write(self._folder, self.trials)
+
+    def _next(self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int) -> list[Any]:
+        """The trials that go on after a rung; the others are marked with how they ended."""
+        go_on = []
+        for label in dict.fromkeys(method for method, _ in alive):
+            mine = [key for key in alive if key[0] == label]
+            values = [trials[key].value for key in mine if trials[key].state == "running"]
+            chosen = promoted(values, self._share, len(mine)) if until < self.ends[-1] else []
+            for value in values:
+                if value.trial in chosen:
+                    go_on.append((label, value.trial))
+                else:
+                    state = "complete" if until == self.ends[-1] else "stopped"
+                    trials[label, value.trial] = trials[label, value.trial]._replace(state=state)
+        return [key for key in alive if key in set(go_on)]
+
+    def _values(self, folder: Path, until: int) -> dict[str, tuple[float, float]]:
+        """Accuracy and loss on validation samples by label: after a round, or in the best round up to it."""
+        run, weights = reader.read(folder), self._weights()
+        means: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
+        for place, metric in enumerate(("validation_accuracy", "validation_loss")):
+            records = run.select(run.protocol.stage, metric)
+            records = records[(records["round"] <= until) & ~records["client"].isin(list(run.attackers))]
+            for label, of_method in records.groupby("method"):
+                rounds = means.setdefault(str(label), ({}, {}))[place]
+                for round, part in of_method.groupby("round"):
+                    mean = np.average(part["value"], weights=weights[part["client"].to_numpy()])
+                    rounds[int(str(round))] = float(mean)
+        return {label: self._in_round(*each) for label, each in means.items()}
+
+    def _in_round(self, accuracy: Mapping[int, float], loss: Mapping[int, float]) -> tuple[float, float]:
+        last = max(accuracy)
+        if self._study.protocol.round == "best_validation":
+            last = max(accuracy, key=lambda round: (accuracy[round], -round))
+        return accuracy[last], loss[last]
+
+    def _weights(self) -> np.ndarray[Any, Any]:
+        counts = np.array([len(rows) for rows in self._federation.validation], float)
+        return counts if self._study.protocol.weighting == "sample" else np.ones_like(counts)
+
+
+def write(folder: Path, trials: Sequence[Trial]) -> None:
+    """Write the trials so far into the folder of a search."""
+    files.write(folder / TRIALS_FILE, sealed_json([t._asdict() for t in trials]))
+
+
+def read(folder: Path) -> list[Trial]:
+    """The trials in the folder of a search; empty if none has ended.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    path = folder / TRIALS_FILE
+    try:
+        rows = read_json(path) if path.exists() else []
+        trials = [Trial(**{k: v for k, v in row.items() if k in Trial._fields}) for row in rows]
+        return [t._replace(rungs={int(n): (float(a), float(b)) for n, (a, b) in t.rungs.items()}) for t in trials]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): resume the search, which writes it again") from None

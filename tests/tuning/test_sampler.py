@@ -1,0 +1,128 @@
+"""Which settings a search tries."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+import idiolect as idl
+from idiolect.tuning.halving import Value, promoted, rungs
+from idiolect.tuning.sampler import SAMPLERS, STORAGE_FILE, End, Proposals, spread
+from idiolect.tuning.space import Choice, Interval, Space
+
+LR = Interval(0.001, 0.3, log=True)
+SPACES: dict[str, Space] = {
+    "fedavg": {"lr": LR},
+    "fedpac": {"lr": LR, "alignment": Interval(0.1, 10, log=True), "head_epochs": Interval(1, 5, whole=True)},
+    "local": {},
+    "ditto": {"local_epochs": Choice((1, 2, 3))},
+}
+
+
+def ends(settings: list[dict[str, float]], complete: int = 2) -> list[End]:
+    """Trials that are the better, the nearer their learning rate is to 0.02."""
+    values = [1 / (1 + abs(math.log(s.get("lr", 1) / 0.02))) for s in settings]
+    best = sorted(range(len(values)), key=lambda k: -values[k])[:complete]
+    return [
+        End(s, {4: v, 30: v} if k in best else {4: v}, k in best)
+        for k, (s, v) in enumerate(zip(settings, values, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 37])
+def test_the_first_trials_fill_each_range_evenly_and_alike_for_all_methods(count: int) -> None:
+    alone, together = spread(3, SPACES["fedavg"], count), spread(3, SPACES["fedpac"], count)
+    assert [s["lr"] for s in alone] == [s["lr"] for s in together]
+    share = np.array([math.log(s["lr"] / LR.low) / math.log(LR.high / LR.low) for s in alone])
+    assert sorted((share * count - 1e-6).astype(int)) == list(range(count))  # one in each part
+    assert spread(3, SPACES["fedpac"], count) == together
+    assert count == 1 or spread(4, SPACES["fedpac"], count) != together
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_search_that_starts_again_proposes_the_same(tmp_path: Path, sampler: str) -> None:
+    def proposals() -> Proposals:
+        return Proposals(tmp_path, SPACES, 8, sampler, 0)
+
+    first = {label: proposals().batch(label, 0) for label in SPACES}
+    assert first == {label: proposals().batch(label, 0) for label in SPACES}
+    if sampler == "random":
+        return
+    one = proposals()
+    for label, settings in first.items():
+        one.tell(label, 0, ends(settings))
+    second = {label: one.batch(label, 1) for label in SPACES}
+    again = proposals()
+    again.tell("fedavg", 0, ends(first["fedavg"]))  # told before: it stays as it was
+    again.tell("fedavg", 1, ends(second["fedavg"])[:2])  # and a batch of which a part was told
+    assert {label: again.batch(label, 1) for label in SPACES} == second
+    again.tell("fedavg", 1, ends(second["fedavg"]))
+    stored = optuna.load_study(study_name="fedavg", storage=f"sqlite:///{tmp_path / STORAGE_FILE}").get_trials()
+    assert [t.params for t in stored] == first["fedavg"] + second["fedavg"]
+    assert [t.state.name for t in stored].count("COMPLETE") == 4
+
+
+def test_later_trials_learn_from_the_earlier(tmp_path: Path) -> None:
+    proposals = Proposals(tmp_path, {"fedavg": {"lr": LR}}, 40, "tpe", 0)
+    first = proposals.batch("fedavg", 0)
+    proposals.tell("fedavg", 0, ends(first, complete=20))
+    second = proposals.batch("fedavg", 1)
+
+    def distance(settings: list[dict[str, float]]) -> float:
+        return float(np.mean([abs(math.log(s["lr"] / 0.02)) for s in settings]))
+
+    assert distance(second) < 0.8 * distance(first)
+    assert min(abs(math.log(s["lr"] / 0.02)) for s in second) < 0.1
+    assert all(LR.low <= s["lr"] <= LR.high for s in second)
+
+
+def test_a_finite_space_is_tried_once_and_nothing_is_one_trial(tmp_path: Path) -> None:
+    proposals = Proposals(tmp_path, SPACES, 8, "tpe", 0)
+    assert proposals.sizes == {"fedavg": (4, 4), "fedpac": (4, 4), "local": (1,), "ditto": (3,)}
+    assert [s["local_epochs"] for s in proposals.batch("ditto", 0)] == [1, 2, 3]
+    assert proposals.batch("ditto", 1) == []
+
+
+@pytest.mark.parametrize("other", [{"fedavg": {"lr": LR._replace(high=0.2)}}, {"fedavg": {}}, {"scaffold": {"lr": LR}}])
+def test_the_storage_of_another_search_is_refused(tmp_path: Path, other: dict[str, Space]) -> None:
+    Proposals(tmp_path, SPACES, 8, "tpe", 0)
+    with pytest.raises(idl.InputError, match="of another search"):
+        Proposals(tmp_path, other, 8, "tpe", 0)
+
+
+def test_a_storage_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / STORAGE_FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(idl.InputError, match="cannot be used") as error:
+        Proposals(tmp_path, SPACES, 8, "tpe", 0)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
+    proposals = Proposals(tmp_path, {"fedavg": {"lr": LR}}, 6, lambda seed: optuna.samplers.RandomSampler(seed), 0)
+    proposals.tell("fedavg", 0, ends(proposals.batch("fedavg", 0)))
+    assert len({s["lr"] for s in proposals.batch("fedavg", 1)}) == 3
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 30, 200, 1000])
+@pytest.mark.parametrize("share", [1, 2, 3, 10])
+def test_rungs_grow_by_the_share_up_to_the_last_round(rounds: int, share: int) -> None:
+    ends = rungs(rounds, share)
+    assert ends[-1] == rounds
+    assert 1 <= len(ends) <= 3
+    assert all(low == math.ceil(high / share) for low, high in itertools.pairwise(ends))
+    assert share > 1 or ends == (rounds,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_a_rung_go_on(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = [Value(float(draw.integers(4)) / 4, float(draw.integers(3)), k) for k in draw.permutation(11)]
+    chosen = promoted(values, 3, len(values))
+    frame = sorted(values, key=lambda v: v.trial)
+    ranks = np.lexsort(([v.trial for v in frame], [v.loss for v in frame], [-v.accuracy for v in frame]))
+    assert chosen == sorted(frame[k].trial for k in ranks[:4])

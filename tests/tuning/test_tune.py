@@ -1,0 +1,310 @@
+"""A search as a whole: fair, without the test samples, the same after a stop, and with a study that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import idiolect as idl
+from idiolect.data import FederatedData
+from idiolect.tuning import Tuning
+from idiolect.tuning.halving import rungs
+
+SMALL: dict[str, Any] = dict(
+    dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=9, local_epochs=1, batch_size=8, seeds=[5, 6],
+    lr_schedule="cosine", partition="iid:test_fraction=0.3",
+)  # fmt: skip
+STUDY = idl.Study(methods=["local", "fedavg", "fedavg_ft:epochs=1", "fedpac"], **SMALL)
+SEARCH = {"lr": "0.001..0.5:log", "fedpac.alignment": "0.1..10:log"}
+
+
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    folder = tmp_path_factory.mktemp("tune") / "search"
+    return idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True)
+
+
+def same(a: Tuning, b: Tuning) -> None:
+    pd.testing.assert_frame_equal(a.trials(), b.trials(), check_exact=True)
+    assert a.chosen() == b.chosen()
+    assert a.tuned == b.tuned
+
+
+def test_every_method_has_the_same_trials_and_rounds(tuning: Tuning) -> None:
+    trials = tuning.trials()
+    ends = rungs(STUDY.rounds, 3)
+    for use in STUDY.methods:
+        mine = trials[trials["method"] == use.label]
+        assert mine["trial"].tolist() == list(range(1, 7))
+        assert mine["rounds"].value_counts().to_dict() == {ends[0]: 4, ends[-1]: 2}  # two batches of three, one goes on
+        assert (mine["state"] == "complete").sum() == 2
+    first = trials[trials["trial"] <= 3].pivot(index="trial", columns="method", values="lr")
+    assert (first.nunique(axis=1) == 1).all()  # the first half is alike, so that methods share trainings
+
+
+def test_the_choice_is_the_best_of_the_complete_on_validation_samples(tuning: Tuning) -> None:
+    """Computed anew from the records, in numpy and pandas."""
+    values: dict[tuple[str, int], tuple[float, float]] = {}
+    for number in (1, 2):
+        records = pd.read_parquet(tuning.folder / f"trials-{number}" / "records.parquet")
+        last = records[records["round"] == STUDY.rounds].pivot_table(index="method", columns="metric", values="value")
+        for label, row in last.iterrows():
+            method, _, trial = str(label).rpartition(" #")
+            values[method, int(trial)] = row["validation_accuracy"], row["validation_loss"]
+    for c in tuning.chosen():
+        mine = {trial: value for (method, trial), value in values.items() if method == c.method}
+        best = min(mine, key=lambda t: (-mine[t][0], mine[t][1], t))
+        assert (c.trial, c.accuracy) == (best, pytest.approx(mine[best][0], abs=1e-12))
+
+
+def test_trials_measure_no_test_sample(tuning: Tuning) -> None:
+    for number in (1, 2):
+        folder = tuning.folder / f"trials-{number}"
+        metrics = set(pd.read_parquet(folder / "records.parquet")["metric"])
+        assert {"validation_accuracy", "validation_loss"} <= metrics
+        assert not metrics & {"accuracy", "loss", "balanced_accuracy", "macro_f1", "brier", "calibration_error"}
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert all(sum(client["test"]) == 0 for client in manifest["clients"])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_test_sample_can_reach_a_choice(
+    tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The labels of all test samples in another order, and their inputs replaced: the same trials, the same choice."""
+    whole = idl.Study.federation
+
+    def shuffled(study: idl.Study) -> FederatedData:
+        data = whole(study)
+        rows = torch.cat([*data.test])
+        draw = torch.Generator().manual_seed(seed)
+        labels = data.y_R[rows[torch.randperm(len(rows), generator=draw)]]
+        assert not torch.equal(labels, data.y_R[rows])
+        data.y_R[rows] = labels
+        data.x_R[rows] = torch.randint(256, data.x_R[rows].shape, dtype=torch.uint8, generator=draw)
+        return data
+
+    monkeypatch.setattr(idl.Study, "federation", shuffled)
+    same(idl.tune(STUDY, SEARCH, tmp_path / "search", trials=6, engine="sequential"), _without_refit(tuning))
+
+
+def _without_refit(tuning: Tuning) -> Any:
+    """What does not depend on ``refit``."""
+    tuned = tuning.tuned.model_copy(update={"protocol": STUDY.protocol})
+
+    class Compared:
+        trials, chosen = tuning.trials, tuning.chosen
+
+    Compared.tuned = tuned  # type: ignore[attr-defined]
+    return Compared
+
+
+def test_a_promoted_trial_is_as_if_it_had_never_stopped(tuning: Tuning, tmp_path: Path) -> None:
+    """Its schedule too: the cosine ends in the last round of the study, not of a rung."""
+    whole = idl.tune(STUDY, SEARCH, tmp_path / "search", trials=6, halving=1, engine="sequential")
+    keys = ["method", "trial"]
+    merged = tuning.trials().merge(whole.trials(), on=keys, suffixes=("", "_whole"))
+    merged = merged[(merged["trial"] <= 3) & (merged["state"] == "complete")]
+    assert len(merged) == len(STUDY.methods)
+    assert (merged["validation_accuracy"] == merged["validation_accuracy_whole"]).all()
+    assert (merged["validation_loss"] == merged["validation_loss_whole"]).all()
+    assert (whole.trials()["rounds"] == STUDY.rounds).all()
+
+
+def test_workers_change_nothing(tuning: Tuning, tmp_path: Path) -> None:
+    other = idl.tune(STUDY, SEARCH, tmp_path / "search", trials=6, engine="processes", workers=2, refit=True)
+    same(other, tuning)
+
+
+def test_refit_runs_the_tuned_study_on_all_training_samples(tuning: Tuning, tmp_path: Path) -> None:
+    tuned, result = tuning.tuned, tuning.result
+    assert result is not None
+    assert (tuned.protocol.validation, tuned.seeds, tuned.lr_schedule) == (0, STUDY.seeds, STUDY.lr_schedule)
+    sizes = [len(rows) for rows in tuned.federation().train]
+    assert sizes == [len(rows) for rows in STUDY.federation().train]
+    for use, c in zip(tuned.methods, tuning.chosen(), strict=True):
+        assert (use.options | use.settings).items() >= c.values.items()
+    plain = idl.run(idl.Study.read(tuning.folder / "tuned.yaml"), tmp_path / "plain", engine="sequential")
+    pd.testing.assert_series_equal(plain.accuracy(), result.accuracy(), check_exact=True)
+    assert [n for n in result.notes() if "of their own" in n]
+
+
+def test_without_refit_the_study_keeps_its_protocol(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL | {"protocol": "validation=0.3,round=best_validation"})
+    tuning = idl.tune(study, {"batch_size": "4,8"}, tmp_path / "search", trials=2, engine="sequential")
+    assert tuning.result is None
+    assert tuning.tuned.protocol == study.protocol
+    assert "30% of each client's training samples" in tuning.notes()[0]
+
+
+def test_the_best_round_counts_if_the_protocol_says_so(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL | {"protocol": "validation=0.3,round=best_validation"})
+    tuning = idl.tune(study, {"lr": "0.1,0.5"}, tmp_path / "search", trials=2, halving=1, engine="sequential")
+    records = pd.read_parquet(tuning.folder / "trials-1" / "records.parquet")
+    part = records[records["metric"] == "validation_accuracy"]
+    best = part.groupby(["method", "round"])["value"].mean().groupby("method").max()
+    assert tuning.trials()["validation_accuracy"].tolist() == pytest.approx([best["fedavg #1"], best["fedavg #2"]])
+
+
+def test_trials_that_diverge_or_are_refused_are_not_chosen(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg", "pfedme:steps=2"], **SMALL)
+    search = {"fedavg.lr": [0.05, 1e30], "pfedme.lr": [0.01, 0.5]}
+    tuning = idl.tune(study, search, tmp_path / "search", trials=2, engine="sequential")
+    trials = tuning.trials().set_index(["method", "trial"])
+    assert trials.loc[("fedavg", 2), "state"] == "diverged"
+    assert trials.loc[("pfedme:steps=2", 2), "state"] == "refused"
+    assert {c.trial for c in tuning.chosen()} == {1}
+    page = tuning.page.read_text()
+    assert "diverged: in round" in page
+    assert "refused: " in page
+
+
+def test_a_method_without_a_choice_keeps_its_settings(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg", "local"], **SMALL)
+    tuning = idl.tune(study, {"fedavg.lr": [1e30, 2e30]}, tmp_path / "search", trials=2, engine="sequential")
+    assert tuning.tuned.methods == study.methods
+    assert any("no trial reached the last round" in note for note in tuning.notes())
+    local = tuning.chosen()[1]
+    assert (local.values, local.trials) == ({}, 1)
+
+
+def test_a_choice_at_the_edge_is_told(tuning: Tuning, tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL)
+    low = idl.tune(study, {"lr": "0.00001..0.1:log"}, tmp_path / "low", trials=8, engine="sequential")
+    [note] = [n for n in low.notes() if "edge" in n]
+    assert "0.1:log" in note
+    assert low.chosen()[0].edges == ("lr",)
+
+
+def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    with pytest.raises(idl.Interrupted, match=r"continue with: idl\.tune\(study, search, out="):
+        idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, budget=0.3)
+    with pytest.raises(idl.InputError, match=r"another search \(trials: 6 there, 5 here\)"):
+        idl.tune(STUDY, SEARCH, folder, trials=5, engine="sequential", refit=True, resume=True)
+    with pytest.raises(idl.InputError, match=r"another search \(search: "):
+        idl.tune(STUDY, {"lr": "0.01..0.5"}, folder, trials=6, engine="sequential", refit=True, resume=True)
+    other = STUDY.model_copy(update={"rounds": 8})
+    with pytest.raises(idl.InputError, match=r"another search \(rounds: 9 there, 8 here\)"):
+        idl.tune(other, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True)
+    with pytest.raises(idl.InputError, match="continue the search in it"):
+        idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True)
+    same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)
+    same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_search_that_is_killed_three_times_ends_the_same(tuning: Tuning, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
+    start = ["tune", "study.yaml", "--trials", "6", "--refit", "--engine", "sequential", "--out", "search", "--quiet"]
+    start += [piece for name, text in SEARCH.items() for piece in ("--search", f"{name}={text}")]
+    again = ["tune", "--resume", "--out", "search", "--engine", "sequential", "--quiet"]
+    command = [sys.executable, "-m", "idiolect"]
+    draw = random.Random(0)
+    for kill in range(3):
+        process = subprocess.Popen(
+            [*command, *(start if kill == 0 else again)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        size, deadline = _bytes(tmp_path / "search"), time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:  # until it has written something new
+            time.sleep(0.02)
+            if (tmp_path / "search" / "search.yaml").exists() and _bytes(tmp_path / "search") > size + 20_000:
+                break
+        time.sleep(draw.random() / 2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = subprocess.run([*command, *again], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole = tuning.folder
+    for name in ("tuned.yaml", "trials.json"):
+        assert (tmp_path / "search" / name).read_bytes() == (whole / name).read_bytes()
+    a, b = (pd.read_parquet(folder / "refit" / "records.parquet") for folder in (tmp_path / "search", whole))
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
+
+
+def _bytes(folder: Path) -> int:
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError:
+            continue
+    return sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (dict(trials=1), ["1 trial for 2 settings of fedpac", "lr, alignment", "more trials"]),
+        (dict(trials=0), ["trials=0", "greater than 0"]),
+        (dict(halving=0), ["halving=0"]),
+        (dict(sampler="tpo"), ["unknown sampler 'tpo'", "tpe"]),
+        (dict(search={"lr": "0.3..0.1"}), ["reversed"]),
+        (dict(search="defualt"), ["defualt"]),
+        (dict(resume=True, out=None), ["folder to continue"]),
+        (dict(engine="procesess"), ["procesess", "processes"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    how = {"search": SEARCH, "out": "search", **how}
+    with pytest.raises(idl.InputError) as error:
+        idl.tune(STUDY, **how)
+    said = str(error.value)
+    assert all(word in said for word in words), said
+    assert "\n" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_share_that_leaves_a_client_nothing_to_train_on(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL | {"keep": 2, "protocol": "validation=0.99"})
+    with pytest.raises(idl.InputError, match="validation"):
+        idl.tune(study, {"lr": "0.1,0.2"}, tmp_path / "search", trials=2)
+    assert not (tmp_path / "search").exists()
+
+
+def test_files_of_a_search_that_are_broken_are_one_sentence(tuning: Tuning, tmp_path: Path) -> None:
+    for name, content in (("search.yaml", "trials: [1"), ("search.yaml", "trials: 6"), ("base.yaml", "rounds: x")):
+        folder = tmp_path / f"{name}{len(content)}"
+        shutil.copytree(tuning.folder, folder)
+        (folder / name).write_text(content)
+        with pytest.raises(idl.InputError) as error:
+            idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True)
+        assert "\n" not in str(error.value)
+
+
+def test_the_page_shows_every_trial_and_no_test_number_before_the_choice(tuning: Tuning) -> None:
+    page = tuning.page.read_text()
+    for t in tuning.each_trial:
+        assert f"{t.value.accuracy:.1%}" in page
+    assert 'href="refit/report.html"' in page
+    assert "No test sample was measured." in page
+    assert f"lr: {tuning.tuned.methods[0].settings['lr']}" in page
+    for number in (1, 2):
+        run = idl.report.read(tuning.folder / f"trials-{number}")
+        assert (
+            run.records["metric"].str.contains("accuracy").sum()
+            == (run.records["metric"] == "validation_accuracy").sum()
+        )
+
+
+def test_new_clients_are_not_measured_in_trials(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL | {"new_clients": 1, "protocol": "clients=new"})
+    tuning = idl.tune(study, {"lr": "0.1,0.2"}, tmp_path / "search", trials=2, engine="sequential", refit=True)
+    assert "new" not in set(pd.read_parquet(tuning.folder / "trials-1" / "records.parquet")["stage"])
+    assert tuning.result is not None
+    assert tuning.result.accuracy().notna().all()
