@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from sites import NAMES, Away, Loop, Tamper, study, worker
 
-from idiolect.core.errors import InputError, RunError
+import idiolect as idl
+from idiolect.core.errors import InputError, RunError, as_options
 from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, pack, unpack
@@ -219,6 +221,18 @@ def test_what_needs_single_uploads(more: dict[str, Any], said: str, kit: Path, m
     study(tmp_path, **({"rounds": 1, "secure_aggregation": True} | more))
     with pytest.raises(InputError, match=said):
         _run(tmp_path, kit, Loop(made()))
+
+
+@pytest.mark.parametrize("name", ["fedpac", "fedfomo", "hypcluster"])
+@pytest.mark.parametrize(("is_command", "written"), [(False, "secure_aggregation"), (True, "--secure-aggregation")])
+def test_a_setting_is_named_as_it_is_written(name: str, is_command: bool, written: str, tmp_path: Path) -> None:
+    study = idl.Study(clients=3, rounds=1, methods=name, secure_aggregation=True)
+    with as_options() if is_command else nullcontext(), pytest.raises(InputError) as caught:
+        idl.run(study, tmp_path / "run", engine="sequential")
+    assert str(caught.value) == (
+        f"method {name} cannot take {written}, because its server needs the upload of each client, not only their sum: "
+        f"leave out {written}, or this method"
+    )
 
 
 def test_a_policy_can_insist(kit: Path, made: Made, tmp_path: Path) -> None:

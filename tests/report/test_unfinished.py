@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from idiolect import report
+from idiolect.core.errors import as_options
 from idiolect.report.unfinished import advice, still_falls
 
 ROUND = np.arange(30)
@@ -73,6 +75,21 @@ def test_it_is_said_under_the_table_and_on_the_page(make: Any, tmp_path: Path) -
     page = report.write([folder], tmp_path / "page.html").read_text(encoding="utf-8").partition("<script")[0]
     assert said in page
     assert "finished" not in report.export(folder, "latex")[0].read_text(), "not for a paper"
+
+
+@pytest.mark.parametrize(
+    ("lr", "said"), [(0.1, "0.3"), (0.7, "2.1"), (1.1, "3.3"), (0.003, "0.009"), (1e-5, "3e-05"), (2, "6")]
+)
+@pytest.mark.parametrize("is_command", [True, False])
+def test_a_learning_rate_is_written_as_a_person_would(
+    make: Any, tmp_path: Path, lr: float, said: str, is_command: bool
+) -> None:
+    """Three times 0.1 is 0.30000000000000004 for a computer."""
+    made = with_loss(make(["fedavg"], 5, (0,), rounds=30), {"fedavg": FALLING["a line"]})
+    made.study["lr"] = lr
+    with as_options() if is_command else nullcontext():
+        [line] = advice(report.read(made.save(tmp_path / "run")))
+    assert f"({'--lr ' if is_command else 'lr='}{said})" in line
 
 
 def test_not_of_a_method_that_is_stopped_or_overfits(make: Any, tmp_path: Path) -> None:

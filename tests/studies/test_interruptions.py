@@ -24,7 +24,7 @@ import workers
 
 import idiolect as idl
 from idiolect.core import files
-from idiolect.core.errors import InputError, Interrupted, RunError
+from idiolect.core.errors import CodeError, InputError, Interrupted, RunError, blame
 from idiolect.simulation import client_store, rounds
 from idiolect.studies import Study, use
 from idiolect.studies.progress import Watcher
@@ -334,6 +334,52 @@ def test_a_failure_beside_another_method(whole: bytes, tmp_path: Path, monkeypat
     assert "03-local-seed0" not in stood, "nothing is begun after a failure"
     idl.run(STUDY, tmp_path / "r", resume=True, engine="processes", workers=2)
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_only_what_can_help_is_offered(
+    number: int, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a method's code comes again unless somebody mends it; before the first round nothing is kept."""
+    real = rounds._Run.send
+
+    def send(self: Any, server: Any, ids: Any, round: int) -> Any:
+        if round == number:
+            raise CodeError("boom")
+        return real(self, server, ids, round)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds._Run, "send", send)
+        with pytest.raises(CodeError) as caught:
+            idl.run(STUDY, tmp_path / "r", engine=engine, workers=1 if engine == "processes" else None)
+    said = str(caught.value)
+    if number == 1:
+        assert said == "boom; no round is done yet: fix this and start a new run"
+    else:
+        assert said.startswith(
+            f"boom; what was done is kept: fix this, then continue with: idl.run(study, out='{tmp_path}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ZeroDivisionError("division by zero"), CodeError),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CodeError),
+        (KeyError("head"), CodeError),
+        (MemoryError(), RunError),
+        (OSError(28, "No space left on device"), RunError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), RunError),
+    ],
+)
+def test_whose_fault_an_error_is(error: Exception, kind: type[RunError]) -> None:
+    with (
+        pytest.raises(RunError, match=r"^fedmine: client 3, round 1, local: ") as caught,
+        blame("fedmine: client 3, round 1, local"),
+    ):
+        raise error
+    assert type(caught.value) is kind
 
 
 def test_stop_before_the_first_round(tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ class RunError(IdiolectError, RuntimeError):
     """A run stopped: a client failed, or the disk is full. The message says what failed, when and where."""
 
 
+class CodeError(RunError):
+    """Code of a method, or another program's, failed or broke its contract: it would fail again unless it changes."""
+
+
 class Diverged(RunError):
     """A client or the server computed a number that is not finite. Its method stops there."""
 
@@ -61,13 +65,18 @@ class Interrupted(IdiolectError):
 
 @contextmanager
 def blame(where: str) -> Iterator[None]:
-    """Turn any exception inside the block into a RunError that says where it happened."""
+    """Turn any exception inside the block into a RunError that says where it happened.
+
+    It is a ``CodeError`` unless the machine is to blame: its memory, its disk.
+    """
     try:
         yield
     except IdiolectError:
         raise
     except Exception as error:
-        raise RunError(f"{where}: {type(error).__name__}: {error}{place(error)}") from error
+        of_machine = isinstance(error, OSError | MemoryError) or "memory" in str(error)
+        kind = RunError if of_machine else CodeError
+        raise kind(f"{where}: {type(error).__name__}: {error}{place(error)}") from error
 
 
 def place(error: Exception) -> str:
@@ -120,6 +129,8 @@ def option(name: str, value: object = None) -> str:
 
     >>> option("out"), option("resume", True), option("engine", "processes")
     ('out=...', 'resume=True', "engine='processes'")
+    >>> option("lr", 3 * 0.1)
+    'lr=0.3'
     >>> with as_options():
     ...     option("out"), option("resume", True), option("engine", "processes")
     ('--out', '--resume', '--engine processes')
@@ -127,6 +138,8 @@ def option(name: str, value: object = None) -> str:
     ...     option("out"), option("upload"), option("rounds", 5)
     ('--out', 'uploads', 'rounds: 5')
     """
+    if isinstance(value, float):
+        value = float(f"{value:.12g}")  # 3 * 0.1 is 0.3
     if name in _in_a_file:
         return _in_a_file[name] + ("" if value is None else f": {str(value).lower() if value is True else value}")
     if not _as_options:
@@ -147,6 +160,18 @@ def as_options() -> Iterator[None]:
         yield
     finally:
         _as_options = before
+
+
+def argument(name: str) -> str:
+    """An argument's name alone, for a sentence that says something about it.
+
+    >>> argument("secure_aggregation")
+    'secure_aggregation'
+    >>> with as_options():
+    ...     argument("secure_aggregation")
+    '--secure-aggregation'
+    """
+    return option(name).removesuffix("=...")
 
 
 _in_a_file: Mapping[str, str] = {}

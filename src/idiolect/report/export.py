@@ -10,7 +10,7 @@ from typing import Any, Literal
 import vl_convert
 
 from idiolect.core import files
-from idiolect.core.errors import InputError, nearest, option
+from idiolect.core.errors import InputError, argument, nearest, option
 from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
@@ -57,7 +57,7 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
         raise InputError(f"{out} is a file, but an export needs a folder: give one with {option('out')}")
     if form == "png":
         if columns:
-            raise InputError(f"{option('columns')} chooses columns of a table, and png has none: leave it out")
+            raise InputError(f"{argument('columns')} chooses columns of a table, and png has none: leave it out")
         return pictures([read(path) for path in paths], out)
     run = merged(paths)
     if form == "clients":

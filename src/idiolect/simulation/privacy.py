@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from idiolect.core import keys, option_spec, tree
-from idiolect.core.errors import InputError, RunError
+from idiolect.core.errors import CodeError, InputError
 from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
 from idiolect.core.reduction import Sums
@@ -47,10 +47,10 @@ class GaussianMechanism:
         """An upload as it enters the sum [1].
 
         Raises:
-            RunError: it has whole numbers, which no norm bounds.
+            CodeError: it has whole numbers, which no norm bounds.
         """
         if not all(a.is_floating_point() for a in tree.leaves(up.value)):
-            raise RunError("privacy cannot hide whole numbers in an upload: leave out privacy, or this method")
+            raise CodeError("privacy cannot hide whole numbers in an upload: leave out privacy, or this method")
         finite = tree.not_finite(up.value) is None
         value = Clip(norm=self.norm)(up.value, keys.key(0)) if finite else tree.zeros(up.value)
         return Up(value, tree.map(torch.ones_like, up.weight))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, InputError, option
+from idiolect.core.errors import Diverged, InputError, argument, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method, Reduced, Up
 from idiolect.core.reduce import needs_each
@@ -37,8 +37,8 @@ def check(job: Job, method: Method) -> None:
         return
     if job.privacy is not None and job.robust is not None:
         raise InputError(
-            f"{option('privacy')} and {option('robust')} do not go together: what one client can change in a robust "
-            "estimate is not bounded by its own norm; leave one of them out (privacy bounds norms too)"
+            f"{argument('privacy')} and {argument('robust')} do not go together: what one client can change in a "
+            "robust estimate is not bounded by its own norm; leave one of them out (privacy bounds norms too)"
         )
     if job.privacy is not None:
         accounting()
@@ -69,21 +69,21 @@ def check_sums(job: Job, protocol: Protocol, participants: int) -> None:
     """
     if not job.secure:
         return
-    what = option("secure_aggregation")
+    what = argument("secure_aggregation")
     if job.privacy is not None or job.robust is not None:
-        other = option("robust" if job.privacy is None else "privacy")
+        other = argument("robust" if job.privacy is None else "privacy")
         raise InputError(
             f"{what} and {other} do not go together: {other} acts on the upload of each client, which nobody sees "
             f"then; leave one of them out (clients can clip their own uploads: {option('upload', 'clip:norm=1.0')})"
         )
     if "trained" in protocol.stages:
         raise InputError(
-            f"{what}: the stage trained needs the upload of each client: leave it out of {option('protocol')}"
+            f"{what}: the stage trained needs the upload of each client: leave it out of {argument('protocol')}"
         )
     if participants < LEAST:
         raise InputError(
             f"{what}: a round has {participants} of {job.data.trained} clients, and a sum over fewer than {LEAST} "
-            f"hides nobody: raise {option('participation')}, or leave out {what}"
+            f"hides nobody: raise {argument('participation')}, or leave out {what}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from idiolect.core import tree
-from idiolect.core.errors import RunError
+from idiolect.core.errors import CodeError
 from idiolect.core.method import Down, Info
 from idiolect.simulation.interfaces import Record
 from idiolect.simulation.reception import Note
@@ -41,7 +41,7 @@ def of_server(number: int, ids: Sequence[int], info: Info) -> list[Record]:
     log = []
     for name, value in info.items():
         if value.ndim not in (1, 2) or any(axis != len(ids) for axis in value.shape):
-            raise RunError(
+            raise CodeError(
                 f"round {number}, aggregate: info {name!r} has the shape {tuple(value.shape)}: the server reports a "
                 f"number for each participant ({len(ids)},), or for each pair of them ({len(ids)}, {len(ids)})"
             )

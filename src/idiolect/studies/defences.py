@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from idiolect.core.errors import InputError, blame, option
+from idiolect.core.errors import InputError, argument, blame
 from idiolect.core.method import Method
 from idiolect.core.option_spec import Spec, complete
 from idiolect.core.reduce import needs_each
@@ -42,7 +42,7 @@ def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
         method = job.build()
         reception.check(job, method)
         if job.secure and needs_each(method.reduce):
-            what = option("secure_aggregation")
+            what = argument("secure_aggregation")
             raise InputError(
                 f"method {job.name} cannot take {what}, because its server needs the upload of each client, not only "
                 f"their sum: leave out {what}, or this method"

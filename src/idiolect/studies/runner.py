@@ -16,6 +16,7 @@ import torch
 from idiolect import data, engines, methods
 from idiolect.core import reports, signals
 from idiolect.core.errors import (
+    CodeError,
     IdiolectError,
     InputError,
     Interrupted,
@@ -41,6 +42,7 @@ from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Make, Tracking
 
 log = logging.getLogger(__name__)
+_NOTHING = "no round is done yet: fix this and start a new run"
 
 
 def run(
@@ -77,7 +79,8 @@ def run(
     Raises:
         InputError: a setting, the data or the folder does not allow the run, or another process uses the folder;
             nothing is written.
-        RunError: a client failed, a worker died, or the disk is full; whole rounds are on disk.
+        CodeError: the code of a method failed; whole rounds are on disk.
+        RunError: a worker died, or the disk is full; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
     ends = None if budget is None else time.monotonic() + budget
@@ -122,6 +125,10 @@ def run(
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else schedule.where
                 raise Interrupted(f"stopped {where}; {again}", numbers[0] if numbers else signal.SIGINT) from None
+            if isinstance(error, CodeError):
+                has_rounds = schedule.has_rounds([job for _, job in jobs])
+                kept = f"what was done is kept: fix this, then {again}" if has_rounds else _NOTHING
+                raise CodeError(f"{error}; {kept}") from error
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise

@@ -98,6 +98,10 @@ class Schedule:
             k: n for k, n in self._rounds_on_disk(jobs).items() if n < self._store.study.rounds and k not in divergent
         }
 
+    def has_rounds(self, jobs: Sequence[Job]) -> bool:
+        """Whether a job has a whole round on disk."""
+        return any(self._rounds_on_disk(jobs).values())
+
     def advance(self, job: Job, round: int) -> None:
         """Take that a job has done this round."""
         with self._lock:

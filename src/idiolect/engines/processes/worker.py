@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from idiolect.core.errors import IdiolectError, RunError
+from idiolect.core.errors import CodeError, IdiolectError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, shared_memory
@@ -46,7 +46,7 @@ class Worker:
             return error, None
         except Exception as error:  # noqa: BLE001  a worker never ends by itself, so that the engine can say what failed
             what = f"a worker process failed ({type(error).__name__}: {error})"
-            return RunError(
+            return CodeError(
                 f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ), None
 

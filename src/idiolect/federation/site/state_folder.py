@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pydantic
 
 from idiolect.core.documents import read_json
-from idiolect.core.errors import IdiolectError, InputError, listed, nearest, option
+from idiolect.core.errors import IdiolectError, InputError, argument, listed, nearest, option
 from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.messages import Refusal
 from idiolect.federation.rounds.study import study_of
@@ -86,7 +86,7 @@ def _choice(folder: Path, study: str | None) -> PastRun:
             others = listed([str(run) for run in every[1:]], 5)
             log.warning(
                 "%s: the newest study is taken, %s; %s takes another one: %s",
-                folder, every[0], option("study"), others,
+                folder, every[0], argument("study"), others,
             )  # fmt: skip
         return every[0]
     matches = [run for run in every if run.study.name == study] or [k for k in every if k.run.startswith(study)]
