@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -96,6 +96,25 @@ def test_what_is_not_finite_is_named() -> None:
     assert tree.not_finite(pair(1, float("nan"), 3)) == "body/w"
     assert tree.not_finite(pair(1, 2, float("inf"))) == "n"
     assert tree.not_finite({"count": torch.tensor([1, 2])}) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "was", "said"),
+    [
+        (pair(1, 2, 3), pair(4, 5, 6), None),
+        ((), (), None),
+        (torch.zeros(3), torch.zeros(2), "the whole: (3,) float32 in place of (2,) float32"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "the whole: (2,) float32 in place of (2,) int64"),
+        ({"a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.zeros(())}, "b: nothing in place of () float32"),
+        ({"a": torch.zeros(1), "c": torch.zeros(1)}, {"a": torch.zeros(1)}, "c: (1,) float32 in place of nothing"),
+        ({"a": 1.0}, {"a": torch.zeros(())}, "a: a float in place of () float32"),
+        (None, (), "the whole: None in place of nothing"),
+        ([torch.zeros(1)], (torch.zeros(1),), "the same tensors in other containers"),
+    ],
+)
+def test_another_form_is_told(now: Any, was: Any, said: str | None) -> None:
+    assert tree.other_form(now, was) == said
+    assert tree.same_form(now, was) == (said is None)
 
 
 def test_bytes() -> None:

@@ -258,6 +258,21 @@ def broken(task, *, how: str = ""):
         return good._replace(stand_by=lambda down, client, data, key: (client, Up(), {}))
     if how == "nothing":
         return good._replace(stand_by=lambda down, client, data, key: None)
+    if how == "wider":
+        return good._replace(local=lambda *a: ({"w": torch.ones(3)}, *good.local(*a)[1:]))
+    if how == "whole":
+        return good._replace(
+            init_client=lambda key, id: {"rounds": torch.zeros(())},
+            local=lambda *a: ({"rounds": (a[1]["rounds"] + 1).long()}, *good.local(*a)[1:]),
+        )
+    if how == "python":
+        return good._replace(
+            init_client=lambda key, id: torch.zeros(()), local=lambda *a: (1.5, *good.local(*a)[1:])
+        )
+    if how == "memory":
+        return good._replace(
+            init_client=lambda key, id: torch.zeros(20), local=lambda *a: (a[2].real_N, *good.local(*a)[1:])
+        )
     if how == "negative":
         return good._replace(local=lambda *a: (a[1], Up(good.local(*a)[1].value, -a[2].real_N.sum()), {}))
     return good._replace(
@@ -277,8 +292,18 @@ def broken(task, *, how: str = ""):
         ("round 0", "full_rounds=(0, 2) are no numbers of rounds: write (1, 5)"),
         ("declaration", "reduce weighs the part 'body/"),
         ("number", "the upload's weight is a float: make it a tensor"),
-        ("state", "stand_by: stand_by does not return the client's state, in the form that it got: return the state"),
-        ("nothing", "stand_by: stand_by does not return the client's state, in the form that it got: return the state"),
+        (
+            "state",
+            "stand_by does not return the client's state in the form that it got (the same tensors in other ",
+        ),
+        ("nothing", "state in the form that it got (the whole: None in place of nothing): return the state alone"),
+        (
+            "wider",
+            "used: local does not return the client's state in the form that it got (w: (3,) float32 in",
+        ),
+        ("whole", "the form that it got (rounds: () int64 in place of () float32): let init_client return"),
+        ("python", "the form that it got (the whole: a float in place of () float32): let init_client return"),
+        ("memory", "round 1, local: local does not return the client's state in the form that it got (the whole: ("),
         ("negative", "a weight is negative: weigh by numbers of samples, or by 1"),
         ("scalar", "aggregate: info 'n' has the shape (): the server reports a number for each participant (2,)"),
         ("one more", "aggregate: info 'n' has the shape (3,): the server reports a number for each participant (2,)"),

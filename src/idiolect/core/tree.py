@@ -217,6 +217,28 @@ def _second(leaf: Tree, other: Tree) -> Tree:
     return other
 
 
+def other_form(tree: Tree, like: Tree) -> str | None:
+    """In words, how a tree's form differs from another's; None if they have the same form, as ``same_form`` says.
+
+    >>> other_form({"w": torch.zeros(3)}, {"w": torch.zeros(2)})
+    'w: (3,) float32 in place of (2,) float32'
+    """
+    if same_form(tree, like):
+        return None
+    new, old = named(tree), named(like)
+    for path in dict.fromkeys([*old, *new]):
+        is_now, was = (_form(leaves[path]) if path in leaves else "nothing" for leaves in (new, old))
+        if is_now != was:
+            return f"{path or 'the whole'}: {is_now} in place of {was}"
+    return "the same tensors in other containers"
+
+
+def _form(leaf: object) -> str:
+    if not isinstance(leaf, Tensor):
+        return "None" if leaf is None else f"a {type(leaf).__name__}"
+    return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+
+
 def same(a: Tree, b: Tree) -> bool:
     """Whether two trees have the same paths, types and bits."""
     one, other = named(a), named(b)

@@ -300,7 +300,7 @@ def _foreign(entry: Entry, task: Task, options: Mapping[str, Any]) -> Method:
     key = entry.name, repr(sorted(options.items())), code(entry.name)
     if key not in _SOUND:
         _check_start(entry.name, method)
-        _check_declaration(entry.name, method, task)
+        _check_round(entry.name, method, task)
         _SOUND.add(key)
     return method
 
@@ -319,13 +319,17 @@ def _check_start(name: str, method: Method) -> None:
         raise InputError(f"method {name}: init_client depends on the client's number: give Method own_start=True")
 
 
-def _check_declaration(name: str, method: Method, task: Task) -> None:
-    """Lay a method's declaration over what two clients send; whatever else fails there is said where it is run."""
+def _check_round(name: str, method: Method, task: Task) -> None:
+    """Check the states and messages of two clients; whatever else fails there is said where it is run."""
     try:
-        ups = trial(method, samples(task.network.shape, task.classes, 2 * task.classes, clients=2)).ups
+        one = trial(method, samples(task.network.shape, task.classes, 2 * task.classes, clients=2))
+        other = tree.other_form(one.clients[0], one.starts[0])
     except Exception:  # noqa: BLE001
         return
-    for up in ups:
+    if other is not None:
+        what = f"local does not return the client's state in the form that it got ({other})"
+        raise InputError(f"method {name} cannot be used: {what}: let init_client return that form too")
+    for up in one.ups:
         try:
             Reduction(method.reduce, up)
         except InputError as error:

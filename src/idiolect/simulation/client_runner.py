@@ -13,13 +13,14 @@ from torch.nn.functional import nll_loss, one_hot
 from torch.nn.utils.rnn import pad_sequence
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, InputError, RunError, blame
+from idiolect.core.errors import CodeError, InputError, blame
 from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.simulation import attacks, measures, summing, uploads
+from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
@@ -208,10 +209,11 @@ class ClientRunner:
         with blame(where):
             rows = self._data(self.job.data.train[id], round)
             answer = self.method.local(down, client, rows, self._key(round, id, "local"))
-            if wrong := _not_of_local(answer):
-                raise RunError(f"{where}: local does not return (client, Up, info): {wrong}")
-            client, up, info = answer
-            result = LocalResult(tree.copy(client), tree.copy(up), tree.copy(info))
+            if wrong := not_of_local(answer):
+                raise CodeError(f"{where}: local does not return (client, Up, info): {wrong}")
+            state, up, info = answer
+            check_state(where, "local", state, client)
+            result = LocalResult(tree.copy(state), tree.copy(up), tree.copy(info))
         return self.outgoing(round, id, result)
 
     def _stand_by(self, round: int, id: int, down: Down, client: Tree) -> LocalResult:
@@ -220,11 +222,9 @@ class ClientRunner:
             assert self.method.stand_by is not None
             rows = self._data(self.job.data.train[id], round)
             state = self.method.stand_by(down, client, rows, self._key(round, id, "stand_by"))
-            if not tree.same_form(state, client):
-                what = "stand_by does not return the client's state, in the form that it got"
-                raise RunError(f"{where}: {what}: return the state alone, as local's first value")
+            check_state(where, "stand_by", state, client)
             result = LocalResult(tree.copy(state), Up(), {})
-        check(where, state)
+        check_finite(where, {"client": state})
         return result
 
     def outgoing(self, round: int, id: int, result: LocalResult) -> LocalResult:
@@ -234,7 +234,7 @@ class ClientRunner:
             Diverged: something is not finite.
         """
         where = self.where(round, id, "local")
-        check(where, result[:3])
+        check_finite(where, {"client": result.client, "up": result.up, "info": result.info})
         if not (self.job.uploads or self.job.attacks or self.job.secure):
             return result
         with blame(f"{where}: upload"):
@@ -335,7 +335,7 @@ class ClientRunner:
             if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
                 what = f"a sample's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
                 raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
-        check(where, {"prediction": logp_NC.amax(1)})
+        check_finite(where, {"prediction": logp_NC.amax(1)})
         right_N, test_count = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
         result = EvaluationResult()
         if test_count:
@@ -356,20 +356,6 @@ class ClientRunner:
         return result._replace(validation_accuracy=validation[0], validation_loss=validation[1])
 
 
-def _not_of_local(answer: object) -> str:
-    """What is wrong with what ``local`` returned; empty if nothing is."""
-    if type(answer) is not tuple or len(answer) != 3:
-        kind = f"a tuple of {len(answer)}" if type(answer) is tuple else f"a {type(answer).__name__}"
-        return f"it returns {kind}; info is a dictionary of tensors by metric, {{}} where there is none"
-    _, up, info = answer
-    if not isinstance(up, Up):
-        return f"the second value is a {type(up).__name__}"
-    if not isinstance(info, dict):
-        return f"info is a {type(info).__name__}, not a dictionary of tensors by metric"
-    other = next((name for name, value in info.items() if not isinstance(value, Tensor)), None)
-    return "" if other is None else f"info[{other!r}] is a {type(info[other]).__name__}, not a tensor"
-
-
 def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
     """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
 
@@ -383,10 +369,3 @@ def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
     gap_N = (prediction_N == y_N).to(p_NC.dtype) - confidence_N
     gap_B = torch.zeros(_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
     return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan
-
-
-def check(where: str, result: Tree) -> None:
-    """Raise Diverged if a number is not finite."""
-    if (path := tree.not_finite(result)) is not None:
-        what = f"training diverged ({path} is not a finite number)"
-        raise Diverged(f"{where}: {what}; lower the learning rate or strengthen the method's repair")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, RunError, blame
+from idiolect.core.errors import CodeError, Diverged, RunError, blame
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Down, Info, Method, Reduced
 from idiolect.core.reduce import needs_each
@@ -385,11 +385,11 @@ class _Run:
             answer = self.method.aggregate(server, up, torch.tensor(ids))
         if not (type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)):
             what = "does not return a pair (server, info)"
-            raise RunError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
+            raise CodeError(f"{where}: {what}: info is a dictionary of tensors by metric, {{}} where there is none")
         server, info = answer
         if info and not needs_each(self.method.reduce):
             what = f"reports {next(iter(info))}, and a server that gets means and sums sees no single participant"
-            raise RunError(f"{where}: {what}: return {{}} as its info, and let clients report")
-        if (path := tree.not_finite(server)) is not None:
+            raise CodeError(f"{where}: {what}: return {{}} as its info, and let clients report")
+        if (path := tree.not_finite({"server": server})) is not None:
             raise Diverged(f"{where}: training diverged ({path} is not a finite number); lower the learning rate")
         return tree.copy(server), info

@@ -23,6 +23,8 @@ class Trial(NamedTuple):
     """After it."""
     ups: list[Up]
     data: list[Data]
+    starts: list[Tree]
+    """The clients before it."""
 
     def message_to(self, client: int) -> Down:
         """What one client received."""
@@ -52,13 +54,21 @@ def trial(method: Method, data: Sequence[Data]) -> Trial:
     ids = torch.arange(len(data))
     server = tree.copy(method.init_server(keys.start(0)))
     down = method.send(server, ids)
+    starts = [tree.copy(method.init_client(keys.start(0), id)) for id in ids]
+    downs = [Down(down.shared, tree.rows(down.own, k)) for k in range(len(data))]
     clients, ups = list[Tree](), list[Up]()
     for k, client_data in enumerate(data):
-        state = tree.copy(method.init_client(keys.start(0), ids[k]))
-        client, up, _ = method.local(Down(down.shared, tree.rows(down.own, k)), state, client_data, keys.key(0, k))
+        client, up, _ = method.local(downs[k], tree.copy(starts[k]), client_data, keys.key(0, k))
         clients.append(client)
         ups.append(up)
-    return Trial(server, down, clients, ups, list(data))
+    return Trial(server, down, clients, ups, list(data), starts)
+
+
+def stand_by(method: Method, one: Trial) -> Tree:
+    """The first client's state if it had not been drawn for the round."""
+    if method.stand_by is None:
+        return one.starts[0]
+    return method.stand_by(one.message_to(0), tree.copy(one.starts[0]), one.data[0], keys.key(0, "stand_by"))
 
 
 def personal(method: Method, server: Tree, data: Data) -> tuple[Down, Tree]:

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from idiolect.core import keys, option_spec, tree
-from idiolect.core.errors import InputError, Interrupted, RunError, blame, option
+from idiolect.core.errors import CodeError, InputError, Interrupted, RunError, blame, option
 from idiolect.core.method import Data, Down, Up
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
@@ -25,7 +25,8 @@ from idiolect.engines.vectorised.graphs import Graph, UnfoldMode, to_host, vmap_
 from idiolect.engines.vectorised.groups import plan
 from idiolect.engines.vectorised.refusals import MapRefusal, naming_refusal
 from idiolect.simulation.adding import Adder, Places
-from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Job, LocalResult, Phase, Stop, check
+from idiolect.simulation.answer_checks import check_finite, check_state
+from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Job, LocalResult, Phase, Stop
 
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
@@ -265,7 +266,7 @@ class Chunks:
                 raise RunError(f"{what}: choose a smaller batch_size, or {option('engine', 'processes')}") from None
             except MapRefusal as error:
                 what = f"{where}: the method does not map over clients, because {error}"
-                raise RunError(f"{what}; or choose {option('engine', 'sequential')} or processes") from error
+                raise CodeError(f"{what}; or choose {option('engine', 'sequential')} or processes") from error
         if measuring:
             peak = torch.cuda.max_memory_allocated(self._device) - before
             free, _ = torch.cuda.mem_get_info(self._device)
@@ -286,6 +287,7 @@ class Chunks:
         inputs = down, self._put(tree.stack([clients[k] for k in at])), data, self._keys("local", round, some)
         with self._engine.arithmetic("local"), naming_refusal("local"):
             back = tree.map(to_host, self._replay(inputs) if graphs else self._train(*inputs))
+        check_state(self._runner.where(round, ids[0], "local"), "local", tree.rows(back[0], 0), clients[0])
         results = [LocalResult(tree.copy(tree.rows(back[0], k)), *tree.rows(back[1:], k)) for k in range(len(ids))]
         job = self._runner.job
         if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
@@ -301,9 +303,10 @@ class Chunks:
         with self._engine.arithmetic("local"), naming_refusal("stand_by"):
             stand_by = vmap_of(self._runner.method.stand_by, (_OWN, 0, _ROW, 0))
             states = tree.map(to_host, stand_by(down, client, data, key))
+        check_state(self._runner.where(round, ids[0], "stand_by"), "stand_by", tree.rows(states, 0), clients[0])
         results = [LocalResult(tree.copy(tree.rows(states, k)), Up(), {}) for k in range(len(ids))]
         for i, one in zip(ids, results, strict=True):
-            check(self._runner.where(round, i, "stand_by"), one.client)
+            check_finite(self._runner.where(round, i, "stand_by"), {"client": one.client})
         return results
 
     def _train(self, down: Down, client: Tree, data: Data, key: Tensor) -> Tree:

@@ -1,0 +1,112 @@
+"""What a client's state may be: of one form in all rounds, and finite; a message says which part is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
+
+import toy
+
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.errors import CodeError, Diverged
+from idiolect.core.method import Data, Down, Method, Task, Up, reduce
+from idiolect.engines import Processes, Sequential
+from idiolect.engines.vectorised import Vectorised
+from idiolect.simulation import Job, fit
+
+ENGINES = [Sequential, partial(Processes, 2), partial(Vectorised, device="cpu")]
+FORMS: dict[str, tuple[Tensor, Callable[[Tensor], Any], str]] = {
+    "longer": (torch.zeros(2), lambda a: torch.cat([a, a]), "the whole: (4,) float32 in place of (2,) float32"),
+    "float64": (torch.zeros(2), lambda a: a.double(), "the whole: (2,) float64 in place of (2,) float32"),
+    "a pair": (torch.zeros(()), lambda a: (a, a + 1), "the whole: nothing in place of () float32"),
+    "a dictionary": (torch.zeros(1), lambda a: {"n": a}, "the whole: nothing in place of (1,) float32"),
+}
+
+
+def changing(task: Task, *, how: str, waits: bool, personal: bool = True) -> Method:
+    """A client's state changes its form in a round, or while it waits."""
+    start, change, _ = FORMS[how]
+
+    def local(down: Down, client: Tensor, data: Data, key: Tensor) -> Any:
+        return client + 1 if waits else change(client), Up(torch.ones(1)), {}
+
+    return Method(
+        lambda key: torch.zeros(1), lambda key, id: start, lambda server, ids: Down(server), local, reduce.sum(),
+        lambda server, up, ids: (server + up.value, {}), lambda down, client, data, key: client,
+        lambda down, client, x_B: torch.full((len(x_B), toy.CLASSES), 1 / toy.CLASSES).log(),
+        (lambda down, client, data, key: change(client)) if waits else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["local", "stand_by"])
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize("engine", ENGINES, ids=["sequential", "processes", "vectorised"])
+def test_a_state_of_another_form_is_one_sentence(engine: Any, how: str, waits: bool) -> None:
+    function = "stand_by" if waits else "local"
+    job = Job("changing", partial(changing, toy.task(), how=how, waits=waits), toy.shared(), 3)
+    with engine() as runs_on, pytest.raises(CodeError) as caught:
+        fit(job, runs_on, rounds=2, participation=0.5)
+    said = f"{function}: {function} does not return the client's state in the form that it got ({FORMS[how][2]}): "
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("changing: client ")
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_published_methods_keep_the_form_of_their_states(name: str) -> None:
+    """With their defaults and as every variant, for float64 and float32, after one round and after two."""
+    for options in methods.get(name).forms.values():
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                method = partial(methods.build, name, methods.settle(name, options), toy.task())
+                with Sequential() as loop:
+                    end = fit(Job(name, method, toy.shared(), 3), loop, rounds=2)
+                first = method().init_client(torch.tensor(0), torch.tensor(0))
+            finally:
+                torch.set_default_dtype(torch.float32)
+            assert all(tree.same_form(state, first) for state in end.clients)
+
+
+def breaking(task: Task, *, where: str, personal: bool = True) -> Method:
+    """A bare tensor, a client's or the server's, that is no longer a number after a round."""
+
+    def state(at: str) -> Tensor:
+        return torch.full((), torch.nan if at == where else 1.0)
+
+    def local(down: Down, client: Tensor, data: Data, key: Tensor) -> Any:
+        return state("client"), Up(state("up")), {"loss": state("info")}
+
+    return Method(
+        lambda key: torch.ones(()), lambda key, id: torch.ones(()), lambda server, ids: Down(server), local,
+        reduce.sum(), lambda server, up, ids: (state("server"), {}), lambda down, client, data, key: client,
+        lambda down, client, x_B: torch.full((len(x_B), toy.CLASSES), 1 / toy.CLASSES).log(),
+        lambda down, client, data, key: state("waiting"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("client", "round 1, local: training diverged (client is not a finite number)"),
+        ("up", "round 1, local: training diverged (up/value is not a finite number)"),
+        ("info", "round 1, local: training diverged (info/loss is not a finite number)"),
+        ("server", "server, round 1, aggregate: training diverged (server is not a finite number)"),
+        ("waiting", "round 1, stand_by: training diverged (client is not a finite number)"),
+    ],
+)
+@pytest.mark.parametrize("engine", ENGINES, ids=["sequential", "processes", "vectorised"])
+def test_what_diverged_has_a_name(engine: Any, where: str, said: str) -> None:
+    job = Job("breaking", partial(breaking, toy.task(), where=where), toy.shared(), 3)
+    with engine() as runs_on, pytest.raises(Diverged) as caught:
+        fit(job, runs_on, rounds=2, participation=0.5)
+    assert said in str(caught.value)
