@@ -112,6 +112,32 @@ def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, (False, [], False)),
+        ({"stand_by": lambda down, client, data, key: client}, (True, [], False)),
+        ({"full_rounds": (1, 5)}, (False, [1, 5], False)),
+        ({"own_start": True}, (False, [], True)),
+        ({"stand_by": lambda *of: of[1], "full_rounds": (2,), "own_start": True}, (True, [2], True)),
+    ],
+)
+def test_what_a_method_says_besides_is_told(
+    change: dict[str, Any], said: tuple[bool, list[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = probe(lambda good: change, monkeypatch).as_json()
+    assert (about["stand_by"], about["full_rounds"], about["own_start"]) == said
+
+
+@pytest.mark.parametrize("error", [ValueError("no room"), ZeroDivisionError("by zero"), KeyError("head")])
+def test_the_trial_runs_what_waiting_clients_do(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(RunError, match=f"on synthetic samples: {type(error).__name__}: {error}"):
+        probe(lambda good: {"stand_by": fails}, monkeypatch)
+
+
 def test_several_of_a_part_are_counted() -> None:
     network = models.build("mlp", (1, 8, 8), C)
     model = network.init(torch.tensor(0))

@@ -18,7 +18,7 @@ from idiolect.core.network import Model, Network
 from idiolect.core.reduce import children, needs_each
 from idiolect.core.reduction import reduced
 from idiolect.core.tree import Tree
-from idiolect.training.trial import Trial, samples, trial
+from idiolect.training.trial import Trial, samples, stand_by, trial
 
 
 class MessageForm(NamedTuple):
@@ -46,6 +46,12 @@ class Anatomy(NamedTuple):
     server: MessageForm
     joins_by: str
     """How a client that never trained gets its model: "what it receives", "forward passes" or "training"."""
+    stands_by: bool
+    """Whether a client does something in a round that it was not drawn for."""
+    full_rounds: tuple[int, ...]
+    """Rounds in which all clients take part."""
+    own_start: bool
+    """Whether each client starts from a state of its own."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -59,6 +65,9 @@ class Anatomy(NamedTuple):
             "server": part["server"],
             "joins_by": self.joins_by,
             "joins_by_forward_passes_only": self.joins_by != "training",
+            "stand_by": self.stands_by,
+            "full_rounds": list(self.full_rounds),
+            "own_start": self.own_start,
         }
 
 
@@ -88,6 +97,7 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
                 for s, some in zip(_SIZES, (3, 1), strict=True)
             ]
             joins = _personalises(small[0], _fresh(small[0].method))
+            stand_by(small[0].method, small[0].trial)  # so that an error in it is seen
         with precision(torch.float32):
             large = _round(build, network, classes, clients, 2 * classes, 1, batch_size=4)
 
@@ -96,10 +106,10 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         parts = {path: _text(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
         return MessageForm(parts, tree.nbytes(large.part(at)))
 
+    method = small[0].method
     return Anatomy(
-        message("shared"), message("own"), message("value"), message("weight"),
-        not needs_each(small[0].method.reduce),
-        message("client"), message("server"), joins,
+        message("shared"), message("own"), message("value"), message("weight"), not needs_each(method.reduce),
+        message("client"), message("server"), joins, method.stand_by is not None, method.full_rounds, method.own_start,
     )  # fmt: skip
 
 
