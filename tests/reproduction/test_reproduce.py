@@ -37,6 +37,7 @@ from idiolect.reproduction.recipes import Cell, Recipe, cell, select
 from idiolect.runs.store import Store
 from idiolect.studies.config import Study
 from idiolect.studies.progress import Watcher
+from idiolect.training import trial
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "clients": 4, "rounds": 4, "local_epochs": 1, "model": "mlp", "evaluate_every": 2,
@@ -689,6 +690,19 @@ def test_a_method_is_timed_on_made_up_rows() -> None:
     speed = speeds.measurement(study, data.describe("digits"))
     assert min(speed[:3]) > 0
     assert speed.training > speed.received, "ten epochs against a pass over the test samples"
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "fashion_mnist"])
+def test_made_up_rows_are_those_of_every_trial(name: str) -> None:
+    """One function makes synthetic samples."""
+    about = data.describe(name)
+    made_up = speeds._made_up(about, 30, 12)
+    [one, other] = trial.samples(tuple(about["shape"]), about["classes"], 42, clients=2, dtype=torch.uint8)
+    assert torch.equal(made_up.x_R, one.x_R)
+    assert torch.equal(made_up.y_R, other.y_R)
+    for train, test, mine in zip(made_up.train, made_up.test, (one, other), strict=True):
+        assert torch.equal(torch.cat([train, test]), mine.row_N)
+        assert (len(train), len(test)) == (30, 12)
 
 
 @pytest.mark.parametrize(("size", "rows"), [(48, 96), (50, 100), (64, 64), (100, 100), (300, 100)])

@@ -22,6 +22,7 @@ from idiolect.runs import environment
 from idiolect.simulation import Job, begin
 from idiolect.simulation.client_runner import ClientRunner
 from idiolect.studies.config import Study
+from idiolect.training.trial import samples
 
 _ROWS, _TEST_ROWS = 100, 32  # synthetic samples that a method is timed on, at most
 _UNIT = "processor seconds in whole batches"  # of the kept speeds; those in another unit are measured again
@@ -132,13 +133,11 @@ def _step(task: Task, x_B: torch.Tensor, y_B: torch.Tensor) -> None:
 
 def _made_up(about: dict[str, Any], trained: int, tested: int) -> FederatedData:
     """Two clients with random samples of a data set's shape."""
-    shape, classes, count = tuple(about["shape"]), int(about["classes"]), trained + tested
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.arange(2 * count).view(2, count)
+    shape, classes = tuple(about["shape"]), int(about["classes"])
+    data = samples(shape, classes, trained + tested, clients=2, dtype=torch.uint8)
     return FederatedData(
-        name="random", x_R=torch.randint(256, (2 * count, *shape), dtype=torch.uint8, generator=draw),
-        y_R=torch.arange(2 * count) % classes, classes=classes,
-        train=tuple(r[:trained] for r in rows), test=tuple(r[trained:] for r in rows),
+        name="random", x_R=data[0].x_R, y_R=data[0].y_R, classes=classes,
+        train=tuple(d.row_N[:trained] for d in data), test=tuple(d.row_N[trained:] for d in data),
         class_names=tuple(map(str, range(classes))), mean=(0.5,) * shape[0], std=(0.3,) * shape[0], shifts=("", ""),
     )  # fmt: skip
 
