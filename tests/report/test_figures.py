@@ -157,16 +157,18 @@ def test_what_fedpac_and_pfedfda_say_of_their_figures(make, tmp_path):
     share = f"{100 * mean['combination', False]:.0f} %"
     assert pairs.title == f"FedPAC: a client's own head carries {share} of its combined head on average"
     assert pairs.caption == (
-        "Each row is a receiving client, its colours the weights of the heads given to it, on a square-root scale "
-        "(mean over seeds; the last evaluation round and the recorded rounds nearest to 1, 20 and 50). Clients with "
-        "similar classes and shifts are next to each other."
+        "Combination weights. Each row is a receiving client, its colours the weights of the heads given to it, on a "
+        "square-root scale (mean over seeds; the last evaluation round and the recorded rounds nearest to 1, 20 and "
+        "50). Clients with similar classes and shifts are next to each other."
     )
     encoding = pairs.spec["spec"]["encoding"]
     assert [encoding[k]["title"] for k in "xy"] == ["gives its head", "receives a combined head"]
     assert beta.title == "pFedFDA: β is {:.2f} on average for shifted clients, {:.2f} for the others".format(
         mean["beta", True], mean["beta", False]
     )
-    assert beta.caption == "At 1 a client uses its own estimate alone, at 0 the global one (its last round)."
+    assert beta.caption == (
+        "Local weights (beta). At 1 a client uses its own estimate alone, at 0 the global one (its last round)."
+    )
     x = beta.spec["layer"][0]["encoding"]["x"]
     assert (x["title"], x["scale"]) == ("β, weight of the local estimate (0 to 1)", {"domain": [0, 1]})
 
@@ -195,14 +197,15 @@ def test_a_method_that_nobody_knows_says_what_is_drawn(make, tmp_path):
     assert "No numbers of nothing are recorded for toy, so their figure is left out." in notes
     pairs, debt = found["trust-0"], found["debt-..-1-0"]
     assert pairs.title == "toy: who trusts whom"
-    assert pairs.caption.startswith("Each row trusts, orange below 0 and blue above (mean over seeds;")
+    assert pairs.caption.startswith("Trusts. Each row trusts, orange below 0 and blue above (mean over seeds;")
     encoding = pairs.spec["spec"]["encoding"]
     assert encoding["color"]["scale"]["domain"] == pytest.approx([-1, 1]), "some are negative"
     assert [encoding[k]["title"] for k in "xy"] == ["is trusted", "trusts"]
     got = {(int(v["client"].split()[0]), int(v["other"])): v["value"] for v in values(pairs)}
     assert got == pytest.approx({(i, j): (i - j) / 3 for i in range(4) for j in range(4)}, abs=6e-5)
     assert debt.title == "toy: d is 6.00 on average for shifted clients, 2.00 for the others"
-    assert debt.caption == "At 9 a client owes 9 euros (its last round)."
+    assert debt.caption == "Debts. At 9 a client owes 9 euros (its last round)."
+    assert found["debt-..-1-shift-0"].caption.startswith("Debts. Each dot is one client")
     x = debt.spec["layer"][0]["encoding"]["x"]
     assert (x["title"], x["scale"]) == ("d, debt in euros (-1 to 9)", {"domain": [-1, 9]})
     assert [v["value"] for v in sorted(values(debt), key=lambda v: v["client"])] == [0, 2, 4, 6]
@@ -213,6 +216,7 @@ def test_pairs_that_nobody_describes_are_drawn_in_general_words(make, tmp_path):
     found, _ = drawn(_toy(make, {}), tmp_path / "run")
     assert [name for name in found if name[-2:] == "-0"] == ["trust-0"]
     assert found["trust-0"].title == "toy: trust between clients"
+    assert found["trust-0"].caption.startswith("Trust. Each row is a client; its colours are the values of trust")
     assert "the values of trust between it and the others, orange" in found["trust-0"].caption
 
 

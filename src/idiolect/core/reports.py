@@ -19,7 +19,7 @@ class ClientValue:
     """
 
     name: str
-    """What it is called, in the plural, such as ``local weights (beta)``."""
+    """What it is called, in the plural, such as ``local weights (beta)``: the first words of the caption."""
     symbol: str
     """What it is called in a heading and on the axis, such as ``β``."""
     meaning: str
@@ -38,7 +38,7 @@ class PairValue:
     """A number of each pair of participants, drawn as a matrix at a few rounds; ``aggregate`` reports it, (m, m)."""
 
     name: str
-    """What it is called, in the plural, such as ``combination weights``."""
+    """What it is called, in the plural, such as ``combination weights``: the first words of the caption."""
     shows: str
     """What can be read off the figure, for its heading, such as ``whose heads each client combines``."""
     colours: str

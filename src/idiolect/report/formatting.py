@@ -77,6 +77,15 @@ def short(text: str) -> str:
     return " ".join([spec.name, *(str(v) for v in spec.options.values() if v is not False)])
 
 
+def capital(text: str) -> str:
+    """A text with a capital first letter, the others as they are.
+
+    >>> capital("weights of pFedFDA"), capital("")
+    ('Weights of pFedFDA', '')
+    """
+    return text[:1].upper() + text[1:]
+
+
 def file_name(text: str) -> str:
     """A text as a part of the name of a file.
 

@@ -11,6 +11,7 @@ from idiolect.core.reports import PairValue
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import Json, inline_data, side_by_side, tooltip
 from idiolect.report.figures.view import PAIRS, View, sample_note
+from idiolect.report.formatting import capital
 from idiolect.runs.reader import Run, last
 
 _EARLY = (1, 20, 50)  # rounds that are shown besides the last
@@ -89,8 +90,8 @@ def _matrices(view: View, name: str, title: str, report: PairValue, records: pd.
     return Figure(
         name,
         f"{title}: {share} on average" if share and own == own else f"{title}: {report.shows}",
-        f"{report.colours}, {scaling} (mean over seeds; the last evaluation round and the recorded rounds nearest "
-        "to 1, 20 and 50). Clients with similar classes and shifts are next to each other."
+        f"{capital(report.name)}. {report.colours}, {scaling} (mean over seeds; the last evaluation round and the "
+        "recorded rounds nearest to 1, 20 and 50). Clients with similar classes and shifts are next to each other."
         + sample_note(clients, total),
         side_by_side(
             "round",

@@ -13,6 +13,7 @@ from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.specs import parsed
 from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, tooltip
 from idiolect.report.figures.view import DRAWN, View, height_for
+from idiolect.report.formatting import capital
 from idiolect.runs.reader import last
 
 _CLEAN = "clean"  # the kind of clients without a shift
@@ -65,7 +66,7 @@ def client_value(view: View) -> Iterator[Figure | str]:
             if by_kind
             else f"{title}: {report.shows}"
         )
-        caption = f"{report.ends} (its last round"
+        caption = f"{capital(report.name)}. {report.ends} (its last round"
         if len(view.clients) > DRAWN:
             kinds = [kind for kind in ("not shifted", "shifted") if kind in set(frame["kind"])]
             dots = {
@@ -137,8 +138,8 @@ def by_shift(view: View) -> Iterator[Figure | str]:
             f"{title}: half of the clients with {most.replace('_', ' ')} have {symbol} above {middle.max():.2f}"
             if most != _CLEAN
             else f"{title}: {symbol} is largest for clients without a shift, at a median of {middle.max():.2f}",
-            "Each dot is one client in its last round (mean over seeds), by the kind of its shift; the box has "
-            f"the middle half of the clients, its line is the median.{note}",
+            f"{capital(report.name)}. Each dot is one client in its last round (mean over seeds), by the kind of its "
+            f"shift; the box has the middle half of the clients, its line is the median.{note}",
             spec | {"height": 36 * len(order)},
         )
 
