@@ -1,4 +1,4 @@
-"""Tables that stand in pages written by hand: settings, folders, imports of a method file, checks of the contract."""
+"""Tables that stand in pages written by hand: settings, folders, checks of the contract, what a method works with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import tomllib
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from idiolect.studies.settings import SETTINGS
 
 TOP = Path(__file__).parents[1]
 PACKAGE = TOP / "src" / "idiolect"
+TUTORIAL = TOP / "docs" / "tutorials" / "method.md"
+TYPES = {
+    "Down": "core.method", "Up": "core.reduction", "Reduced": "core.reduction", "Data": "core.method",
+    "Task": "core.method", "Training": "core.method", "Batch": "training.batches", "Personal": "training.client_state",
+}  # fmt: skip
+"""The types whose fields a method reads or fills, and their modules."""
 RUNS, CONTRACT, CONTRIBUTING = TOP / "docs" / "runs.md", TOP / "docs" / "contract.md", TOP / "CONTRIBUTING.md"
 
 
@@ -24,10 +31,16 @@ def pages() -> dict[Path, str]:
     Raises:
         ValueError: a page has no place for a table, or a folder is in no layer.
     """
-    contract = with_table(CONTRACT, "imports", imports())
+    contract = None
+    for what, lines in (
+        ("imports", imports(_method_files())), ("imports of tests", imports([tutorial_code()], _method_files())),
+        ("fields", fields()), ("keys", functions("idiolect.core.keys")), ("trees", functions("idiolect.core.tree")),
+        ("building blocks", functions("idiolect.training")), ("checks", checks()),
+    ):  # fmt: skip
+        contract = with_table(CONTRACT, what, lines, contract)
     return {
         RUNS: with_table(RUNS, "settings", settings()),
-        CONTRACT: with_table(CONTRACT, "checks", checks(), contract),
+        CONTRACT: contract or "",
         CONTRIBUTING: with_table(CONTRIBUTING, "folders", folders()),
     }
 
@@ -94,12 +107,23 @@ def _sentence(doc: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0]
 
 
-def imports() -> list[str]:
-    """What method files import of idiolect: modules, what they are, and the names in them."""
-    names: dict[str, set[str]] = {}
+def _method_files() -> list[str]:
+    """The text of every method's file, and of the skeleton's."""
     files = [inspect.getsourcefile(methods.get(name).build) or "" for name in methods.ours()]
-    for file in (*files, inspect.getsourcefile(_skeleton) or ""):
-        for module, name in _names(Path(file).read_text()):
+    return [Path(file).read_text() for file in (*files, inspect.getsourcefile(_skeleton) or "")]
+
+
+def tutorial_code() -> str:
+    """The Python of the tutorial that writes a method and its test."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def imports(sources: Sequence[str], without: Sequence[str] = ()) -> list[str]:
+    """What files import of idiolect: modules, what they are, and the names in them; not the modules of other files."""
+    names: dict[str, set[str]] = {}
+    known = {module for source in without for module, _ in _names(source)}
+    for module, name in (pair for source in sources for pair in _names(source)):
+        if module not in known:
             names.setdefault(module, set()).add(name)
     out = ["| module | what it is | names |", "| :-- | :-- | :-- |"]
     for name in sorted(names):
@@ -119,12 +143,89 @@ def _names(source: str) -> list[tuple[str, str]]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "idiolect":
             for alias in node.names:
                 path = f"{node.module}.{alias.name}"
-                if PACKAGE.parent.joinpath(*path.split(".")).with_suffix(".py").exists():
+                file = PACKAGE.parent.joinpath(*path.split("."))
+                if file.with_suffix(".py").exists() or (file / "__init__.py").exists():
                     whole[alias.asname or alias.name] = path
                 else:
                     out.append((node.module or "", alias.name))
     used = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
     return out + [(whole[n.value.id], n.attr) for n in used if isinstance(n.value, ast.Name) and n.value.id in whole]
+
+
+def fields() -> list[str]:
+    """The fields of the types that a method reads or fills, with their types and the first sentence about each."""
+    out = ["| field | type | what it is |", "| :-- | :-- | :-- |"]
+    for name, module in TYPES.items():
+        node, about = _described(f"idiolect.{module}")[name]
+        out.append(f"| **`{name}`** | | {cell(_sentence(about).removesuffix('.'))} |")
+        for field, annotation, default, text in _fields(node):
+            if not text:
+                raise ValueError(f"{name}.{field} has no docstring: write one below it")
+            kind = cell(f"`{annotation}`" + (f", else `{default}`" if default else ""))
+            out.append(f"| `{field}` | {kind} | {cell(_sentence(text).removesuffix('.'))} |")
+    return out
+
+
+def functions(module: str) -> list[str]:
+    """The public functions and classes of a module, or of those that a folder takes its names from."""
+    sources = {module: None}
+    if (file := _file(module)).name == "__init__.py":
+        nodes = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.ImportFrom)]
+        sources = {node.module or "": {alias.name for alias in node.names} for node in nodes}
+    out = ["| | what it is |", "| :-- | :-- |"]
+    for source, names in sources.items():
+        for name, (node, about) in _described(source).items():
+            if name in names if names is not None else name[0] != "_" and not isinstance(node, ast.Assign):
+                out.append(f"| {cell(f'`{_signature(name, node)}`')} | {cell(_sentence(about).removesuffix('.'))} |")
+    return out
+
+
+def _file(module: str) -> Path:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _described(module: str) -> dict[str, tuple[ast.stmt, str]]:
+    """The functions, classes and documented names of a module, each with its docstring."""
+    body, out = ast.parse(_file(module).read_text()).body, dict[str, tuple[ast.stmt, str]]()
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            out[node.name] = node, ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            out[node.targets[0].id] = node, _text(after)
+    return out
+
+
+def _text(node: ast.stmt | None) -> str:
+    """The docstring that a statement is, or none."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return inspect.cleandoc(node.value.value) if is_text else ""  # type: ignore[union-attr]
+
+
+def _fields(node: ast.stmt) -> Iterator[tuple[str, str, str, str]]:
+    """The fields of a class: name, type, default and docstring."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    for one, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(one, ast.AnnAssign):
+            default = "" if one.value is None else _default(one.value)
+            yield ast.unparse(one.target), ast.unparse(one.annotation), default, _text(after)
+
+
+def _default(node: ast.expr) -> str:
+    """A default; ``X()`` for ``field(default_factory=X)``, and the value of a tensor."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
+        return f"{ast.unparse(node.keywords[0].value)}()"
+    return "0" if "zeros" in ast.unparse(node) or ast.unparse(node) == "_ROUND" else ast.unparse(node)
+
+
+def _signature(name: str, node: ast.stmt) -> str:
+    if isinstance(node, ast.FunctionDef):
+        every = re.sub(r"(: [^=]*?)=", r"\1 = ", ast.unparse(node.args))  # as ruff writes defaults
+        return f"{name}({every}) -> {ast.unparse(node.returns) if node.returns else 'None'}"
+    if isinstance(node, ast.ClassDef):
+        parts = [f"{field}: {kind}" + (f" = {default}" if default else "") for field, kind, default, _ in _fields(node)]
+        return f"{name}({', '.join(parts)})"
+    return ast.unparse(node)
 
 
 def checks() -> list[str]:

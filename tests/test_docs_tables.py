@@ -17,7 +17,8 @@ import typer
 
 from idiolect import methods, training
 from idiolect.cli import app
-from idiolect.core.method import Method
+from idiolect.core import keys, tree
+from idiolect.core.method import Data, Down, Method, Reduced, Task, Training, Up
 from idiolect.core.option_spec import plain, scalar
 from idiolect.core.version import __version__
 from idiolect.data.partitions import PARTITIONS
@@ -103,6 +104,68 @@ def test_the_table_of_checks_has_the_checks_that_have_specimens() -> None:
     specimens = (ROOT / "tests/contract/specimens.py").read_text()
     [table] = re.findall(r"^SPECIMENS\b.*?^\}", specimens, re.DOTALL | re.MULTILINE)
     assert sorted(rows) == sorted(re.findall(r'^ {4}"(\w+)":', table, re.MULTILINE))
+
+
+FIELDS = (Down, Up, Reduced, Data, Task, Training, training.Batch, training.Personal)
+
+
+def test_the_table_of_fields_has_those_of_every_type_and_their_defaults() -> None:
+    rows = re.findall(r"^\| (\*{0,2})`(\w+)`\*{0,2} \|(.*?)\| \S.* \|$", between("docs/contract.md", "fields"), re.M)
+    fields, of = dict[str, dict[str, str]](), ""
+    for is_type, name, kind in rows:
+        if is_type:
+            of = name
+        else:
+            fields.setdefault(of, {})[name] = kind
+    assert set(fields) == {kind.__name__ for kind in FIELDS}
+    for kind in FIELDS:
+        there = inspect.signature(kind).parameters
+        assert list(fields[kind.__name__]) == list(there)
+        optional = {name for name, text in fields[kind.__name__].items() if ", else `" in text}
+        assert optional == {name for name, one in there.items() if one.default is not one.empty}
+
+
+@pytest.mark.parametrize(
+    ("what", "module", "names"),
+    [
+        ("building blocks", training, training.__all__),
+        ("keys", keys, None),
+        ("trees", tree, None),
+    ],
+)
+def test_the_tables_of_functions_have_their_parameters(what: str, module: Any, names: list[str] | None) -> None:
+    """As the interpreter sees them; there they are read from the text of the files."""
+    rows = dict(re.findall(r"^\| `(\w+)(.*?)` \| \S.* \|$", between("docs/contract.md", what), re.MULTILINE))
+    public = [
+        name
+        for name, one in vars(module).items()
+        if inspect.isfunction(one) and one.__module__ == module.__name__ and name[0] != "_"
+    ]
+    public += ["constant"] * (module is tree)  # cached, so it is no plain function
+    assert sorted(rows) == sorted(names or public)
+    for name, text in rows.items():
+        one = getattr(module, name)
+        if inspect.isfunction(one):
+            written = [p for p in inspect.signature(one).parameters if not re.search(rf"[(, *]{p}[:,)]", text)]
+            assert written == [], f"{name}{text}"
+
+
+def test_a_field_without_a_docstring_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "TYPES", {"SGD": "core.method"})
+    with pytest.raises(ValueError, match=r"^SGD.lr has no docstring: write one below it$"):
+        tables.fields()
+
+
+def test_what_a_test_of_a_method_imports_besides_is_listed() -> None:
+    rows = re.findall(
+        r"^\| `(idiolect[\w.]*)` \| \S.*? \| (.*) \|$", between("docs/contract.md", "imports of tests"), re.M
+    )
+    mine = between("docs/contract.md", "imports")
+    assert rows == [("idiolect.core.reduction", "`reduced`"), ("idiolect.models", "`build`")]
+    assert all(f"| `{module}` |" not in mine for module, _ in rows)
+    code = (ROOT / "docs/tutorials/method.md").read_text()
+    for module in set(re.findall(r"^from (idiolect\.[\w.]+) import", code, re.MULTILINE)):
+        assert f"| `{module}` |" in mine or module in dict(rows), module
 
 
 @pytest.mark.parametrize("text", ["", "<!-- settings: a -->\n", "<!-- settings: a -->\n<!-- end of settings -->\n" * 2])

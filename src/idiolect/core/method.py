@@ -265,21 +265,22 @@ Optimiser = SGD | Adam | AdamW
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains in one round.
-
-    ``shuffle=False`` takes the samples in stored order, for comparisons with recorded rounds. ``augment="crop_flip"``:
-    a method trains on images that are cropped and mirrored at random, with new draws in every step. ``drop_last``: an
-    epoch leaves out the samples that do not fill a batch, different ones each time; a client with less than one batch
-    keeps it. ``schedule`` says by which factor all learning rates are multiplied in which round.
-    """
+    """How a client trains in one round."""
 
     epochs: int = 5
+    """Passes over the client's samples."""
     batch_size: int = 50
+    """Samples of a step."""
     optimiser: Optimiser = field(default_factory=SGD)
+    """The rule of a step, with its learning rate."""
     shuffle: bool = True
+    """Whether each epoch has another order; False takes the stored one, for comparisons with recorded rounds."""
     augment: Augment = "none"
+    """``crop_flip``: images are cropped and mirrored at random, with new draws in every step."""
     drop_last: bool = False
+    """Whether an epoch leaves out the samples that do not fill a batch; a client with less than one batch keeps it."""
     schedule: Schedule = field(default_factory=Constant)
+    """By which factor all learning rates are multiplied in which round."""
 
 
 def as_floats(x_B: Tensor) -> Tensor:
@@ -299,22 +300,22 @@ def log_probabilities(logit_BC: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """What a method is told about the problem.
-
-    ``clients`` is K, the number of clients that train; new clients, who come after training, are not counted.
-
-    ``inputs`` turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``.
-    ``loss`` and ``output`` belong together: ``loss`` takes what the network returns for a batch and its targets, and
-    gives a number for each sample (B,); ``output`` turns the same into what ``predict`` returns.
-    """
+    """What a method is told about the problem. ``loss`` and ``output`` belong together."""
 
     network: Network
+    """The network's two parts, body and head, without weights: ``task.network.init(key)`` draws these."""
     classes: int
+    """C."""
     clients: int
+    """K, the number of clients that train; new clients, who come after training, are not counted."""
     training: Training = field(default_factory=Training)
+    """How a client trains in one round."""
     inputs: Callable[[Tree], Tensor] = as_floats
+    """Turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``."""
     loss: Callable[[Tensor, Tree], Tensor] = cross_entropy
+    """A number (B,) for each sample, from what the network returns for a batch and the targets."""
     output: Callable[[Tensor], Tree] = log_probabilities
+    """Turns what the network returns for a batch into what ``predict`` returns."""
 
 
 def unchanged(down: Down, client: C, data: Data, key: Tensor) -> C:

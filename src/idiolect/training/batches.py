@@ -23,8 +23,9 @@ class Batch(NamedTuple):
     used_B: Tensor
     """1 for a sample, 0 for padding."""
     step: int | Tensor
+    """Its number."""
     key: Tensor = torch.zeros((), dtype=torch.int64)
-    """One for all steps; by it and ``step`` images are augmented."""
+    """One key for all steps; by it and ``step`` images are augmented."""
     rate: float | Tensor = 1.0
     """By what the step's learning rate is multiplied: see ``idiolect.core.schedules``."""
 

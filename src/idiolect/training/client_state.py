@@ -13,10 +13,12 @@ from idiolect.core.tree import Tree
 
 
 class Personal(NamedTuple):
-    """A client's state, and whether it comes from training: 0 until the client's first round."""
+    """A client's state, and whether it comes from training."""
 
     value: Tree
+    """What the client keeps."""
     trained: Tensor
+    """0 until the client's first round, then 1."""
 
     @property
     def switch(self) -> str:

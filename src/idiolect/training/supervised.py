@@ -17,6 +17,7 @@ from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.sgd import layout_copy, mean, sgd
 
 ModelPart = Literal["model", "body", "head"]
+"""Which weights train."""
 _CHUNK = 50  # samples per forward pass, as in a training step: more do not fit into the processor's cache
 
 
