@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 import idiolect as idl
 from idiolect.data.shifts import SHIFTS, Who
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.harm import Name
 from idiolect.deploy.join import candidates_of
 from idiolect.deploy.samples import Samples
 
@@ -126,7 +128,8 @@ def joins(dataset: str, folder: Path, args: argparse.Namespace) -> list[dict[str
         for k, one in enumerate(sites):
             found = candidates_of(bundle, one.samples, client=bundle.about.clients + k)
             down, weights = bundle.model().down, found.choice.weights
-            models = {**{name: {name: 1.0} for name in found.clients}, "ships": weights}
+            models: dict[str, Mapping[Name, float]] = {name: {name: 1.0} for name in found.clients}
+            models["ships"] = weights
             true = {
                 name: truth(Personal(down, found.client(w)), bundle.method_of(w), one) for name, w in models.items()
             }

@@ -36,7 +36,7 @@ def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turn
     """One process of the bare loop: its share of the clients, once per turn."""
     torch.set_num_threads(1)
     body, head = models.NETWORKS[name](shape, CLASSES)
-    network = nn.Sequential(body, head).to(memory_format=torch.channels_last)
+    network: Any = nn.Sequential(body, head).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randint(256, (ROWS, *shape), dtype=torch.uint8)
     y = torch.randint(CLASSES, (ROWS,))
     for _ in range(turns):
@@ -46,11 +46,11 @@ def bare(name: str, shape: tuple[int, ...], clients: int, barrier: Barrier, turn
             optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4, fused=True)
             for _ in range(EPOCHS):
                 order = torch.randperm(ROWS)
-                for at in order.split(BATCH):
+                for at in torch.split(order, BATCH):
                     batch = x[at].float().contiguous(memory_format=torch.channels_last).mul_(1 / 76.5).sub_(1.67)
                     loss = cross_entropy(network(batch), y[at])
                     optimiser.zero_grad()
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
         barrier.wait()
         seconds.put(time.perf_counter() - start)

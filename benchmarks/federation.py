@@ -230,7 +230,8 @@ def among(sites: Sequence[BaseProcess], work: Callable[..., Measured], place: Pl
     for one in sites:
         one.start()
     try:
-        return apart(work, place, [one.pid for one in sites], *more)
+        measured: Measured = apart(work, place, [one.pid for one in sites], *more)
+        return measured
     finally:
         for one in sites:
             os.kill(one.pid or 0, signal.SIGTERM)

@@ -75,7 +75,7 @@ def about(device: torch.device) -> dict[str, str]:
         driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
         found |= {
             "device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda),
-            "driver": driver[0] if driver else "unknown", "cudnn": str(torch.backends.cudnn.version()),
+            "driver": driver[0] if driver else "unknown", "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }  # fmt: skip
     return found
 
@@ -117,11 +117,12 @@ def one_by_one() -> Iterator[None]:
     def plain(function: Callable[..., Any], axes: Any) -> Callable[..., Any]:
         return lambda *a: tree.map(lambda leaf: leaf.detach()[None], function(*map(alone, a, axes)))
 
-    vmap_of, graphs_user.vmap_of = graphs_user.vmap_of, plain
+    user: Any = graphs_user
+    vmap_of, user.vmap_of = user.vmap_of, plain
     try:
         yield
     finally:
-        graphs_user.vmap_of = vmap_of
+        user.vmap_of = vmap_of
 
 
 # --- 1. agreement
@@ -233,7 +234,7 @@ def convolutions(device: torch.device, size: Size, clients: int) -> list[dict[st
     """Forward and backward of each of the network's convolutions, of all clients together, in milliseconds."""
     body, _ = models.NETWORKS[size.model](size.shape, 10)
     rows, x = [], torch.zeros(1, *size.shape)
-    for layer in body:
+    for layer in body.children():
         if isinstance(layer, torch.nn.Conv2d):
             images = torch.rand(clients, size.batch, *x.shape[1:], device=device)
             weights = torch.rand(clients, *layer.weight.shape, device=device)

@@ -62,9 +62,13 @@ def c9(rounds: int, workers: int) -> str:
             for name, seconds in taken.items():
                 build = partial(methods.build, name, methods.settle(name, {}), task("cifar_cnn", data))
                 found: list[float] = []
+
+                def note(state: State, records: list[Record], seconds: float, found: list[float] = found) -> None:
+                    found.append(seconds)
+
                 fit(
                     Job(name, build, data, 0), engine, rounds=2, participation=0.03, evaluate_every=10**6,
-                    on_round=lambda s, r, t, found=found: found.append(t),
+                    on_round=note,
                 )  # fmt: skip
                 seconds.append(found[0])  # the last round measures everybody
     fedavg, fedpac = (statistics.median(s) for s in taken.values())

@@ -45,7 +45,9 @@ def rows(label_N: np.ndarray, class_N: np.ndarray, rng: np.random.Generator) -> 
     return np.array([free[c].pop() for c in class_N])
 
 
-def site(pool: Samples, size: int, new: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, dict]:
+def site(
+    pool: Samples, size: int, new: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, dict[float, np.ndarray | None]]:
     """Rows of a site's own samples, of its new ones, and of new ones whose classes changed, by strength."""
     label_N = pool.y_N.numpy()
     classes = int(label_N.max()) + 1
@@ -122,9 +124,8 @@ def table(found: dict[tuple[str, float, int], list[WatchResult]]) -> None:
     for change, s in dict.fromkeys((change, s) for change, s, _ in found):
         for size in [*sizes, "all"] if change == "nothing" else ["all"]:
             some = [w for (c, t, n), ws in found.items() if (c, t) == (change, s) and size in (n, "all") for w in ws]
-            rate = [np.mean([get(w) for w in some]) for get in (
-                lambda w: w.alarm, lambda w: w.features.moved, lambda w: w.labels.moved
-            )]  # fmt: skip
+            signs = [(w.alarm, w.features.moved, w.labels.moved) for w in some]
+            rate = np.mean(signs, axis=0)
             print(f"| {change} | {s:g} | {size} | {len(some)} | " + " | ".join(f"{100 * r:.1f}%" for r in rate) + " |")
 
 
