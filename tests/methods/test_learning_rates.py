@@ -120,3 +120,11 @@ def test_rounds_of_averaging_by_numpy(schedule: Schedule, factor_T: Any) -> None
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(len(ROWS)))
         for got, name in zip(tree.leaves(server), ("W", "b", "U", "c"), strict=True):
             o.close(got, p[name])
+
+
+@pytest.mark.parametrize("name", methods.ours())
+def test_whom_the_bound_of_a_study_concerns(name: str) -> None:
+    """All methods but those that have an option for it."""
+    _, bounded = trained(name, {}, (1, 1), optimiser=replace(o.RULE, clip=0.01))
+    _, free = trained(name, {}, (1, 1))
+    assert same(bounded, free) == (name in ("fedcr", "pfedhn")) == ("clip" in methods.get(name).options)

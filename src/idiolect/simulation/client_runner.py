@@ -197,7 +197,7 @@ class ClientRunner:
         return f"{self.job.name}: client {id}, round {round}, {phase}"
 
     def _data(self, rows: Tensor, round: int | None = None) -> Data:
-        """Samples, and the round where it counts: a personal model is the same whenever it is made."""
+        """Samples, and the round if there is one: a personal model is made in none."""
         data = Data(self.job.data.x_R, self.job.data.y_R, rows, torch.ones(len(rows)))
         return data if round is None else data._replace(round=torch.tensor(round), rounds=torch.tensor(self.job.rounds))
 

@@ -370,7 +370,7 @@ class Chunks:
     def _data(
         self, rows: Sequence[Tensor], ids: Sequence[int], round: int | None = None, length: int | None = None
     ) -> Data:
-        """The samples of some clients, padded to the longest of them or to a length, and the round where it counts."""
+        """The samples of some clients, padded to the longest of them or to a length, and the round if there is one."""
         row_KN = pad_sequence([rows[i] for i in ids], batch_first=True)
         row_KN = pad(row_KN, (0, (length or row_KN.shape[1]) - row_KN.shape[1]))
         count_K = torch.tensor([len(rows[i]) for i in ids])
