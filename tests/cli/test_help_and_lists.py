@@ -123,10 +123,10 @@ def test_list_shows_options_and_presets(idiolect: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("tune", "unknown command 'tune'; known: run, describe, "),
+        ("tunes", "unknown command 'tunes'; did you mean 'tune'? Known: run, describe, "),
         ("rnu", "unknown command 'rnu'; did you mean 'run'? Known: run, "),
         ("Bundle", "unknown command 'Bundle'; did you mean 'bundle'? Known: run, "),
-        ("federation tune", "unknown command 'federation tune'; known: provision, add"),
+        ("federation xyzzy", "unknown command 'federation xyzzy'; known: provision, add"),
         ("federation sevre", "unknown command 'federation sevre'; did you mean 'serve'? Known: provision, add"),
         ("run --metods local", "unknown option --metods; did you mean --methods? All options: idiolect run --help"),
         ("site kit --dat x", "unknown option --dat; did you mean --data? All options: idiolect site --help"),
