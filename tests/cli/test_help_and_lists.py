@@ -123,7 +123,7 @@ def test_list_shows_options_and_presets(idiolect: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("tunes", "unknown command 'tunes'; did you mean 'tune'? Known: run, describe, "),
+        ("tunes", "unknown command 'tunes'; did you mean 'tune'? Known: run, tune, describe, "),
         ("rnu", "unknown command 'rnu'; did you mean 'run'? Known: run, "),
         ("Bundle", "unknown command 'Bundle'; did you mean 'bundle'? Known: run, "),
         ("federation xyzzy", "unknown command 'federation xyzzy'; known: provision, add"),

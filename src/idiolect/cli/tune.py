@@ -50,6 +50,9 @@ def tune_command(
         int | None,
         option("One in so many trials goes on from each rung; 1 trains all to the end.", "3", panel=SEARCH),
     ] = None,
+    seed: Annotated[
+        int | None, option("Seed of the trials, and of what they try.", "the study's first seed", panel=SEARCH)
+    ] = None,
     refit: Annotated[
         bool,
         flag("refit", "Then run the tuned study, on training and validation samples together.", SEARCH),
@@ -89,9 +92,9 @@ def tune_command(
         before = plans.read(out)
         whole = study_of(out / plans.STUDY_FILE, {}, [], None, allow_import)
         options = {"trials": before.trials, "sampler": before.sampler, "halving": before.halving} | options
-        ranges, refit, seed = dict(before.search), refit or before.refit, before.seed
+        ranges, refit, seed = dict(before.search), refit or before.refit, before.seed if seed is None else seed
     else:
-        whole, ranges, seed = study_of(study, settings, set_ or [], None, allow_import), _ranges(search), None
+        whole, ranges = study_of(study, settings, set_ or [], None, allow_import), _ranges(search)
     tuning = tune(
         whole, ranges, out, **options, seed=seed, refit=refit, engine=engine, workers=workers, resume=resume,
         watcher=SearchWatcher() if quiet else search_watcher(err_console),
