@@ -116,7 +116,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
 
     for where, name in [
         ("idiolect.studies", "run"), ("idiolect.report", "read"), ("idiolect.report", "merged"),
-        ("idiolect.report", "write"),
+        ("idiolect.report", "write"), ("idiolect.tuning", "tune"),
         ("idiolect.report", "export"), ("idiolect.federation.trust.authority", "provision"),
         ("idiolect.federation.trust.authority", "operator"), ("idiolect.federation.trust.authority", "ask"),
         ("idiolect.federation.trust.kits", "server_kit"), ("idiolect.federation.trust.kits", "site_kit"),

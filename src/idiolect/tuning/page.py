@@ -85,12 +85,12 @@ def _figures(tuning: Tuning) -> Iterator[Figure]:
 
 def _figure(number: int, name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]]) -> Figure:
     is_numeric = isinstance(range, Interval)
-    scale = {"type": "log"} if isinstance(range, Interval) and range.log else {"zero": False}
-    if not is_numeric:
-        rows = [row | {"value": plain(row["value"])} for row in rows]
+    scale: dict[str, Any] = {}
+    if isinstance(range, Interval):
+        scale = {"type": "log" if range.log else "linear", "domain": [range.low, range.high], "nice": False}
     x = {
         "field": "value", "type": "quantitative" if is_numeric else "nominal", "title": name,
-        **({"scale": scale, "axis": {"tickCount": 4}} if is_numeric else {"sort": None}),
+        **({"scale": scale, "axis": {"tickCount": 4, "grid": False}} if is_numeric else {"sort": None}),
     }  # fmt: skip
     ends = {"field": "end", "type": "nominal", "title": None, "legend": {"orient": "top"}}
     tips = tooltip("settings", "accuracy=validation accuracy (%)", "rounds", "end=ended")
