@@ -110,7 +110,8 @@ FIELDS = (Down, Up, Reduced, Data, Task, Training, training.Batch, training.Pers
 
 
 def test_the_table_of_fields_has_those_of_every_type_and_their_defaults() -> None:
-    rows = re.findall(r"^\| (\*{0,2})`(\w+)`\*{0,2} \|(.*?)(?<!\\)\| \S.* \|$", between("docs/contract.md", "fields"), re.M)
+    row = r"^\| (\*{0,2})`(\w+)`\*{0,2} \|(.*?)(?<!\\)\| \S.* \|$"
+    rows = re.findall(row, between("docs/contract.md", "fields"), re.MULTILINE)
     fields, of = dict[str, dict[str, str]](), ""
     for is_type, name, kind in rows:
         if is_type:

@@ -69,6 +69,7 @@ VALID: dict[str, tuple[str, ...]] = {
     ),
     "--measure": ("auroc,recall", "sensitivity"),
     "--evaluate-every": ("1", "5"),
+    "--patience": ("1", "3"),
     "--engine": ("sequential", "vectorised", "vectorised:chunk=2", "processess", "processes:chunk=1", "ray:addres=1"),
     "--ray-address": ("auto", "127.0.0.1:1"),
     "--workers": ("1", "2"),

@@ -117,11 +117,11 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold() or name
 
 
-def listed(names: Iterable[object], most: int = 20) -> str:
-    """The names with commas in between; a long list is cut short."""
+def listed(names: Iterable[object], most: int = 20, between: str = ", ") -> str:
+    """The names with commas in between, or something else; a long list is cut short."""
     every = [str(n) for n in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
-    return (", ".join(every[:most]) or "none") + more
+    return (between.join(every[:most]) or "none") + more
 
 
 def option(name: str, value: object = None) -> str:

@@ -77,6 +77,35 @@ class Protocol(BaseModel):
         """All stages that are measured, each once."""
         return tuple(dict.fromkeys((self.stage, *self.also)))
 
+    def with_patience(self, patience: int, save_predictions: bool) -> Protocol:
+        """The protocol of a study whose methods stop early: the round that is best on validation samples counts.
+
+        Raises:
+            ValueError: the protocol needs a last round that is known in advance, or has no validation samples.
+        """
+        if not self.validation:
+            raise ValueError(f"patience={patience} needs samples to validate on: add protocol validation=0.2")
+        if self.clients == "new":
+            raise ValueError(
+                f"patience={patience} and protocol clients=new do not go together, because the accuracy of new clients "
+                "is that of the last round, and patience counts the round best on validation samples: leave one out"
+            )
+        if self.round == "last" and "round" in self.model_fields_set:
+            raise ValueError(
+                f"patience={patience} counts the round that is best on validation samples, not the last: leave "
+                "protocol round=last out"
+            )
+        last = {
+            "protocol full_last_round": self.full_last_round, "protocol observe=features": "features" in self.observe,
+            "save_predictions": save_predictions,
+        }  # fmt: skip
+        if needs := [name for name, is_set in last.items() if is_set]:
+            raise ValueError(
+                f"{needs[0]} needs a last round that is known in advance, and with patience={patience} it is not: "
+                "leave one of them out"
+            )
+        return self.model_copy(update={"round": "best_validation"})
+
     def __str__(self) -> str:
         return self.said()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +40,8 @@ from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
 from idiolect.simulation.rounds import first_state
+
+log = logging.getLogger(__name__)
 
 RARE = 5
 """Texts of a column that fewer training samples have are not written into a bundle, which strangers may read."""
@@ -93,6 +96,12 @@ def make(
         )
     records = reader.read(run)
     state = _state(run, records, job, study, labels)
+    best = records.best_rounds.get((job.name, job.seed), state.round)
+    if records.protocol.round == "best_validation" and best < state.round:
+        log.warning(
+            "a run keeps models of its last round alone: those of %s, seed %d, are from round %d, and its accuracy in "
+            "the table is that of round %d, the best on validation samples", job.name, job.seed, state.round, best,
+        )  # fmt: skip
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
     if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
@@ -237,7 +246,8 @@ class _Measures:
         ]  # fmt: skip
         stage = "personalised"
         return Evaluation(
-            protocol=str(self._run.protocol), clients=tuple(parts), loss=_mean(self._values(stage, "loss")),
+            protocol=str(self._run.protocol.model_copy(update={"round": "last"})),  # which has the models
+            clients=tuple(parts), loss=_mean(self._values(stage, "loss")),
             calibration_error=_mean(self._values(stage, "calibration_error")),
         )  # fmt: skip
 
@@ -271,7 +281,8 @@ def _state(run: Path, records: reader.Run, job: Job, study: Mapping[str, Any], l
     folder = cell_folder(run, labels, job.name, job.seed)
     path = folder / CHECKPOINT_FILE
     count = checkpoint.rounds(path)
-    if count < study["rounds"]:
+    stop = records.stopped.get((job.name, job.seed))
+    if count < study["rounds"] and not (stop and stop.round == count):
         raise InputError(
             f"{run} has {count} of {study['rounds']} rounds of {job.name}, seed {job.seed}: continue the run to its end"
         )

@@ -52,7 +52,7 @@ class OfClient(NamedTuple):
 
 
 def by_client(run: Run, measure: str | None = None) -> list[OfClient]:
-    """A row for each client of the protocol, with the methods that have results of the latest round.
+    """A row for each client of the protocol, with the methods that have results of the latest round or stopped early.
 
     A client without a value of the measure has a row that says why. Two methods are compared on the same test samples
     by McNemar's exact test. It needs the samples that only one of them has right. Where predictions were saved, these
@@ -221,8 +221,9 @@ class _Table:
     def __init__(self, run: Run, measure: str) -> None:
         self.run, self.measure = run, measure
         records = run.last_of(measure)
-        last_rounds = {r.label: r.rounds for r in summary(run) if r.label in set(run.final["method"])}
-        latest = [label for label, rounds in last_rounds.items() if rounds == max(last_rounds.values())]
+        with_results = [row for row in summary(run) if row.label in set(run.final["method"])]
+        last = max((row.rounds for row in with_results), default=0)
+        latest = [row.label for row in with_results if row.rounds == last or row.stopped is not None]
         nobody = records.empty and measure in requested(run)
         self.labels = [label for label in latest if nobody or label in set(records["method"])]
         if not self.labels:

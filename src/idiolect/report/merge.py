@@ -64,6 +64,7 @@ def merged(folders: Sequence[Path]) -> Run:
         records=pd.concat([run.records for run in runs], ignore_index=True),
         timings=pd.concat([run.timings for run in runs], ignore_index=True),
         diverged=tuple(d for run in runs for d in run.diverged),
+        stopped={cell: stop for run in runs for cell, stop in run.stopped.items()},
     )  # fmt: skip
 
 
@@ -106,6 +107,7 @@ def _labelled(run: Run, name: str, often: Counter[str]) -> Run:
         records=run.records.assign(method=run.records["method"].map(new)),
         timings=run.timings.assign(method=run.timings["method"].map(lambda label: new.get(label, label))),
         diverged=tuple(d._replace(method=new[d.method]) for d in run.diverged),
+        stopped={(new[label], seed): stop for (label, seed), stop in run.stopped.items()},
     )  # fmt: skip
 
 

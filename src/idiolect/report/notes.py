@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from idiolect.core.errors import listed
 from idiolect.report.common_clients import sentences
 from idiolect.report.measures import missing, suggestion
 from idiolect.report.unfinished import advice
 from idiolect.runs.reader import Run, once
 from idiolect.runs.store import text_of
 
+_NAMED = 12  # methods and seeds that a sentence lists
+
 
 @once
 def notes(run: Run) -> list[str]:
     """Sentences about a run's table: which clients do not count or lack a measure, and how runs in it differ."""
-    return [*own_settings(run), *sentences(run), *missing(run), *run.manifest.get("notes", ())]
+    return [*own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *run.manifest.get("notes", ())]
 
 
 def own_settings(run: Run) -> list[str]:
@@ -23,6 +26,17 @@ def own_settings(run: Run) -> list[str]:
         if about.get("settings")
     ]
     return [f"Methods with settings of training of their own: {'; '.join(each)}."] if each else []
+
+
+def _early_ends(run: Run) -> list[str]:
+    """A sentence about the methods and seeds that stopped early; empty if none did."""
+    if not run.stopped:
+        return []
+    each = [
+        f"{run.titles[label]}, seed {seed}: stopped after round {stop.round}, round {stop.best} counts"
+        for (label, seed), stop in run.stopped.items()
+    ]
+    return [f"The validation accuracy no longer rose. {listed(each, _NAMED, '; ')}."]
 
 
 @once

@@ -229,9 +229,10 @@ def _stopped(run: Run) -> list[str]:
         if mine.empty:
             notes.append(f"{title} has no results.")
         for seed, rounds in mine.groupby("seed")["round"].max().items():
-            if rounds < int(run.study["rounds"]):
+            if rounds < int(run.study["rounds"]) and (label, seed) not in run.stopped:
                 last = f"the last evaluation is in round {rounds} of {run.study['rounds']}"
-                notes.append(f"{title}, seed {seed}: {last}; its numbers are from that round.")
+                which = "from that round" if run.protocol.round == "last" else "from the best round so far"
+                notes.append(f"{title}, seed {seed}: {last}; its numbers are {which}.")
     return notes
 
 

@@ -55,6 +55,8 @@ class Row(NamedTuple):
     """K: how many clients count, with one seed or more."""
     left_out: str = ""
     """The clients of the run that do not count, with the reason, joined by ``"; "``."""
+    stopped: int | None = None
+    """The round after which training stopped early, the earliest of the seeds; None if one goes on to the last."""
     measured: str = "test"
     """The samples that the accuracies are of: test samples or, in a run without any, validation samples."""
     validation: float | None = None
@@ -101,6 +103,7 @@ def summary(run: Run) -> list[Row]:
                 min((d.round for d in run.diverged if d.method == label), default=None),
                 end["client"].nunique() or None,
                 absent,
+                _early_end(run, label),
                 run.part,
                 _mean(per_seed(run, valid[valid["method"] == label], "validation")),
                 {measure: by_method.get(label) for measure, by_method in measures.items()},
@@ -120,6 +123,14 @@ def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
 def _evaluated(run: Run, label: str) -> int:
     rounds = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
     return int(rounds.min()) if len(rounds) else 0
+
+
+def _early_end(run: Run, label: str) -> int | None:
+    """The earliest round after which a seed stopped, if every seed stopped or reached the study's last round."""
+    ends = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
+    early = [run.stopped[label, seed].round for seed in ends.index if (label, seed) in run.stopped]
+    at_end = int((ends >= run.study["rounds"]).sum())
+    return min(early) if early and len(early) + at_end == len(ends) else None
 
 
 class NewClients(NamedTuple):
@@ -212,9 +223,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def finished(rows: Sequence[Row]) -> list[Row]:
-    """The methods that can be compared: those with results in the latest round that any method reached."""
-    latest = max((r.rounds for r in rows if r.accuracy is not None), default=0)
-    return [r for r in rows if r.accuracy is not None and r.rounds == latest]
+    """The methods that can be compared: with results in the latest round that any method reached, or stopped early."""
+    there = [r for r in rows if r.accuracy is not None]
+    latest = max((r.rounds for r in there), default=0)
+    return [r for r in there if r.rounds == latest or r.stopped is not None]
 
 
 def is_best(row: Row, rows: Sequence[Row]) -> bool:

@@ -223,7 +223,8 @@ def render(
     if any(column.field == "bytes_per_round" for column in columns):
         more = f"Bytes: down and up, per client and round. {more}"
     rounds, part = max((row.rounds for row in finished(rows)), default=0), _part_of(rows)
-    after = f" after {rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
+    most = "up to " * any(row.stopped is not None for row in finished(rows))
+    after = f" after {most}{rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
     caption = (
         f"{part} accuracy{after}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. {more}"

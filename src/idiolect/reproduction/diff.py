@@ -68,6 +68,7 @@ EFFECTS = {
     "participation": "fewer clients in a round: slower, and less steady from round to round",
     "seeds": "other initial weights and batches; compare means over several",
     "evaluate_every": "other rounds are evaluated; training is the same",
+    "patience": "training may end before the last round, and the number is from the best round on validation samples",
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
     "measures": "more is recorded; the number is the same",

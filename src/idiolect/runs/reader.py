@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.reports import Report, from_json
+from idiolect.runs.early_stopping import Stop, stops, validation_means
 from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
 from idiolect.runs.schema import read_table
 
@@ -80,6 +81,7 @@ class Run:
         timings: one row per (method, seed, round) with its seconds.
         new_clients: by the number of a new client, what else was done to its samples: "" for nothing.
         test_rows: by client number, also under further conditions, the number of its test samples.
+        stopped: the methods' labels and the seeds whose training stopped early, because of the study's ``patience``.
         diverged: the methods and seeds whose training diverged. If one seed of a method diverged, the method has no
             final results, because the mean of the other seeds would be too good.
         folder: where it was read from.
@@ -93,6 +95,7 @@ class Run:
     new_clients: dict[int, str] = field(default_factory=dict)
     test_rows: dict[int, int] = field(default_factory=dict)
     diverged: tuple[Divergence, ...] = ()
+    stopped: dict[tuple[str, int], Stop] = field(default_factory=dict)
     folder: Path | None = None
 
     @cached_property
@@ -199,16 +202,19 @@ class Run:
         if self.protocol.round == "last":
             ends = self.accuracy.groupby(["method", "seed"])["round"].max()
             return self._in_rounds(records, set(zip(ends.index, ends, strict=True)))
-        best = self.validation_means.groupby(["method", "seed"]).idxmax()  # the earliest of equal ones
-        return self._in_rounds(records, {((method, seed), round) for method, seed, round in best})
+        return self._in_rounds(records, set(self.best_rounds.items()))
+
+    @cached_property
+    def best_rounds(self) -> dict[tuple[str, int], int]:
+        """By method and seed, the evaluated round with the highest mean validation accuracy, the earliest of equals."""
+        best = self.validation_means.groupby(["method", "seed"]).idxmax()
+        return {(str(method), int(seed)): int(number) for method, seed, number in best}
 
     @cached_property
     def validation_means(self) -> pd.Series[float]:
         """The mean validation accuracy (0..1) that the protocol asks for, by method, seed and evaluated round."""
-        frame = self.of_protocol("validation_accuracy")
-        weight = frame["client"].map(self.sizes_of("validation")) if self.protocol.weighting == "sample" else 1.0
-        sums = frame.assign(weight=weight, sum=frame["value"] * weight).groupby(["method", "seed", "round"])
-        return sums["sum"].sum() / sums["weight"].sum()
+        sizes = {c: n for c, n in self.sizes_of("validation").items() if c not in self.attackers}
+        return validation_means(self.records, self.protocol, sizes, ("method", "seed", "round"))
 
     @staticmethod
     def _in_rounds(records: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
@@ -313,7 +319,11 @@ def read(path: Path | str) -> Run:
     new = {c.id: c.joins for c in content.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
     test_rows = {c.id: sum(c.test) for c in content.clients}
-    return Run(str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged), path)
+    run = Run(
+        str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged), folder=path
+    )  # fmt: skip
+    stopped = stops(run.validation_means, int(study["patience"]), study["rounds"]) if study.get("patience") else {}
+    return replace(run, stopped={cell: stop for cell, stop in stopped.items() if cell not in {d[:2] for d in diverged}})
 
 
 def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Divergence]:

@@ -56,6 +56,11 @@ class CellStore:
         self._new: list[Record] = []
         self._seconds: list[float] = []
 
+    @property
+    def records(self) -> pa.Table:
+        """Those on disk, of the rounds up to the state that was loaded."""
+        return self._records
+
     def add(self, records: list[Record], seconds: float) -> None:
         """Add one round's records and its seconds."""
         self._new += records

@@ -109,3 +109,5 @@ class TrainingJob(NamedTuple):
     on_divergence: Callable[[Diverged], None]
     """Called when the training, or the measuring of this job alone, has diverged; the job is over then."""
     keep: Keep | None = None
+    stops: Callable[[int, list[Record]], bool] = lambda round, records: False
+    """Asked in each evaluated round before the last, with its records, whether training ends with it."""

@@ -131,7 +131,8 @@ def fit_jobs(
 ) -> None:
     """``fit`` for jobs that train alike: they train once, and each personalises, predicts and is measured as its own.
 
-    A round of the training counts in the seconds of each job, as if it had trained alone.
+    A round of the training counts in the seconds of each job, as if it had trained alone. One may stop before the
+    others (see ``TrainingJob.stops``): its last round is then the last for it alone.
 
     Args:
         jobs: jobs whose methods train alike (see ``same_training``), with the same data and seed and equal states.
@@ -169,21 +170,24 @@ def fit_jobs(
                     run.training.on_divergence(_error_of(run.job.name, trainer.job.name, error))
                 return
             seconds = trainer.seconds()
-            logs: list[tuple[_Run, list[Record], float]] = []
+            logs: list[tuple[_Run, list[Record], float, bool]] = []
             for run in list(left):
                 run.start()
                 try:
                     log = [*outcome.log, *(run.records_after(outcome, number, protocol) if evaluating else ())]
-                    if number == rounds:
+                    is_last = number == rounds or (evaluating and run.training.stops(number, log))
+                    if is_last:
                         log += run.records_of_newcomers(outcome.server, number, protocol)
                 except Diverged as error:
                     left.remove(run)
                     run.training.on_divergence(error)
                     continue
-                logs.append((run, log, seconds + run.seconds()))
-            for run, log, time_spent in logs:  # now that the round is whole for all
+                logs.append((run, log, seconds + run.seconds(), is_last))
+            for run, log, time_spent, is_last in logs:  # now that the round is whole for all
                 run.whole(outcome, number)
                 run.training.on_round(run.state, log, time_spent)
+                if is_last:
+                    left.remove(run)
             if not left:
                 return
             if trainer not in left:  # its states are no longer kept up to date

@@ -97,6 +97,7 @@ class Study(LocalTraining):
     protocol: Protocol = field("protocol")
     measures: Annotated[tuple[str, ...], pydantic.BeforeValidator(specs_of)] = field("measures")
     evaluate_every: PositiveInt | None = field("evaluate_every")
+    patience: PositiveInt | None = field("patience")
     save_predictions: bool = field("save_predictions")
     checkpoint_every: PositiveInt = field("checkpoint_every")
 
@@ -114,6 +115,8 @@ class Study(LocalTraining):
         check_schedule(self.lr_schedule, self.rounds, self.lr)
         for use in self.methods:
             self.of(use)
+        if self.patience is not None:
+            resolve(protocol=self.protocol.with_patience(self.patience, self.save_predictions))
         if self.data is None:
             resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
             own = [k for k in OWN_DATA if getattr(self, k)]

@@ -55,6 +55,9 @@ class Watcher:
     def diverged(self, label: str, seed: int, round: int) -> None:
         """A method's training diverged in a round, now or in an earlier run; it does not continue."""
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """A method stopped early after a round, now or in an earlier run; the ``best`` round counts."""
+
 
 class Several(Watcher):
     """Tells several watchers.
@@ -101,6 +104,11 @@ class Several(Watcher):
         for one in self._watchers:
             one.diverged(label, seed, round)
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Tell it."""
+        for one in self._watchers:
+            one.stopped(label, seed, round, best)
+
 
 @dataclass
 class _Job:
@@ -114,6 +122,7 @@ class _Job:
     """Of each round in this run."""
     accuracy: float | None = None
     diverged: bool = False
+    stopped: bool = False
 
     @property
     def pace(self) -> float | None:
@@ -165,15 +174,20 @@ class Bars(Watcher):
         with self._lock:
             self._jobs[label, seed].diverged = True
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Take the method as complete."""
+        with self._lock:
+            self._jobs[label, seed].stopped = True
+
     def shown(self) -> RenderableType:
         """The view as it is now."""
         with self._lock:
             if not self._jobs:
                 return Text("")
             jobs = list(self._jobs.values())
-            complete = [j for j in jobs if j.done >= self._rounds]
+            complete = [j for j in jobs if self._is_complete(j)]
             divergent = [j for j in jobs if j.diverged]
-            rest = [j for j in jobs if j.done < self._rounds and not j.diverged]
+            rest = [j for j in jobs if not self._is_complete(j) and not j.diverged]
             running = [j for j in rest if j.start_time is not None]
             queue = [j for j in rest if j.start_time is None]
             room = self._console.height - 3  # the header, the line for all, and the line of the cursor
@@ -205,7 +219,12 @@ class Bars(Watcher):
             table.add_row(*row, style="dim" if j.start_time is None else "")
         return table
 
+    def _is_complete(self, job: _Job) -> bool:
+        return job.stopped or job.done >= self._rounds
+
     def _left(self, job: _Job) -> str:
+        if job.stopped:
+            return "stopped"
         if job.done >= self._rounds:
             return "done"
         if job.diverged:
@@ -223,7 +242,7 @@ class Bars(Watcher):
         jobs, workers = list(self._jobs.values()), self._engine.workers
         elapsed = self._clock() - self._start_time
         busy = min(float(workers), (self._engine.seconds - self._work_before) / elapsed) if elapsed > 0 else 0.0
-        rounds = sum(j.done if j.diverged else self._rounds for j in jobs)
+        rounds = sum(j.done if j.diverged or j.stopped else self._rounds for j in jobs)
         parts = [
             f"{sum(j.done for j in jobs)} of {rounds} rounds",
             f"{len(running)} running, {len(queue)} queued",
@@ -302,6 +321,10 @@ class Lines(Watcher):
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Say so."""
         self._say(f"{label}: seed {seed}, diverged in round {round}")
+
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Say so, and which round counts."""
+        self._say(f"{label}: seed {seed}, stopped after round {round}; round {best} counts")
 
     def _say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)

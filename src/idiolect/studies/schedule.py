@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 
+import pandas as pd
 import torch
 
+from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import Diverged, Interrupted, RunError
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
-from idiolect.runs.folder import CHECKPOINT_FILE, client_states
+from idiolect.runs.early_stopping import Stop, stop_of, validation_means
+from idiolect.runs.folder import CHECKPOINT_FILE, RECORDS_FILE, client_states
+from idiolect.runs.schema import RECORDS
 from idiolect.runs.store import CellStore, Store
 from idiolect.simulation import Engine, Job, Record, State, TrainingJob, begin, fit_jobs
 from idiolect.simulation.attacks import attackers
@@ -31,6 +35,7 @@ class Schedule:
         self._halt, self._lock = threading.Event(), threading.Lock()
         self._progress: dict[tuple[str, int], int] = {}
         self._until = store.study.rounds
+        self._over = set[tuple[str, int]]()
 
     @property
     def where(self) -> str:
@@ -93,19 +98,27 @@ class Schedule:
 
     def backlog(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
         """Rounds on disk, for the jobs that are not finished."""
-        divergent = {(d.method, d.seed) for d in self._store.diverged}
-        return {
-            k: n for k, n in self._rounds_on_disk(jobs).items() if n < self._store.study.rounds and k not in divergent
-        }
+        ended = {(d.method, d.seed) for d in self._store.diverged}
+        rounds = self._rounds_on_disk(jobs)
+        for job in jobs if self._store.study.patience is not None else ():
+            if (done := rounds[job.name, job.seed]) and self._stop_on_disk(job, done):
+                ended.add((job.name, job.seed))
+        return {k: n for k, n in rounds.items() if n < self._store.study.rounds and k not in ended}
 
     def has_rounds(self, jobs: Sequence[Job]) -> bool:
         """Whether a job has a whole round on disk."""
         return any(self._rounds_on_disk(jobs).values())
 
-    def advance(self, job: Job, round: int) -> None:
-        """Take that a job has done this round."""
+    def _stop_on_disk(self, job: Job, rounds: int) -> Stop | None:
+        records = to_frame(self._store.cell(job.name, job.seed).read(RECORDS_FILE, RECORDS))
+        return EarlyStop(self._store.study, job).take(records[records["round"] <= rounds])
+
+    def advance(self, job: Job, round: int, is_over: bool) -> None:
+        """Take that a job has done this round, which may be its last."""
         with self._lock:
             self._progress[job.name, job.seed] = round
+            if is_over:
+                self._over.add((job.name, job.seed))
 
     def diverge(self, job: Job, message: str) -> Divergence:
         """Write that a job has diverged in the round after its last."""
@@ -132,7 +145,7 @@ class Schedule:
                     self._store.merge()
 
     def _writer_of(self, job: Job, watcher: Watcher) -> _CellWriter | None:
-        """A job from its state on disk; None if it has diverged."""
+        """A job from its state on disk; None if it has diverged or has stopped early."""
         key, cell = (job.name, job.seed), self._store.cell(job.name, job.seed)
         with self._lock:
             for before in self._store.diverged:
@@ -140,11 +153,15 @@ class Schedule:
                     watcher.diverged(*key, before.round)
                     return None
             state = cell.load(begin(job.build(), job.data.trained, job.seed, client_states(cell.folder)))
+            writer = _CellWriter(self, job, cell, state, watcher)
+            if writer.stop is not None and state.round < self._store.study.rounds:
+                watcher.stopped(*key, *writer.stop)
+                return None
             watcher.start(*key, state.round)
-            self._progress = {k: n for k, n in self._progress.items() if n < self._store.study.rounds} | {
-                key: state.round
-            }
-        return _CellWriter(self, job, cell, state, watcher)
+            self._progress = {k: n for k, n in self._progress.items() if k not in self._over} | {key: state.round}
+            if state.round == self._store.study.rounds:
+                self._over.add(key)
+        return writer
 
     def _fit(self, writers: Sequence[_CellWriter], stop: Callable[[], bool]) -> None:
         study = self._store.study
@@ -167,6 +184,28 @@ class Schedule:
             raise
 
 
+def _sizes(study: Study, job: Job, rows: Sequence[torch.Tensor]) -> list[int]:
+    """How many samples each client has; attackers, who do not count, have none."""
+    hostile = attackers(study.attacks, job.data.trained)
+    return [0 if k in hostile else len(row_N) for k, row_N in enumerate(rows)]
+
+
+class EarlyStop:
+    """Whether a method and seed stops early: a function of its records alone, so that a resumed run decides alike."""
+
+    def __init__(self, study: Study, job: Job) -> None:
+        self._study, self._means = study, dict[int, float]()
+        self._sizes = dict(enumerate(_sizes(study, job, job.data.validation)))
+
+    def take(self, records: pd.DataFrame) -> Stop | None:
+        """Where it stops, by the records so far and these; None if it goes on."""
+        if self._study.patience is None:
+            return None
+        means = validation_means(records, self._study.protocol, self._sizes)
+        self._means |= dict(zip(means.index.tolist(), means.tolist(), strict=True))
+        return stop_of(self._means, self._study.patience)
+
+
 class _CellWriter:
     """Writes what a job measures into its cell, and says how far it is."""
 
@@ -175,12 +214,17 @@ class _CellWriter:
         self.trackers: ExitStack
         self.track: Callable[[int, dict[str, float]], object]
         self._schedule, self._study, self._round_on_disk = schedule, schedule._store.study, state.round
-        hostile = attackers(self._study.attacks, job.data.trained)  # they do not count
         self._rows, self._validation_rows = (
-            [0 if k in hostile else len(rows) for k, rows in enumerate(part)]
-            for part in (job.data.test, job.data.validation)
+            _sizes(self._study, job, part) for part in (job.data.test, job.data.validation)
         )
         self._predictions: list[predictions.ClientPredictions] = []
+        self._early = EarlyStop(self._study, job)
+        self.stop = self._early.take(to_frame(cell.records))
+
+    def stops(self, round: int, records: list[Record]) -> bool:
+        """Whether training ends with a round that was evaluated."""
+        self.stop = self._early.take(pd.DataFrame(records, columns=Record._fields))
+        return self.stop is not None
 
     @property
     def part(self) -> TrainingJob:
@@ -191,6 +235,7 @@ class _CellWriter:
             self.on_round,
             self.on_divergence,
             self.keep if self._study.save_predictions else None,
+            self.stops,
         )
 
     def keep(self, stage: str, client: int, p_NC: torch.Tensor) -> None:
@@ -203,8 +248,9 @@ class _CellWriter:
         study, job = self._study, self.job
         self.cell.add(records, seconds)
         self.latest = state
-        self._schedule.advance(job, state.round)
-        if state.round % study.checkpoint_every == 0 or state.round in (study.rounds, self._schedule._until):
+        is_over = state.round == study.rounds or self.stop is not None
+        self._schedule.advance(job, state.round, is_over)
+        if state.round % study.checkpoint_every == 0 or is_over or state.round == self._schedule._until:
             if self._predictions:  # before the checkpoint, which says that they are there
                 predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
@@ -212,9 +258,11 @@ class _CellWriter:
         if values:
             self.track(state.round, values)
         self._watcher.recorded(job.name, job.seed, state.round, records)
-        self._watcher.advance(
-            job.name, job.seed, state.round, values.get("accuracy", values.get("validation_accuracy"))
-        )
+        accuracy = values.get("accuracy", values.get("validation_accuracy"))
+        self._watcher.advance(job.name, job.seed, state.round, accuracy)
+        if self.stop is not None and state.round < study.rounds:
+            self._watcher.stopped(job.name, job.seed, *self.stop)
+            self.trackers.close()
 
     def on_divergence(self, error: Diverged) -> None:
         """End the job; its last whole round stays."""

@@ -197,6 +197,11 @@ SETTINGS = {
         option="measure",
     ),
     "evaluate_every": Setting(TRAINING, "Rounds between evaluations.", unset="a tenth of the rounds", type=int),
+    "patience": Setting(
+        TRAINING,
+        "Stop a method after so many evaluations without a higher mean validation accuracy; the best round counts.",
+        unset="no early stop", type=int,
+    ),
     "save_predictions": Setting(
         OUTPUT, "Keep the class probabilities of all test samples after the last round.", False, type=bool
     ),

@@ -10,24 +10,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from idiolect.studies import Study
+
 _LEAST = 2  # rounds of the first rung
 _RUNGS = 3
 
 
-def rungs(rounds: int, share: int) -> tuple[int, ...]:
+def rungs(rounds: int, share: int, every: int = 1) -> tuple[int, ...]:
     """The rounds after which trials are compared, the last one included: three at the most.
 
     Args:
         rounds: of the study.
         share: one in ``share`` trials goes on; 1: all train to the end.
+        every: rounds between evaluations, of which all but the last are multiples.
 
-    >>> rungs(30, 3), rungs(200, 3), rungs(5, 3), rungs(30, 1)
-    ((4, 10, 30), (23, 67, 200), (2, 5), (30,))
+    >>> rungs(30, 3), rungs(200, 3), rungs(5, 3), rungs(30, 1), rungs(30, 3, every=3)
+    ((4, 10, 30), (23, 67, 200), (2, 5), (30,), (6, 12, 30))
     """
     ends = [rounds]
-    while share > 1 and len(ends) < _RUNGS and (end := -(-ends[0] // share)) >= _LEAST and end < ends[0]:
+    while share > 1 and len(ends) < _RUNGS and (end := -(-ends[0] // share)) >= _LEAST:
+        end = -(-end // every) * every
+        if end >= ends[0]:
+            break
         ends.insert(0, end)
     return tuple(ends)
+
+
+def rungs_of(study: Study, share: int) -> tuple[int, ...]:
+    """The rungs of a study; where a best round is looked for, evaluated rounds, so that no round is evaluated more."""
+    return rungs(study.rounds, share, 1 if study.protocol.round == "last" else study.evaluation)
 
 
 class Value(NamedTuple):

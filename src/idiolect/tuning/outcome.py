@@ -15,7 +15,7 @@ from idiolect.core.terminal import Text
 from idiolect.runs.folder import has_run
 from idiolect.studies import Result, Study
 from idiolect.studies.method_use import title_of
-from idiolect.tuning.halving import rungs
+from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.space import Space, said, spaces
 from idiolect.tuning.trials import Trial, best, read
@@ -104,7 +104,7 @@ class Tuning:
     def notes(self) -> list[str]:
         """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""
         plan, every = self.plan, self.chosen()
-        ends = rungs(self.study.rounds, plan.halving)
+        ends = rungs_of(self.study, plan.halving)
         how = f"until rounds {', '.join(map(str, ends[:-1]))} and {ends[-1]}, one in {plan.halving} going on"
         steps = how if len(ends) > 1 else f"until round {ends[-1]}"
         notes = [

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from idiolect.core import files
-from idiolect.core.option_spec import plain
 from idiolect.report.figures import Figure
 from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
 from idiolect.report.page import placed, render_page

@@ -21,7 +21,7 @@ from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import check_precision
 from idiolect.tuning import page
 from idiolect.tuning import plan as plans
-from idiolect.tuning.halving import rungs
+from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.progress import SearchWatcher
@@ -101,7 +101,7 @@ def tune(
     try:
         _open(folder, study, plan, resume)
         proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
-        each = Trials(folder, of_trials, proposals, rungs(study.rounds, plan.halving), plan.halving)
+        each = Trials(folder, of_trials, proposals, rungs_of(study, plan.halving), plan.halving)
         show = watcher or SearchWatcher()
         with signals.received(lambda number: KeyboardInterrupt()) as numbers:
             try:
