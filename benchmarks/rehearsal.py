@@ -32,7 +32,8 @@ def rehearsed(
     """
     inputs, classes = common_form({site: own.offer(study.task) for site, own in samples.items()}, study.task)
     every = enumerate(samples.values())
-    ready = [own.encode(inputs, classes, study.data_seed, k, look=False) for k, own in every]
+    share = study.protocol.validation
+    ready = [own.encode(inputs, classes, study.data_seed, k, look=False, validation=share) for k, own in every]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     data = pooled(ready, agree(inputs, classes, summed, study.normalise), study.name)
     whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)
@@ -50,8 +51,9 @@ class _Together(SiteStudy):
 def pooled(sites: Sequence[SiteSamples], agreement: Agreement, name: str) -> FederatedData:
     """The clients' data in one place, for a simulation of the federation."""
     starts = np.cumsum([0, *(len(site.y_N) for site in sites)]).tolist()
-    return data_of(
-        agreement, name, torch.cat([site.x_N for site in sites]), torch.cat([site.y_N for site in sites]),
-        tuple(site.train_N + start for site, start in zip(sites, starts, strict=False)),
-        tuple(site.test_N + start for site, start in zip(sites, starts, strict=False)),
-    )  # fmt: skip
+    train, test, validation = (
+        tuple(getattr(site, part) + start for site, start in zip(sites, starts, strict=False))
+        for part in ("train_N", "test_N", "validation_N")
+    )
+    x_R, y_R = (torch.cat([getattr(site, name) for site in sites]) for name in ("x_N", "y_N"))
+    return data_of(agreement, name, x_R, y_R, train, test, validation)

@@ -297,7 +297,8 @@ def test_a_run_of_another_study_or_of_other_sites(files: Files, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [("dataset: digits", "dataset is for a simulation"), ("shifts: ['rotate:degrees=90']", "shifts is for"),
-     ("protocol: {validation: 0.2, round: best_validation}", "needs the samples of all clients")],
+     ("protocol: {observe: [gaussianity]}", "needs the samples of all clients"),
+     ("protocol: {validation: 0.2, stage: trained}\npatience: 3", "sites keep their models after the last one alone")],
 )  # fmt: skip
 def test_a_study_that_only_a_simulation_can_follow(setting: str, said: str, tmp_path: Path) -> None:
     path = study(tmp_path)

@@ -52,6 +52,24 @@ def held_out(label_N: NDArray[np.int64], share: float, seed: int, client: int) -
     return np.sort(np.concatenate(of_class))
 
 
+def check_share(share: float, size: int, client: str) -> None:
+    """Check that a share leaves a client something to train on.
+
+    Args:
+        share: of its training samples.
+        size: their number.
+        client: who it is, for the message.
+
+    Raises:
+        InputError: it leaves nothing.
+    """
+    if size > 1 and round(share * size) >= size:
+        raise InputError(
+            f"validation={share:g} leaves {client} none of its {size} samples to train on: give a smaller share, as "
+            "validation=0.2"
+        )
+
+
 def validating(
     train: Sequence[Tensor], y_R: Tensor, trained: int, share: float, seed: int, names: Sequence[str] = ()
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -71,11 +89,8 @@ def validating(
     rest, parts, without = list[Tensor](), list[Tensor](), list[str]()
     for k, row_N in enumerate(train):
         name = names[k] if names else str(k)
-        if k < trained and (size := len(row_N)) > 1 and round(share * size) >= size:
-            raise InputError(
-                f"validation={share:g} leaves client {name} none of its {size} samples to train on: give a smaller "
-                "share, as validation=0.2"
-            )
+        if k < trained:
+            check_share(share, len(row_N), f"client {name}")
         at_N = held_out(y_R[row_N].numpy(), share, seed, k) if k < trained else np.zeros(0, np.int64)
         is_held_N = torch.zeros(len(row_N), dtype=torch.bool)
         is_held_N[torch.from_numpy(at_N)] = True

@@ -39,13 +39,13 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     yield f"First, {size:,} bytes about the samples, by which features and classes are agreed on:"
     yield json.dumps(values, ensure_ascii=False)
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
-    ready = samples.encode(inputs, classes, 0, kit.number, look=False)
+    share = 0.0 if study is None else Study.look(study).protocol.validation
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False, validation=share)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(by_path("sums", own._asdict()))
-    yield "Numbers of its own test samples (accuracy, loss, ...): " + (
-        "yes" if policy.evaluate else "no, by the policy"
-    )
+    parts = f"test samples{' and validation samples' * bool(share)}"
+    yield f"Numbers of its own {parts} (accuracy, loss, ...): {'yes' if policy.evaluate else 'no, by the policy'}"
     if study is None:
         yield "For the uploads of each round give the study, as its operator has it."
         return

@@ -22,17 +22,19 @@ class Stop(NamedTuple):
 
 
 def validation_means(
-    records: pd.DataFrame, protocol: Protocol, sizes: Mapping[int, int], by: Sequence[str] = ("round",)
-) -> pd.Series[float]:
-    """The mean validation accuracy (0..1) that the protocol asks for, in each evaluated round.
+    records: pd.DataFrame, protocol: Protocol, sizes: Mapping[int, int], by: Sequence[str] = ("round",),
+    metric: str = "validation_accuracy",
+) -> pd.Series[float]:  # fmt: skip
+    """The mean validation accuracy (0..1) that the protocol asks for, in each evaluated round; or another metric.
 
     Args:
         records: rows of ``records.parquet``.
         protocol: at which stage, and how clients are averaged.
         sizes: how many validation samples each client has that counts.
         by: the columns whose values tell rounds apart.
+        metric: of validation samples.
     """
-    mine = records[(records["stage"] == protocol.stage) & (records["metric"] == "validation_accuracy")]
+    mine = records[(records["stage"] == protocol.stage) & (records["metric"] == metric)]
     mine = mine[mine["value"].notna() & mine["client"].isin([client for client, size in sizes.items() if size])]
     weight = mine["client"].map(sizes) if protocol.weighting == "sample" else 1.0
     sums = mine.assign(weight=weight, sum=mine["value"] * weight).groupby(list(by))[["sum", "weight"]].sum()

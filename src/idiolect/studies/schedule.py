@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -16,7 +17,7 @@ from idiolect.core.errors import Diverged, Interrupted, RunError
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.early_stopping import Stop, stop_of, validation_means
-from idiolect.runs.folder import CHECKPOINT_FILE, RECORDS_FILE, client_states
+from idiolect.runs.folder import CHECKPOINT_FILE, RECORDS_FILE, cell_folder, client_states
 from idiolect.runs.schema import RECORDS
 from idiolect.runs.store import CellStore, Store
 from idiolect.simulation import Engine, Job, Record, State, TrainingJob, begin, fit_jobs
@@ -99,19 +100,15 @@ class Schedule:
     def backlog(self, jobs: Sequence[Job]) -> dict[tuple[str, int], int]:
         """Rounds on disk, for the jobs that are not finished."""
         ended = {(d.method, d.seed) for d in self._store.diverged}
-        rounds = self._rounds_on_disk(jobs)
-        for job in jobs if self._store.study.patience is not None else ():
-            if (done := rounds[job.name, job.seed]) and self._stop_on_disk(job, done):
-                ended.add((job.name, job.seed))
-        return {k: n for k, n in rounds.items() if n < self._store.study.rounds and k not in ended}
+        ended |= {
+            (job.name, job.seed) for job in jobs
+            if _is_complete(self._store.study, job, self._store.cell(job.name, job.seed))
+        }  # fmt: skip
+        return {k: n for k, n in self._rounds_on_disk(jobs).items() if k not in ended}
 
     def has_rounds(self, jobs: Sequence[Job]) -> bool:
         """Whether a job has a whole round on disk."""
         return any(self._rounds_on_disk(jobs).values())
-
-    def _stop_on_disk(self, job: Job, rounds: int) -> Stop | None:
-        records = to_frame(self._store.cell(job.name, job.seed).read(RECORDS_FILE, RECORDS))
-        return EarlyStop(self._store.study, job).take(records[records["round"] <= rounds])
 
     def advance(self, job: Job, round: int, is_over: bool) -> None:
         """Take that a job has done this round, which may be its last."""
@@ -204,6 +201,22 @@ class EarlyStop:
         means = validation_means(records, self._study.protocol, self._sizes)
         self._means |= dict(zip(means.index.tolist(), means.tolist(), strict=True))
         return stop_of(self._means, self._study.patience)
+
+
+def _is_complete(study: Study, job: Job, cell: CellStore) -> bool:
+    """Whether a job has come to the last round, or has stopped early."""
+    rounds = checkpoint.rounds(cell.folder / CHECKPOINT_FILE)
+    if rounds >= study.rounds or study.patience is None or not rounds:
+        return rounds >= study.rounds
+    records = to_frame(cell.read(RECORDS_FILE, RECORDS))
+    return EarlyStop(study, job).take(records[records["round"] <= rounds]) is not None
+
+
+def is_finished(study: Study, jobs: Sequence[Job], folder: Path) -> bool:
+    """Whether all jobs of the run in a folder have come to the last round, or have stopped early."""
+    labels = [use.label for use in study.methods]
+    cells = [CellStore(cell_folder(folder, labels, j.name, j.seed), study.name, j.name, j.seed) for j in jobs]
+    return all(_is_complete(study, job, cell) for job, cell in zip(jobs, cells, strict=True))
 
 
 class _CellWriter:

@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from idiolect.core import files
 from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError
 from idiolect.runs import reader
+from idiolect.runs.early_stopping import validation_means
 from idiolect.runs.store import Store
 from idiolect.simulation import Engine
 from idiolect.studies import Study
@@ -181,27 +180,22 @@ class Trials:
 
     def _values(self, folder: Path, until: int) -> dict[str, tuple[float, float]]:
         """Accuracy and loss on validation samples by label: after a round, or in the best round up to it."""
-        run, weights = reader.read(folder), self._weights()
-        means: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
-        for place, metric in enumerate(("validation_accuracy", "validation_loss")):
-            records = run.select(run.protocol.stage, metric)
-            records = records[(records["round"] <= until) & ~records["client"].isin(list(run.attackers))]
-            for label, of_method in records.groupby("method"):
-                rounds = means.setdefault(str(label), ({}, {}))[place]
-                for round, part in of_method.groupby("round"):
-                    mean = np.average(part["value"], weights=weights[part["client"].to_numpy()])
-                    rounds[int(str(round))] = float(mean)
-        return {label: self._in_round(*each) for label, each in means.items()}
+        run = reader.read(folder)
+        hostile = run.attackers
+        sizes = {k: len(rows) for k, rows in enumerate(self._federation.validation) if k not in hostile}
+        records = run.records[run.records["round"] <= until]
+        accuracy, loss = (
+            validation_means(records, run.protocol, sizes, ("method", "round"), metric)
+            for metric in ("validation_accuracy", "validation_loss")
+        )
+        labels = accuracy.index.get_level_values("method").unique()
+        return {label: self._in_round(accuracy[label].to_dict(), loss[label].to_dict()) for label in labels}
 
     def _in_round(self, accuracy: Mapping[int, float], loss: Mapping[int, float]) -> tuple[float, float]:
         last = max(accuracy)
         if self._study.protocol.round == "best_validation":
             last = max(accuracy, key=lambda round: (accuracy[round], -round))
         return accuracy[last], loss[last]
-
-    def _weights(self) -> np.ndarray[Any, Any]:
-        counts = np.array([len(rows) for rows in self._federation.validation], float)
-        return counts if self._study.protocol.weighting == "sample" else np.ones_like(counts)
 
 
 def write(folder: Path, trials: Sequence[Trial]) -> None:

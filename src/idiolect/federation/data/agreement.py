@@ -25,6 +25,7 @@ from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.deploy import units
 from idiolect.deploy.schema import Inputs, Scale
 
+_PARTS = ("train", "test", "validation")
 _Count = Annotated[int, Field(ge=0, le=2**40)]
 
 
@@ -54,6 +55,8 @@ class Sums(NamedTuple):
     """Training samples of each class, int64."""
     test_C: Tensor
     """Test samples of each class, int64."""
+    validation_C: Tensor
+    """Validation samples of each class, int64; none of them is a training sample."""
     count_F: Tensor
     """Known values of each feature, or channel, over the training samples, float64."""
     sum_F: Tensor
@@ -65,7 +68,7 @@ class Sums(NamedTuple):
     def like(cls, classes: int, features: int) -> Self:
         """Zeros of the right shapes."""
         whole, real = torch.zeros(classes, dtype=torch.int64), torch.zeros(features, dtype=torch.float64)
-        return cls(whole, whole, real, real, real)
+        return cls(whole, whole, whole, real, real, real)
 
 
 class Agreement(BaseModel):
@@ -75,30 +78,32 @@ class Agreement(BaseModel):
     inputs: Inputs
     classes: tuple[str, ...]
     train: tuple[tuple[int, ...], ...]
-    """For each client its training samples of each class."""
+    """For each client its training samples of each class, and so on for the others."""
     test: tuple[tuple[int, ...], ...]
+    validation: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
 
     def federation(self, name: str) -> FederatedData:
         """The clients' data without the samples: who has how many of which class."""
-        rows = [row for client in zip(self.train, self.test, strict=True) for row in client]
+        rows = [row for client in zip(self.train, self.test, self.validation, strict=True) for row in client]
         counts = [sum(row) for row in rows]
         ends = np.cumsum([0, *counts]).tolist()
         parts = [torch.arange(start, end) for start, end in pairwise(ends)]
         class_T = torch.arange(len(self.classes)).repeat(len(rows))
         y_R = class_T.repeat_interleave(torch.tensor(rows).flatten())
-        return data_of(self, name, empty(self), y_R, tuple(parts[::2]), tuple(parts[1::2]))
+        train, test, validation = (tuple(parts[k::3]) for k in range(3))
+        return data_of(self, name, empty(self), y_R, train, test, validation)
 
     def among(self, names: Sequence[str]) -> Self:
         """The same for all sites of a federation; those that were not there have no samples yet."""
         none = (0,) * len(self.classes)
-        train, test = (dict(zip(self.names, rows, strict=True)) for rows in (self.train, self.test))
-        both = {"train": tuple(train.get(n, none) for n in names), "test": tuple(test.get(n, none) for n in names)}
-        return self.model_copy(update=both | {"names": tuple(names)})
+        rows_of = {part: dict(zip(self.names, getattr(self, part), strict=True)) for part in _PARTS}
+        every = {part: tuple(rows.get(n, none) for n in names) for part, rows in rows_of.items()}
+        return self.model_copy(update=every | {"names": tuple(names)})
 
     def with_counts(self, client: int, sums: Sums) -> Self:
         """The same once a client has said what it has."""
-        rows = {"train": sums.train_C, "test": sums.test_C}
+        rows = {"train": sums.train_C, "test": sums.test_C, "validation": sums.validation_C}
         return self.model_copy(
             update={
                 part: tuple(tuple(row_C.tolist()) if k == client else row for k, row in enumerate(getattr(self, part)))
@@ -114,13 +119,14 @@ def empty(agreement: Agreement) -> Tensor:
 
 
 def data_of(
-    agreement: Agreement, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...]
-) -> FederatedData:
+    agreement: Agreement, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...],
+    validation: tuple[Tensor, ...],
+) -> FederatedData:  # fmt: skip
     """Clients' data in the agreed form."""
     inputs, classes, names = agreement.inputs, agreement.classes, agreement.names
     return FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
-        encodings=inputs.columns,
+        encodings=inputs.columns, validation=validation if any(map(len, validation)) else (),
     )  # fmt: skip
 
 
@@ -308,6 +314,7 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
         classes=tuple(classes),
         train=tuple(tuple(s.train_C.tolist()) for s in sums.values()),
         test=tuple(tuple(s.test_C.tolist()) for s in sums.values()),
+        validation=tuple(tuple(s.validation_C.tolist()) for s in sums.values()),
         names=tuple(sums),
     )
 

@@ -20,6 +20,7 @@ from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.validation import check_share, held_out
 from idiolect.deploy.samples import Reader, labels
 from idiolect.deploy.schema import Inputs, Scale
 from idiolect.deploy.units import scale_of
@@ -43,6 +44,8 @@ class SiteSamples(NamedTuple):
     train_N: Tensor
     """Numbers of the training samples, in the order in which they are batched."""
     test_N: Tensor
+    validation_N: Tensor = torch.empty(0, dtype=torch.int64)
+    """Numbers of the samples that are kept for validation; none of them is a training sample."""
 
 
 class SiteFiles:
@@ -104,11 +107,15 @@ class SiteFiles:
             return Scale()
         return scale_of(frame[column.name].to_numpy(dtype=np.float64, na_value=np.nan), SAID)
 
-    def encode(self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool) -> SiteSamples:
+    def encode(
+        self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool, validation: float = 0.0
+    ) -> SiteSamples:
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
 
+        ``validation`` is the share of the training samples that is kept for validation, drawn as in a simulation.
+
         Raises:
-            InputError: they do not fit it.
+            InputError: they do not fit it, or the share leaves none to train on.
         """
         x, y = [], []
         for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
@@ -123,7 +130,13 @@ class SiteFiles:
             order_N = keys.generator(seed, number, "samples").permutation(count)
             tested = min(count - 1, max(1, round(TEST * count)))
             train_N, test_N = order_N[tested:], order_N[:tested]
-        return SiteSamples(torch.cat(x), torch.cat(y), torch.from_numpy(train_N), torch.from_numpy(test_N))
+        x_N, y_N, valid_N = torch.cat(x), torch.cat(y), np.zeros(0, np.int64)
+        if validation:
+            check_share(validation, len(train_N), self.where)
+            at_N = held_out(y_N.numpy()[train_N], validation, seed, number)
+            valid_N, train_N = train_N[at_N], np.delete(train_N, at_N)
+        parts = (torch.from_numpy(part_N) for part_N in (train_N, test_N, valid_N))
+        return SiteSamples(x_N, y_N, *parts)
 
     def _features(self, k: int, inputs: Inputs, label: str, look: bool) -> Tensor:
         part = self._parts[k]
@@ -168,9 +181,12 @@ def sums(samples: SiteSamples, classes: int) -> Sums:
     x_N = samples.x_N[samples.train_N]
     x = x_N.double() / (255 if x_N.dtype == torch.uint8 else 1)
     axes = [a for a in range(x.ndim) if a != 1]
+    train_C, test_C, validation_C = (
+        torch.bincount(samples.y_N[part_N], minlength=classes)
+        for part_N in (samples.train_N, samples.test_N, samples.validation_N)
+    )
     return Sums(
-        torch.bincount(samples.y_N[samples.train_N], minlength=classes),
-        torch.bincount(samples.y_N[samples.test_N], minlength=classes),
+        train_C, test_C, validation_C,
         (~x.isnan()).double().sum(axes), x.nansum(axes), x.square().nansum(axes),
     )  # fmt: skip
 
@@ -179,6 +195,8 @@ def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) ->
     """The clients' data as one site sees them: its own samples, and no others."""
     none = torch.empty(0, dtype=torch.int64)
     clients = range(len(agreement.names))
-    train = tuple(samples.train_N if k == number else none for k in clients)
-    test = tuple(samples.test_N if k == number else none for k in clients)
-    return data_of(agreement, name, samples.x_N, samples.y_N, train, test)
+    train, test, validation = (
+        tuple(part_N if k == number else none for k in clients)
+        for part_N in (samples.train_N, samples.test_N, samples.validation_N)
+    )
+    return data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation)

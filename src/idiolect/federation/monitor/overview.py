@@ -79,6 +79,7 @@ class Overview(Watcher):
         self._names_of = sites
         self._open: dict[str, _Question] = {}
         self._progress: dict[Key, int] = {}
+        self._ends: dict[Key, int] = {}  # of methods that stopped early
         self._total = 0
         self._current: Key | None = None
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
@@ -180,6 +181,11 @@ class Overview(Watcher):
         """Take it as an alarm."""
         self._hear({"at": time.time(), "event": f"{label}, seed {seed}: diverged in round {round}", "diverged": True})
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Count its rounds up to here as all of them."""
+        with self._lock:
+            self._ends[label, seed] = round
+
     def _traffic(self) -> tuple[int, int]:
         return sum(site.down for site in self._sites.values()), sum(site.up for site in self._sites.values())
 
@@ -211,7 +217,7 @@ class Overview(Watcher):
                 "round": here,
                 "rounds": self._total,
                 "done": sum(self._progress.values()),
-                "of": self._total * len(self._progress),
+                "of": sum(self._ends.get(cell, self._total) for cell in self._progress),
                 "sites": [self._site_status(name, self._sites[name], questions.get(name)) for name in self._names_of()],
                 "latest": list(self._rounds)[::-1],
                 "alarms": list(self._alarms)[::-1],

@@ -20,6 +20,7 @@ from idiolect.training import trial
 
 _MOST = 1000  # values that a client may report
 _SAMPLES = 2**26  # of a site
+_ON_VALIDATION = {"validation_accuracy", "validation_loss"}
 _FEW = 3  # uploads of which a median says something
 
 
@@ -66,11 +67,12 @@ def sums_of(message: Message, classes: int, features: int) -> Sums:
         Refusal: an array has another shape or type, or a number is not possible.
     """
     result = Sums(**trees_of(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
-    if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in (*result[:3], result.square_F)):
+    if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in (*result[:4], result.square_F)):
         raise Refusal("a sum over its samples is not finite, or a number of samples is negative")
-    train, test = (float(a.double().sum()) for a in (result.train_C, result.test_C))
-    if not 1 <= train <= _SAMPLES or test > _SAMPLES:
-        raise Refusal(f"it says that it has {train:.6g} training and {test:.6g} test samples")
+    train, test, validation = (float(a.double().sum()) for a in result[:3])
+    if not 1 <= train <= _SAMPLES or max(test, validation) > _SAMPLES:
+        more = f", and {validation:.6g} for validation" if validation else ""
+        raise Refusal(f"it says that it has {train:.6g} training and {test:.6g} test samples{more}")
     return result
 
 
@@ -99,8 +101,11 @@ def evaluation_result(message: Message) -> EvaluationResult | None:
     numbers = _numbers(values, "measured", gaps=True)
     if not {"accuracy", "loss", "calibration_error", "brier"} <= numbers.keys() <= set(EvaluationResult._fields):
         raise Refusal("it holds other measurements")
-    if not 0 <= numbers["accuracy"] <= 1:
-        raise Refusal(f"an accuracy of {numbers['accuracy']:g} is not possible")
+    for name, what in (("accuracy", "an accuracy"), ("validation_accuracy", "a validation accuracy")):
+        if name in numbers and not 0 <= numbers[name] <= 1:
+            raise Refusal(f"{what} of {numbers[name]:g} is not possible")
+    if len(_ON_VALIDATION & numbers.keys()) == 1:
+        raise Refusal("it holds only one of its two numbers of validation samples")
     return EvaluationResult(**numbers, measures=more or None)  # type: ignore[arg-type]
 
 

@@ -21,11 +21,10 @@ from idiolect.federation.server.growth import grow
 from idiolect.federation.server.run import FILE as RUN
 from idiolect.federation.server.run import Joining, SiteRun, about, offer_of
 from idiolect.federation.server.study import SiteStudy
-from idiolect.runs.checkpoint import rounds
-from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
 from idiolect.runs.store import renew
 from idiolect.studies import Result, run
 from idiolect.studies.progress import Watcher
+from idiolect.studies.schedule import is_finished
 
 _GOODBYE = 10.0  # seconds
 
@@ -104,14 +103,15 @@ def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, s
     """Let a run take on the sites that were added to the roster since it began."""
     before = joining.site_run.agreement
     newcomers = names[len(before.names) :]
-    cells = [p for p in files_of_cells(out, CHECKPOINT_FILE) if rounds(p) == study.rounds]
-    if not newcomers or len(cells) == len(study.methods) * len(study.seeds):  # what is finished stays as it is
+    if not newcomers:
         return
     larger = joining.site_run._replace(agreement=before.among(names))
     jobs = []
     for site_run in (joining.site_run, larger):
         server_study = study.at_server(site_run)
         jobs.append([job for _, job in server_study.jobs(server_study.federation())])
+    if is_finished(study, jobs[0], out):  # what is finished stays as it is
+        return
     grow(out, *jobs)
     joining.site_run = larger
     joining.site_run.write(out)

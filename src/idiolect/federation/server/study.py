@@ -76,10 +76,15 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"
         )
-    if study.protocol.clients == "new" or study.protocol.observe or study.protocol.validation:
+    if study.protocol.clients == "new" or study.protocol.observe:
         raise InputError(
-            f"{path}: protocol {study.protocol.written()} needs the samples of all clients: leave out new clients, "
-            "observe and validation"
+            f"{path}: protocol {study.protocol.written()} needs the samples of all clients: leave out new clients and "
+            "observe"
+        )
+    if study.patience is not None and study.protocol.stages == ("trained",):
+        raise InputError(
+            f"{path}: patience={study.patience} ends at no round that is known in advance, and at the stage trained "
+            "sites keep their models after the last one alone: measure another stage too, as also: [personalised]"
         )
     settings = study.model_dump(exclude_unset=True) | {"data": f"given: the sites of {federation}"}
     return SiteStudy(

@@ -66,7 +66,10 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
 def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
     cell = model.cell
     inputs, classes = cell.agreement.inputs, cell.agreement.classes
-    own = samples.encode(inputs, classes, cell.study.data_seed, cell.number, look=inputs.kind == "table")
+    own = samples.encode(
+        inputs, classes, cell.study.data_seed, cell.number, look=inputs.kind == "table",
+        validation=cell.study.protocol.validation,
+    )  # fmt: skip
     if fingerprint(own) != model.fingerprint:
         raise InputError(
             f"{samples.where} is not the data with which {cell.site} took part: give the same files, so that the "

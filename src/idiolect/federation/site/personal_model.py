@@ -114,7 +114,7 @@ class SiteModel(Bundle):
 
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""
-        if self.round < self.cell.study.rounds:
+        if not may_be_last(self.cell.study, self.round):
             return f"it is from round {self.round} of {self.cell.study.rounds}: let the site take part in the last one"
         if (count := len(self._arrays["test/y_N"])) < least:
             return f"the site has {count} test samples, and {least} are needed: take part with more samples"
@@ -177,6 +177,11 @@ def model_round(study: Study, kind: str, round: int) -> int | None:
     return study.rounds if kind == "local" and round == study.rounds + 1 else None  # as it was before that training
 
 
+def may_be_last(study: Study, round: int) -> bool:
+    """Whether a method's training may end with a round in which it was measured; a site is not told why it ends."""
+    return study.patience is not None or round == study.rounds
+
+
 def keep(
     path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
     measures: EvaluationResult, samples: SiteSamples, mark: str,
@@ -203,7 +208,7 @@ def keep(
     arrays = by_path("down", model.down) | by_path("client", model.client) | by_path("before", before)
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
-    if round == cell.study.rounds and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
+    if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
         test_samples = Samples(samples.x_N[samples.test_N], y_N)
         try:
             with OneThread():

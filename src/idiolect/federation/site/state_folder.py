@@ -69,7 +69,13 @@ def site_model(
     vault = Vault.of(folder, key)
     cell = SiteCell(run.study, run.agreement, run.number, use, seed)
     model = read(path, vault, cell, belonging(run.digest, run.run, label, seed))
-    if model.round < run.study.rounds:
+    if run.study.protocol.round == "best_validation":
+        log.warning(
+            "%s: the model of %s is from round %d of at most %d, this site's last evaluation of it; the study may "
+            "count an earlier round, the best on validation samples, whose models no site keeps",
+            folder, label, model.round, run.study.rounds,
+        )  # fmt: skip
+    elif model.round < run.study.rounds:
         log.warning(
             "%s: the model of %s is from round %d of %d: the study has not ended, or this site was away at its last "
             "evaluation", folder, label, model.round, run.study.rounds,

@@ -153,7 +153,9 @@ class Worker:
         about = message.about
         study = self._offers[about["digest"], about["run"]]
         inputs, classes = _inputs_of(about["inputs"]), tuple(map(str, about["classes"]))
-        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=False)
+        samples = self._samples.encode(
+            inputs, classes, study.data_seed, self._number, look=False, validation=study.protocol.validation
+        )
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
         return {}, by_path("sums", sums(samples, len(classes))._asdict())
@@ -189,8 +191,9 @@ class Worker:
             raise Refusal(f"this site is client {self._number} of {len(agreement.names)}")
         folder = self._at(study_digest, run)
         samples = self._samples.encode(
-            agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table"
-        )
+            agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table",
+            validation=study.protocol.validation,
+        )  # fmt: skip
         entry = self._participations[study_digest, run] = _Participation(study, folder, samples, agreement)
         return entry
 

@@ -29,7 +29,7 @@ class Policy(BaseModel):
         most_norm: the study must clip uploads to a norm of at most this.
         least_noise: the study must add noise of at least this standard deviation to uploads, after clipping.
         least_summed: uploads may leave this site only under masks, in sums over at least so many sites.
-        evaluate: whether this site sends what it measures of its test samples.
+        evaluate: whether this site sends what it measures of its test and validation samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
