@@ -78,7 +78,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     )
     for name in ("patients.csv", "north.csv"):
         table.to_csv(name, index=False)
-    Path("study.yaml").write_text("dataset: digits\nmethods: [fedavg, pfedfda]\n")
+    for name in ("study.yaml", "tuned.yaml"):
+        Path(name).write_text("dataset: digits\nmethods: [fedavg, pfedfda]\n")
     for name in ("fm", "one", "two", "e1", "e5", "e10", "mine", "NAME", "digits-2", "compare"):
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "study.yaml").write_text("dataset: digits\n")

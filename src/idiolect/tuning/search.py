@@ -15,10 +15,10 @@ from idiolect.core import files, signals
 from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunError, on_command_line, option
 from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.simulation import Engine
-from idiolect.studies import Study, run
+from idiolect.studies import Study
 from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Watcher
-from idiolect.studies.runner import check_precision
+from idiolect.studies.runner import check_precision, run
 from idiolect.tuning import page
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
