@@ -132,6 +132,15 @@ def test_before_anything_is_agreed(watched: Watched, tmp_path: Path) -> None:
     assert "all 5 are needed" in render(early)
 
 
+def test_rounds_that_an_early_stop_leaves_out_are_not_waited_for(watched: Watched, tmp_path: Path) -> None:
+    seen = Overview(watched.link, "trial", "hearts", lambda: NAMES, tmp_path, Events(quiet=True), 30)
+    engine: Any = None
+    seen.plan(50, {("fedavg", 0): 0, ("fedavg", 1): 20, ("local", 0): 50}, engine)
+    assert (seen.status()["done"], seen.status()["of"]) == (70, 150)
+    seen.stopped("fedavg", 1, 20, 10)
+    assert (seen.status()["done"], seen.status()["of"]) == (70, 120)
+
+
 @pytest.fixture(scope="module")
 def served(watched: Watched) -> Iterator[httpx.URL]:
     with Page(lambda: watched.status, watched.kit, ("127.0.0.1", port())) as page:
