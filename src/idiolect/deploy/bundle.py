@@ -85,6 +85,11 @@ class Bundle:
         bundle._check_sizes(numbers.stat().st_size)
         return bundle
 
+    def _repr_html_(self) -> str:
+        from idiolect.deploy.bundle_html import bundle_html  # draws with the page's templates, which a site need not
+
+        return bundle_html(self.folder, self.about)
+
     def _check_sizes(self, size: int) -> None:
         """Check that what is built for these ``size`` bytes of numbers is not much larger than they are."""
         about = self.about

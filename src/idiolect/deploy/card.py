@@ -100,7 +100,7 @@ def participants(about: About) -> str | None:
 
 
 def _data(name: str, study: Mapping[str, object]) -> str:
-    partition, shifts = (_plain(_specs(study.get(part))) for part in ("partition", "shifts"))
+    partition, shifts = (_plain(specs_text(study.get(part))) for part in ("partition", "shifts"))
     if not partition:  # of a federation, whose sites have data of their own
         return f"that of the sites of {_plain(name)}"
     return f"{_plain(name)}, partition {partition}, shifts {shifts or 'none'}"
@@ -196,10 +196,10 @@ def _listed(names: Sequence[str]) -> str:
     return text + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _specs(values: object) -> str:
+def specs_text(values: object) -> str:
     """Partitions and shifts of a study, as one writes them."""
     if isinstance(values, list | tuple):
-        return ", ".join(map(_specs, values))
+        return ", ".join(map(specs_text, values))
     return str(Spec.model_validate(values)) if isinstance(values, dict) else str(values or "")
 
 

@@ -15,6 +15,7 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import split_list
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
+from idiolect.report.notebook import facts, html
 from idiolect.report.rows import finished, is_best, summary
 from idiolect.report.tables import worst
 from idiolect.runs.reader import Run
@@ -56,6 +57,10 @@ class Comparison(NamedTuple):
     """Per seed the two-sided p-value of Wilcoxon's signed-rank test over clients; None if all clients are equal."""
     p_value: float | None
     """The p-value of all seeds together (see ``combined``)."""
+
+    def _repr_html_(self) -> str:
+        title = f"{self.method} against {self.base}"
+        return html(facts(title, _lines(self, self.method, self.base)), below=[_about_tests(self)])
 
 
 def compare(run: Run, method: str, base: str) -> Comparison:
@@ -280,26 +285,36 @@ def p_text(p: float | None) -> str:
 def render_comparison(run: Run, comparison: Comparison) -> Table:
     """A comparison for a terminal: a line for each number, and a sentence about the tests."""
     title, base = run.titles[comparison.method], run.titles[comparison.base]
-    clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
-    count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
-    parts = [
-        f"{count}; points of {run.part} accuracy: {run.said()}.",
-        "Interval: 95 %, bootstrap over seeds and clients.",
-    ]
-    if seeds == 1:
-        parts[1] = "Interval: 95 %, bootstrap over clients; it says nothing about other seeds."
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False,
-        caption=" ".join(parts), caption_justify="left",
+        caption=_about_tests(comparison, run.part, run.said()), caption_justify="left",
     )  # fmt: skip
     table.add_column(Text(f"{title} against {base}"), overflow="fold")
     table.add_column("", overflow="fold")
-    p = p_text(comparison.p_value)
+    for name, text in _lines(comparison, title, base):
+        table.add_row(name, Text(text))
+    return table
+
+
+def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> str:
+    """What was compared, and what the interval says; ``part`` are the samples, test or validation."""
+    clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
+    count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
+    parts = [f"{count}; points of {f'{part} ' if part else ''}accuracy{f': {protocol}' if protocol else ''}."]
     if seeds > 1:
+        parts.append("Interval: 95 %, bootstrap over seeds and clients.")
+    else:
+        parts.append("Interval: 95 %, bootstrap over clients; it says nothing about other seeds.")
+    return " ".join([*parts, *filter(None, [too_few(comparison)])])
+
+
+def _lines(comparison: Comparison, title: str, base: str) -> list[tuple[str, str]]:
+    """The numbers of a comparison, in words."""
+    p = p_text(comparison.p_value)
+    if len(comparison.p_values) > 1:
         each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in comparison.p_values.items())
         p = f"{p}; {each}"
-    if few := too_few(comparison):
-        table.caption = f"{table.caption} {few}"
+    if too_few(comparison):
         p = "-"
     if comparison.p_value is None:
         p = "not tested, because the two are equal for every client"
@@ -307,15 +322,12 @@ def render_comparison(run: Run, comparison: Comparison) -> Table:
         ("Difference", f"{comparison.difference:+.2f} points, {comparison.low:+.2f} to {comparison.high:+.2f}"),
         ("Clients", f"better {comparison.better}, worse {comparison.worse}, equal {comparison.equal}"),
         (
-            worst(clients).capitalize(),
+            worst(comparison.better + comparison.worse + comparison.equal).capitalize(),
             f"{100 * comparison.worst_decile:.1f} % against {100 * comparison.base_worst_decile:.1f} %",
         ),
         ("Wilcoxon p", p),
     ]
     counts = [(t, n) for t, n in ((title, comparison.harmed), (base, comparison.base_harmed)) if n is not None]
     if counts:
-        sentence = ", ".join(f"{t} {n}" for t, n in counts)
-        lines.append(("Worse than alone", f"clients harmed: {sentence}"))
-    for name, text in lines:
-        table.add_row(name, Text(text))
-    return table
+        lines.append(("Worse than alone", f"clients harmed: {', '.join(f'{t} {n}' for t, n in counts)}"))
+    return lines

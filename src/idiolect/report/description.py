@@ -21,7 +21,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.terminal import Text
 from idiolect.data import FederatedData, holdings
 from idiolect.data.heterogeneity import COMPARED, Description
-from idiolect.report.figures import partition_figures
+from idiolect.report.figures import Figure, partition_figures
 from idiolect.report.formatting import divided, short
 from idiolect.report.page import render_page
 from idiolect.report.tables import size
@@ -37,7 +37,7 @@ LEGEND = (
 _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
-_LINES = 1_000  # of the page's table
+LINES = 1_000  # of the page's table
 _IMAGES = 10
 _SAID = 6
 
@@ -92,7 +92,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     for name, text in facts:
         grid.add_row(Text(name, "bold"), Text(text))
     parts: list[Any] = [grid, ""]
-    names = _names(data)
+    names = names_of(data)
     clients, classes = about.train_KC.shape
     with_map = classes <= _CLASSES
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
@@ -113,7 +113,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
     if clients > _CLIENTS:
-        where = "the page has all" if clients <= _LINES else f"the page has {_LINES:,}, the JSON output all"
+        where = "the page has all" if clients <= LINES else f"the page has {LINES:,}, the JSON output all"
         parts.append(Text(f"... and {clients - _CLIENTS} more clients: {where}", "dim"))
     if with_map:
         parts.append(
@@ -154,14 +154,11 @@ def write_description(
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'describe.html'}")
     count = len(about.train_KC)
-    inventory = holdings(data)
-    inventory["clients"] = inventory["clients"][:count]
-    run = Run(data.name, {}, inventory, pd.DataFrame(), pd.DataFrame())
-    figures = partition_figures(run, about)
-    names = _names(data)
+    figures = figures_of(data, about)
+    names = names_of(data)
     listed_K = np.arange(count)
-    if count > _LINES:
-        listed_K = np.sort(keys.generator(0, "describe", "lines").choice(count, _LINES, replace=False))
+    if count > LINES:
+        listed_K = np.sort(keys.generator(0, "describe", "lines").choice(count, LINES, replace=False))
     lines = [
         {
             "place": k + 1,
@@ -191,6 +188,13 @@ def write_description(
     return out
 
 
+def figures_of(data: FederatedData, about: Description) -> list[Figure]:
+    """The figures of the page."""
+    inventory = holdings(data)
+    inventory["clients"] = inventory["clients"][: len(about.train_KC)]
+    return partition_figures(Run(data.name, {}, inventory, pd.DataFrame(), pd.DataFrame()), about)
+
+
 def typical(data: FederatedData, about: Description) -> list[int]:
     """Clients whose images are shown: the first without a shift, and the first of each shift, six at most."""
     first = {shift: k for k, shift in reversed(list(enumerate(data.shifts[: len(about.train_KC)])))}
@@ -198,7 +202,8 @@ def typical(data: FederatedData, about: Description) -> list[int]:
     return clients if len(clients) > 1 else list(range(min(3, len(about.train_KC))))
 
 
-def _names(data: FederatedData) -> list[str]:
+def names_of(data: FederatedData) -> list[str]:
+    """What clients are called; new ones have it behind their name."""
     client_names = data.names or tuple(map(str, range(data.clients)))
     new = ["" if k < data.trained else " (new)" for k in range(data.clients)]
     return [name + more for name, more in zip(client_names, new, strict=True)]

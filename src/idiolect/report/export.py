@@ -22,8 +22,9 @@ from idiolect.runs.reader import Run, read
 
 Form = Literal["latex", "csv", "clients", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
-_INK = "#1c2024"
-_TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
+INK = "#1c2024"
+"""The colour of text on white."""
+_TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
 _CONFIG: dict[str, Any] = {  # as on the page, on white
     "background": "white",
     "font": "sans-serif",
@@ -32,7 +33,7 @@ _CONFIG: dict[str, Any] = {  # as on the page, on white
         "diverging": ["#a94400", "#e59a66", "#f1f1ef", "#6fb1d8", "#005a8e"],
         "ramp": ["#f1f3f5", "#9ccbe6", "#2f86b8", "#003f66"],
     },
-    "axis": _TEXT | {"gridColor": _INK, "gridOpacity": 0.1, "domainOpacity": 0.35, "tickOpacity": 0.35},
+    "axis": _TEXT | {"gridColor": INK, "gridOpacity": 0.1, "domainOpacity": 0.35, "tickOpacity": 0.35},
     "axisBand": {"grid": False, "ticks": False},
     "legend": _TEXT | {"labelLimit": 150, "gradientStrokeWidth": 0},
 }
@@ -107,6 +108,10 @@ def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
 
 def _png(spec: dict[str, Any], width: int) -> bytes:
     """The figure at twice its size in pixels."""
+    return bytes(vl_convert.vegalite_to_png(on_white(spec, width), scale=2))
+
+
+def on_white(spec: dict[str, Any], width: int) -> str:
+    """A figure of a page as a specification of its own, in JSON: dark text on white, of this width in px."""
     whole = spec if "facet" in spec else spec | {"width": width}
-    text = json.dumps(whole | {"config": _CONFIG}).replace("currentColor", _INK)
-    return bytes(vl_convert.vegalite_to_png(text, scale=2))
+    return json.dumps(whole | {"config": _CONFIG}).replace("currentColor", INK)

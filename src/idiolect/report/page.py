@@ -8,12 +8,10 @@ import hashlib
 import json
 from collections import Counter
 from functools import cache
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 import torch
 import vl_convert
 from markupsafe import Markup
@@ -31,6 +29,7 @@ from idiolect.report.formatting import divided, plain
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
 from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, worst
+from idiolect.report.templates import file_text, templates
 from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.reader import Run, read
 
@@ -107,7 +106,7 @@ def _page(runs: list[Run], head: Head | None = None) -> str:
         legend=LEGEND,
         p_text=p_text,
         too_few=too_few,
-        protocol=" ".join(dict.fromkeys(_protocol(run) for run in runs)),
+        protocol=" ".join(dict.fromkeys(protocol_of(run) for run in runs)),
     )
 
 
@@ -117,12 +116,12 @@ def _title(runs: list[Run]) -> str:
 
 def render_page(template: str, specs: dict[str, Any], **content: Any) -> str:
     """A page that contains all it needs: style, scripts, and the figures' specifications by the id of their place."""
-    scripts = [_bundle(), _file("page.js")]
+    scripts = [_bundle(), file_text("page.js")]
     return (
-        _templates()
+        templates()
         .get_template(template)
         .render(
-            css=Markup(_file("page.css")),
+            css=Markup(file_text("page.css")),
             specs=Markup(_json({name: spec if "facet" in spec else spec | FIT for name, spec in specs.items()})),
             scripts=[Markup(s) for s in scripts],
             hashes=[base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts],
@@ -148,7 +147,7 @@ def _section(
         "anchor": anchor,
         "run": run,
         "facts": _facts(run),
-        "protocol": _protocol(run),
+        "protocol": protocol_of(run),
         "rows": rows,
         "columns": columns_of(run),
         "best": [row for row in rows if is_best(row, rows)],
@@ -161,7 +160,7 @@ def _section(
         "new_clients": new_clients(run),
         "figures": drawn,
         "said": said(run),
-        "notes": _stopped(run) + missing,
+        "notes": stopped(run) + missing,
     }
 
 
@@ -182,7 +181,8 @@ def _versus(run: Run, pairs: list[Comparison]) -> str:
     )
 
 
-def _protocol(run: Run) -> str:
+def protocol_of(run: Run) -> str:
+    """What the accuracy is, in sentences."""
     networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
     never = "never the best round on the test samples"
     return f"Accuracy: {run.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
@@ -217,7 +217,7 @@ def _clients(run: Run) -> str:
     return f"{count - new} that train, {new} new" if new else str(count)
 
 
-def _stopped(run: Run) -> list[str]:
+def stopped(run: Run) -> list[str]:
     """A sentence for each method and seed that has no result of the study's last round."""
     notes = []
     for label, title in run.titles.items():
@@ -256,21 +256,6 @@ def _comparison(runs: list[Run], colours: dict[str, str]) -> list[dict[str, Any]
 def _json(value: object) -> str:
     """JSON that cannot end the script element that contains it."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _file(name: str) -> str:
-    return resources.files("idiolect.report").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_file),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 @cache

@@ -33,6 +33,7 @@ from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
+from idiolect.studies.display import Display
 from idiolect.studies.local_training import LocalTraining
 from idiolect.studies.method_use import Name, Use
 from idiolect.studies.naming import (
@@ -56,7 +57,7 @@ _USUAL = Spec.parse(USUAL_PARTITION)
 _OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
-class Study(LocalTraining):
+class Study(Display, LocalTraining):
     """Methods compared on one federation of clients.
 
     The same study gives the same numbers with every engine, except ``vectorised``, whose numbers differ by rounding.

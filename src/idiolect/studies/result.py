@@ -22,6 +22,7 @@ from idiolect.studies.method_use import Use, title_of
 
 if TYPE_CHECKING:
     from idiolect.deploy import Bundle
+    from idiolect.report.charts import Charts
 
 
 log = logging.getLogger(__name__)
@@ -208,6 +209,39 @@ class Result:
                 f"this run has no method {method!r}; {nearest(method, [u.label for u in self.study.methods])}"
             )
         return uses[0]
+
+    def compare(self, method: str, base: str) -> report.Comparison:
+        """Two methods compared client by client: by how much one is better, how certain, and for which clients.
+
+        Args:
+            method: by its label or name.
+            base: the other.
+
+        Raises:
+            InputError: one of them did not run or diverged, or they have no results of the same client and seed.
+        """
+        return report.compare(report.read(self.folder), method, base)
+
+    def figures(self) -> Charts:
+        """The figures of the page, as Altair charts by name, which one can change and save.
+
+        ``result.figures()["rounds"].save("rounds.pdf")`` writes one; ``.svg``, ``.png`` and ``.json`` work too.
+
+        Raises:
+            InputError: Altair is not installed, or the run cannot be read.
+        """
+        from idiolect.report.charts import charts_of_run
+
+        return charts_of_run(self.folder)
+
+    def _repr_html_(self) -> str:
+        from idiolect.report.notebook import html
+        from idiolect.report.run_html import run_html
+
+        try:
+            return run_html(report.read(self.folder))
+        except InputError as error:  # a notebook would show a traceback
+            return html(below=[str(error)])
 
     @property
     def page(self) -> Path:
