@@ -36,6 +36,7 @@ from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.cost import evaluation_warning
 from idiolect.studies.method_use import Use, title_of
+from idiolect.studies.notebook_progress import usual_watcher
 from idiolect.studies.progress import Watcher
 from idiolect.studies.result import Result
 from idiolect.studies.schedule import Schedule
@@ -70,7 +71,7 @@ def run(
             engine itself.
         workers: worker processes; None takes one per core.
         resume: continue the run in ``out`` (or start it, if ``out`` is empty).
-        watcher: is told about the progress.
+        watcher: is told about the progress; None shows one line in a notebook, and nothing elsewhere.
         budget: seconds after which the run stops at its last whole round, as after a signal.
         track: experiment trackers, as ``tensorboard``, ``mlflow:URI`` or ``wandb:PROJECT``, or functions that make your
             own (see ``trackers.Tracker``); one that fails is left out with a warning.
@@ -106,7 +107,7 @@ def run(
     with closing(store), signals.received(lambda number: KeyboardInterrupt()) as numbers:
         _join_predictions(store, federation)  # so that a broken file is noticed before anything is trained
         try:
-            with tracking, watcher or Watcher() as show, executor:
+            with tracking, watcher or usual_watcher() as show, executor:
                 start = time.monotonic()
                 try:
                     schedule.run([job for _, job in jobs], show, numbers)
