@@ -45,9 +45,9 @@ class Line(Bars):
         if self._jobs:
             self._write(at_once=True)
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine) -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Show how many rounds there are."""
-        super().plan(rounds, done, engine)
+        super().plan(rounds, done, engine, measured)
         self._write(at_once=True)
 
     def start(self, label: str, seed: int, done: int) -> None:
@@ -65,15 +65,20 @@ class Line(Bars):
         super().diverged(label, seed, round)
         self._write()
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Take it as complete."""
+        super().stopped(label, seed, round, best)
+        self._write()
+
     def text(self) -> str:
         """The line as it is now."""
         with self._lock:
             jobs = list(self._jobs.values())
-            rest = [job for job in jobs if job.done < self._rounds and not job.diverged]
+            rest = [job for job in jobs if job.done < self._rounds and not (job.diverged or job.stopped)]
             running = [job for job in rest if job.start_time is not None]
             parts = [
                 f"{job.label}, seed {job.seed}: round {job.done} of {self._rounds}"
-                + ("" if job.accuracy is None else f", accuracy {job.accuracy:.1%}")
+                + ("" if job.accuracy is None else f", {self._measured} {job.accuracy:.1%}")
                 for job in running[:_NAMED]
             ]
             parts += [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []

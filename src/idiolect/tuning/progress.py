@@ -119,6 +119,11 @@ class Bars(SearchWatcher):
         with self._lock:
             self._rounds[label, seed] = self._until
 
+    def stopped(self, label: str, seed: int, round: int, best: int) -> None:
+        """Take the trial as complete."""
+        with self._lock:
+            self._rounds[label, seed] = self._until
+
     def ranked(self, trials: Sequence[Trial]) -> None:
         """Show the best of each method."""
         with self._lock:
