@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from sites import NAMES, Loop, Tamper, study, tables, workers
+from sites import NAMES, Away, Loop, Tamper, study, tables, workers
 
 from idiolect import report
 from idiolect.core.errors import InputError, RunError
@@ -183,6 +183,25 @@ def test_methods_stop_early_as_in_a_simulation(files: Files, tmp_path: Path, cap
         bundle = result(found.folder).bundle(label, tmp_path / f"bundle-{label}", seed=seed)
         assert bundle.about.key.round == stop.round
         assert f"its accuracy in the table is that of round {stop.best}" in caplog.text
+
+
+@pytest.mark.parametrize("weighting", ["client", "sample"])
+@pytest.mark.parametrize("back", [2, 4])
+def test_a_site_that_comes_late_counts_as_in_the_report(
+    weighting: str, back: int, files: Files, tmp_path: Path
+) -> None:
+    """So that a server that is started again decides alike."""
+    protocol = f"{{validation: 0.3, weighting: {weighting}}}"
+    study(tmp_path, "fedavg, fedper, local", rounds=25, lr=0.6, patience=3, protocol=protocol)
+    link = Away(workers(tmp_path / "states", files), back)
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    terms = Terms(Patience(least=3), start=4)
+    found = conduct(whole, link, list(NAMES), tmp_path / "run", Events(quiet=True), terms=terms)
+    run = report.read(found.folder)
+    assert 4 in set(run.records.loc[run.records["metric"] == "validation_accuracy", "client"])
+    ends = run.records.groupby(["method", "seed"])["round"].max().to_dict()
+    assert {key: run.stopped[key].round if key in run.stopped else 25 for key in ends} == ends
+    assert run.stopped
 
 
 def test_a_finished_run_stays_as_it_is_when_a_site_is_added(files: Files, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ import pandas as pd
 import torch
 
 from idiolect.core.arrow_tables import to_frame
+from idiolect.core.documents import read_json
 from idiolect.core.errors import Diverged, Interrupted, RunError
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.early_stopping import Stop, stop_of, validation_means
-from idiolect.runs.folder import CHECKPOINT_FILE, RECORDS_FILE, cell_folder, client_states
+from idiolect.runs.folder import CHECKPOINT_FILE, MANIFEST_FILE, RECORDS_FILE, cell_folder, client_states
 from idiolect.runs.schema import RECORDS
 from idiolect.runs.store import CellStore, Store
 from idiolect.simulation import Engine, Job, Record, State, TrainingJob, begin, fit_jobs
@@ -188,16 +189,27 @@ def _sizes(study: Study, job: Job, rows: Sequence[torch.Tensor]) -> list[int]:
 
 
 class EarlyStop:
-    """Whether a method and seed stops early: a function of its records alone, so that a resumed run decides alike."""
+    """Whether a method and seed stops early: a function of what is on disk, so that a resumed run decides alike.
 
-    def __init__(self, study: Study, job: Job) -> None:
-        self._study, self._means = study, dict[int, float]()
+    Args:
+        study: the study.
+        job: the method with its seed.
+        run: the run's folder.
+    """
+
+    def __init__(self, study: Study, job: Job, run: Path) -> None:
+        self._study, self._job, self._run, self._means = study, job, run, dict[int, float]()
         self._sizes = dict(enumerate(_sizes(study, job, job.data.validation)))
 
     def take(self, records: pd.DataFrame) -> Stop | None:
         """Where it stops, by the records so far and these; None if it goes on."""
         if self._study.patience is None:
             return None
+        here = set(records.loc[records["metric"] == "validation_accuracy", "client"])
+        hostile = attackers(self._study.attacks, self._job.data.trained)
+        if any(not self._sizes[client] for client in here - set(hostile)):  # a site that came after the start
+            clients = read_json(self._run / MANIFEST_FILE)["clients"]
+            self._sizes = {c["id"]: sum(c.get("validation", ())) for c in clients if c["id"] not in hostile}
         means = validation_means(records, self._study.protocol, self._sizes)
         self._means |= dict(zip(means.index.tolist(), means.tolist(), strict=True))
         return stop_of(self._means, self._study.patience)
@@ -209,7 +221,7 @@ def _is_complete(study: Study, job: Job, cell: CellStore) -> bool:
     if rounds >= study.rounds or study.patience is None or not rounds:
         return rounds >= study.rounds
     records = to_frame(cell.read(RECORDS_FILE, RECORDS))
-    return EarlyStop(study, job).take(records[records["round"] <= rounds]) is not None
+    return EarlyStop(study, job, cell.folder.parents[1]).take(records[records["round"] <= rounds]) is not None
 
 
 def is_finished(study: Study, jobs: Sequence[Job], folder: Path) -> bool:
@@ -231,7 +243,7 @@ class _CellWriter:
             _sizes(self._study, job, part) for part in (job.data.test, job.data.validation)
         )
         self._predictions: list[predictions.ClientPredictions] = []
-        self._early = EarlyStop(self._study, job)
+        self._early = EarlyStop(self._study, job, schedule._store.folder)
         self.stop = self._early.take(to_frame(cell.records))
 
     def stops(self, round: int, records: list[Record]) -> bool:
