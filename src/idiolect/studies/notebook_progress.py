@@ -110,11 +110,16 @@ class Line(Bars):
 
 def usual_watcher() -> Watcher:
     """A line in a notebook, and nothing elsewhere."""
+    return Line(line_of_cell()) if in_notebook() else Watcher()
+
+
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return Line(_display()) if hasattr(shell, "kernel") else Watcher()
+    return hasattr(shell, "kernel")
 
 
-def _display() -> Callable[[str], object]:
+def line_of_cell() -> Callable[[str], object]:
     """A function that shows a text in the cell that runs, in place of the one before."""
     display: Any = import_module("IPython.display").display  # only where it is there already
     handles: list[Any] = []

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from idiolect.core.errors import InputError
 from idiolect.core.terminal import Text
+from idiolect.report.charts import Charts, charts
+from idiolect.report.notebook import Block, html
 from idiolect.runs.folder import has_run
 from idiolect.studies import Result, Study
 from idiolect.studies.method_use import title_of
@@ -100,6 +102,20 @@ class Tuning:
     def page(self) -> Path:
         """Where its page is."""
         return self.folder / TUNING_PAGE
+
+    def figures(self) -> Charts:
+        """For each setting that was searched, validation accuracy over its values, as a chart of Altair by its name.
+
+        Raises:
+            InputError: Altair is not installed.
+        """
+        from idiolect.tuning.figures import figures
+
+        return charts(list(figures(self)))
+
+    def _repr_html_(self) -> str:
+        columns = {"Method": False, "Chosen": False, "Validation accuracy": True, "Trials": True, "Rounds": True}
+        return html(Block(f"What was chosen for {self.study.name}", columns, self.rows()), notes=self.notes())
 
     def notes(self) -> list[str]:
         """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""

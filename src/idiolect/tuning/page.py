@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import pandas as pd
-
 from idiolect.core import files
-from idiolect.report.figures import Figure
-from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
 from idiolect.report.page import placed, render_page
+from idiolect.tuning.figures import STATES, figures
 from idiolect.tuning.outcome import Tuning
-from idiolect.tuning.space import Interval, Range, said, spaces
+from idiolect.tuning.space import said
 from idiolect.tuning.trials import Trial
-
-_STATES = {
-    "complete": "trained to the end", "stopped": "stopped at a rung", "diverged": "diverged", "refused": "refused",
-    "running": "not finished",
-}  # fmt: skip
 
 
 def write(tuning: Tuning) -> None:
@@ -27,17 +16,17 @@ def write(tuning: Tuning) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    trials, figures = tuning.each_trial, list(_figures(tuning))
+    trials, drawings = tuning.each_trial, list(figures(tuning))
     chosen = {(c.method, c.trial) for c in tuning.chosen()}
     titles = {c.method: c.title for c in tuning.chosen()}
     page = render_page(
         "tuning.html",
-        placed("tune", figures),
+        placed("tune", drawings),
         title=tuning.study.name,
         facts=_facts(tuning),
         chosen=tuning.rows(),
         notes=tuning.notes(),
-        figures=figures,
+        figures=drawings,
         trials=[(titles[t.method], t.number, *_texts(t), (t.method, t.number) in chosen) for t in trials],
         result=None if tuning.result is None else tuning.result.page.relative_to(tuning.folder).as_posix(),
         tuned=tuning.tuned.to_yaml(),
@@ -57,64 +46,7 @@ def _facts(tuning: Tuning) -> list[tuple[str, str]]:
 
 def _texts(trial: Trial) -> tuple[str, int, str, str, str]:
     """Settings, rounds, accuracy, loss and how it ended, as the table of trials shows them."""
-    end = _STATES[trial.state] + (f": {trial.said}" if trial.said else "")
+    end = STATES[trial.state] + (f": {trial.said}" if trial.said else "")
     if not trial.rungs:
         return said(trial.values), 0, "", "", end
     return said(trial.values), trial.rounds, f"{trial.value.accuracy:.1%}", f"{trial.value.loss:.3f}", end
-
-
-def _figures(tuning: Tuning) -> Iterator[Figure]:
-    """For each setting that was searched, validation accuracy over its values, a plot for each method."""
-    ranges, trials = spaces(tuning.study, tuning.plan.search), tuning.each_trial
-    names = dict.fromkeys(name for space in ranges.values() for name in space)
-    for number, name in enumerate(names):
-        methods = [c for c in tuning.chosen() if name in ranges[c.method]]
-        rows = [
-            {
-                "method": c.title, "value": t.values[name], "accuracy": 100 * t.value.accuracy, "rounds": t.rounds,
-                "end": _STATES[t.state], "settings": said(t.values), "chosen": t.number == c.trial,
-            }
-            for c in methods
-            for t in trials
-            if t.method == c.method and t.rungs
-        ]  # fmt: skip
-        if rows:
-            yield _figure(number, name, ranges[methods[0].method][name], [c.title for c in methods], rows)
-
-
-def _figure(number: int, name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]]) -> Figure:
-    is_numeric = isinstance(range, Interval)
-    scale: dict[str, Any] = {}
-    if isinstance(range, Interval):
-        scale = {"type": "log" if range.log else "linear", "domain": [range.low, range.high], "nice": False}
-    x = {
-        "field": "value", "type": "quantitative" if is_numeric else "nominal", "title": name,
-        **({"scale": scale, "axis": {"tickCount": 4, "grid": False}} if is_numeric else {"sort": None}),
-    }  # fmt: skip
-    ends = {"field": "end", "type": "nominal", "title": None, "legend": {"orient": "top"}}
-    tips = tooltip("settings", "accuracy=validation accuracy (%)", "rounds", "end=ended")
-    dots = {
-        "mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.9},
-        "encoding": {
-            "x": x, "y": per_cent("accuracy", "validation accuracy (%)"), "tooltip": tips,
-            "color": ends | {"scale": {"domain": ["trained to the end", "stopped at a rung"]}},
-        },
-    }  # fmt: skip
-    ring = {
-        "transform": [{"filter": "datum.chosen"}],
-        "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 1.5, "color": "currentColor"},
-        "encoding": {"x": x, "y": per_cent("accuracy", "validation accuracy (%)")},
-    }
-    header = {"title": None, "labelColor": "currentColor", "labelFontSize": 12, "labelAnchor": "start"}
-    spec = {
-        "data": inline_data(pd.DataFrame(rows)),
-        "facet": {"field": "method", "type": "nominal", "sort": list(titles), "header": header},
-        "columns": 4,
-        "spec": {"width": 190, "height": 150, "layer": [dots, ring]},
-        "resolve": {"scale": {"x": "shared", "y": "shared"}},
-    }
-    return Figure(
-        f"over-{number}", f"Validation accuracy over {name}",
-        "Each dot is a trial, at its last rung; those that were stopped had trained less. The ring is the choice.",
-        spec, min_width=300, wide=True,
-    )  # fmt: skip

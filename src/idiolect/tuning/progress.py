@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,15 @@ from rich.table import Table
 from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine
+from idiolect.studies.notebook_progress import in_notebook, line_of_cell
 from idiolect.studies.progress import Key, Watcher
 from idiolect.tuning.halving import order
 from idiolect.tuning.space import said
 
 if TYPE_CHECKING:
     from idiolect.tuning.trials import Trial
+
+_PAUSE = 0.3  # seconds between two lines
 
 
 class SearchWatcher(Watcher):
@@ -151,6 +155,57 @@ class Bars(SearchWatcher):
             elapsed = duration(self._clock() - self._start)
             foot = Text(f"{self._head}; {elapsed}" if self._head else "", no_wrap=True, overflow="ellipsis")
             return Group(table, foot)
+
+
+class Line(SearchWatcher):
+    """One line, which is written anew: how far the rung is, and the best of each method.
+
+    Args:
+        show: shows a text in place of the one before.
+        clock: in seconds.
+    """
+
+    def __init__(self, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._show, self._clock, self._start, self._shown_at = show, clock, clock(), -math.inf
+        self._lock, self._rounds, self._whole, self._head, self._best = threading.Lock(), 0, 0, "", ""
+
+    def rung(self, batch: int, rung: int, until: int, trials: Sequence[tuple[str, int, str]]) -> None:
+        """Say how many trials are in it."""
+        with self._lock:
+            self._head = f"batch {batch}, rung {rung}: {len(trials)} trials until round {until}"
+            self._rounds, self._whole = 0, len(trials) * until
+        self._write(at_once=True)
+
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+        """Take what is on disk."""
+        with self._lock:
+            self._rounds = sum(done.values())
+
+    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+        """Count the round."""
+        with self._lock:
+            self._rounds += 1
+        self._write()
+
+    def ranked(self, trials: Sequence[Trial]) -> None:
+        """Name the best of each method."""
+        leaders = [leader(trials, method) for method in dict.fromkeys(t.method for t in trials)]
+        with self._lock:
+            self._best = "; ".join(f"{t.method} {t.value.accuracy:.1%} ({said(t.values)})" for t in leaders if t)
+        self._write(at_once=True)
+
+    def _write(self, at_once: bool = False) -> None:
+        with self._lock:
+            now = self._clock()
+            if at_once or now - self._shown_at >= _PAUSE:
+                self._shown_at = now
+                parts = [f"{self._head}, {self._rounds} of {self._whole} rounds", duration(now - self._start)]
+                self._show("; ".join([*parts, *filter(None, [self._best])]))
+
+
+def usual_watcher() -> SearchWatcher:
+    """A line in a notebook, and nothing elsewhere."""
+    return Line(line_of_cell()) if in_notebook() else SearchWatcher()
 
 
 def watcher(console: Console) -> SearchWatcher:

@@ -154,7 +154,8 @@ def load() -> Any:
         InputError: it is not installed.
     """
     try:
-        import optuna
+        with _quiet():  # of tqdm, where ipywidgets are not installed
+            import optuna
     except ImportError:
         raise InputError("a search needs Optuna: pip install 'idiolect[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)

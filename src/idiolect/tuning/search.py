@@ -24,7 +24,7 @@ from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
 from idiolect.tuning.plan import Plan
-from idiolect.tuning.progress import SearchWatcher
+from idiolect.tuning.progress import SearchWatcher, usual_watcher
 from idiolect.tuning.sampler import Proposals, check_sampler
 from idiolect.tuning.space import spaces, with_values
 from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
@@ -102,7 +102,7 @@ def tune(
         _open(folder, study, plan, resume)
         proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
         each = Trials(folder, of_trials, proposals, rungs_of(study, plan.halving), plan.halving)
-        show = watcher or SearchWatcher()
+        show = watcher or usual_watcher()
         with signals.received(lambda number: KeyboardInterrupt()) as numbers:
             try:
                 with show, executor:
