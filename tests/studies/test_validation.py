@@ -119,6 +119,9 @@ def test_a_run_without_test_samples_shows_validation_alone(tmp_path: Path) -> No
     assert "Validation accuracy over the rounds" in page
     assert ">Validation samples<" in body
     assert "Test accuracy" not in page
+    assert "Validation accuracy: mean over all clients" in body
+    bundle = result.bundle("fedavg", tmp_path / "bundle")
+    assert {(part.test, part.personal) for part in bundle.about.evaluation.clients} == {(0, None)}
     assert ">ECE<" not in body
     clients = result.clients()
     assert clients["validation_samples"].tolist() == [2, 5, 7, 10]

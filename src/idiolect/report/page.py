@@ -185,7 +185,8 @@ def protocol_of(run: Run) -> str:
     """What the accuracy is, in sentences."""
     networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
     never = "never the best round on the test samples"
-    return f"Accuracy: {run.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
+    what = "Accuracy" if run.part == "test" else "Validation accuracy"
+    return f"{what}: {run.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
