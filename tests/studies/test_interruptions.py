@@ -367,7 +367,7 @@ def test_only_what_can_help_is_offered(
     [
         (ZeroDivisionError("division by zero"), CodeError),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CodeError),
-        (KeyError("head"), CodeError),
+        (KeyError("memory"), CodeError),
         (MemoryError(), RunError),
         (OSError(28, "No space left on device"), RunError),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), RunError),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 _LIBRARY = re.compile(r"[\\/](torch|numpy|scipy|sklearn)[\\/]|^<|[\\/]lib[\\/]python[\d.]+[\\/](?!site-packages)")
+_FULL = re.compile("allocate memory|out of memory")  # torch has no exception class for this on the CPU
 _NEAR = 0.65  # of difflib's similarity: 'rnu' is near 'run', and 'tune' is not near 'bundle'
 
 
@@ -74,7 +75,7 @@ def blame(where: str) -> Iterator[None]:
     except IdiolectError:
         raise
     except Exception as error:
-        of_machine = isinstance(error, OSError | MemoryError) or "memory" in str(error)
+        of_machine = isinstance(error, OSError | MemoryError) or _FULL.search(str(error))
         kind = RunError if of_machine else CodeError
         raise kind(f"{where}: {type(error).__name__}: {error}{place(error)}") from error
 
