@@ -302,6 +302,32 @@ def test_the_page_shows_every_trial_and_no_test_number_before_the_choice(tuning:
         )
 
 
+def test_a_search_is_read_from_its_folder_and_keeps_no_states(tuning: Tuning) -> None:
+    same(Tuning.read(tuning.folder), tuning)
+    assert not list(tuning.folder.glob("trials-*/cells/*/*.safetensors"))
+    with pytest.raises(idl.InputError, match="has no search"):
+        Tuning.read(tuning.folder / "refit")
+
+
+def test_own_data_given_in_python_are_tuned(tmp_path: Path) -> None:
+    x, y = torch.randn(120, 6).numpy(), (torch.arange(120) % 3).numpy()
+    data = idl.data.from_arrays(x, y, clients=["a", "b", "c"] * 40)
+    study = idl.Study(data=data, methods=["fedavg"], rounds=2, local_epochs=1)
+    tuning = idl.tune(study, {"lr": "0.01,0.1"}, tmp_path / "search", trials=2, engine="sequential", refit=True)
+    assert tuning.tuned.data is data
+    assert tuning.result is not None
+    assert len(tuning.result.accuracy()) == 1
+
+
+def test_all_trials_may_be_refused(tmp_path: Path) -> None:
+    study = idl.Study(methods=["pfedme"], **SMALL)
+    search = {"lr": [0.4, 0.5]}
+    for resume in (False, True):
+        tuning = idl.tune(study, search, tmp_path / "search", trials=2, engine="sequential", resume=resume)
+        assert tuning.trials()["state"].tolist() == ["refused", "refused"]
+        assert tuning.tuned.methods == study.methods
+
+
 def test_new_clients_are_not_measured_in_trials(tmp_path: Path) -> None:
     study = idl.Study(methods=["fedavg"], **SMALL | {"new_clients": 1, "protocol": "clients=new"})
     tuning = idl.tune(study, {"lr": "0.1,0.2"}, tmp_path / "search", trials=2, engine="sequential", refit=True)

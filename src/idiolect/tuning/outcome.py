@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pandas as pd
 from rich.table import Table
@@ -17,9 +17,10 @@ from idiolect.report.notebook import Block, html
 from idiolect.runs.folder import has_run
 from idiolect.studies import Result, Study
 from idiolect.studies.method_use import title_of
+from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.plan import Plan
-from idiolect.tuning.space import Space, said, spaces
+from idiolect.tuning.space import Space, said, spaces, with_values
 from idiolect.tuning.trials import Trial, best, read
 
 TUNED_FILE, TUNING_PAGE, REFIT_FOLDER = "tuned.yaml", "tuning.html", "refit"
@@ -80,23 +81,39 @@ class Tuning:
         ranges, trials = spaces(self.study, self.plan.search), self.each_trial
         return [_chosen(u.label, title_of(u), ranges[u.label], trials) for u in self.study.methods]
 
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The search in a folder.
+
+        Raises:
+            InputError: there is none, or it is broken.
+        """
+        plan = plans.read(Path(folder))
+        return cls(Path(folder), plan, Study.look(Path(folder) / plans.STUDY_FILE))
+
     @property
     def tuned(self) -> Study:
-        """The study with what was chosen.
+        """The study with what was chosen; with ``refit`` it holds no validation samples out.
 
         Raises:
             InputError: the search has not ended.
         """
-        path = self.folder / TUNED_FILE
-        if not path.exists():
+        if not (trials := self.each_trial) or any(t.state == "running" for t in trials):
             raise InputError(f"the search in {self.folder} has not ended: resume it")
-        return Study.look(path)
+        chosen = {c.method: c.values for c in self.chosen()}
+        uses = [with_values(u, chosen[u.label]) if chosen[u.label] else u for u in self.study.methods]
+        name = f"{self.study.name}-tuned"
+        changes: dict[str, Any] = {"name": name}
+        if self.plan.refit:
+            round: dict[str, Any] = {"validation": 0.0, "round": "last"}
+            changes |= {"protocol": self.study.protocol.model_copy(update=round), "patience": None}
+        return self.study.with_methods(uses).model_copy(update=changes)
 
     @property
     def result(self) -> Result | None:
         """What the tuned study measured on test samples, with ``refit``; None without."""
         folder = self.folder / REFIT_FOLDER
-        return Result(folder, Study.look(folder / "study.yaml")) if has_run(folder) else None
+        return Result(folder, self.tuned) if has_run(folder) else None
 
     @property
     def page(self) -> Path:

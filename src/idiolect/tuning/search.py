@@ -16,7 +16,6 @@ from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunErro
 from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.simulation import Engine
 from idiolect.studies import Study
-from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import check_precision, run
 from idiolect.tuning import page
@@ -26,7 +25,7 @@ from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.progress import SearchWatcher, usual_watcher
 from idiolect.tuning.sampler import Proposals, check_sampler
-from idiolect.tuning.space import spaces, with_values
+from idiolect.tuning.space import spaces
 from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
 
 if TYPE_CHECKING:
@@ -95,13 +94,13 @@ def tune(
     executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
     check_precision(study, executor)
     of_trials = study_of_trials(study, plan.seed)
-    of_trials.federation()  # before anything is written: the data must be there, and have samples to hold out
+    federation = of_trials.federation().without_test()  # before anything is written: there must be samples to hold out
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     release = hold(folder)
     try:
         _open(folder, study, plan, resume)
         proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
-        each = Trials(folder, of_trials, proposals, rungs_of(study, plan.halving), plan.halving)
+        each = Trials(folder, of_trials, federation, proposals, rungs_of(study, plan.halving), plan.halving)
         show = watcher or usual_watcher()
         with signals.received(lambda number: KeyboardInterrupt()) as numbers:
             try:
@@ -111,8 +110,7 @@ def tune(
             except (IdiolectError, KeyboardInterrupt) as error:
                 raise _explained(error, numbers, each.where, folder, engine, workers, study) from None
         tuning = Tuning(folder, plan, study)
-        tuned = _tuned(tuning)
-        files.write(folder / TUNED_FILE, tuned.to_yaml())
+        files.write(folder / TUNED_FILE, tuning.tuned.to_yaml())
         page.write(tuning)
     finally:
         release()
@@ -120,7 +118,7 @@ def tune(
         rest = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         again = _command(folder, engine, workers, bool(study.imports()))
         run(
-            tuned, folder / REFIT_FOLDER, engine=engine, workers=workers, resume=True, watcher=refit_watcher,
+            tuning.tuned, folder / REFIT_FOLDER, engine=engine, workers=workers, resume=True, watcher=refit_watcher,
             budget=rest, again=again,
         )  # fmt: skip
         page.write(tuning)
@@ -136,20 +134,6 @@ def _open(folder: Path, study: Study, plan: Plan, resume: bool) -> None:
         raise InputError(f"{folder} exists: {elsewhere()}, or continue the search in it with {option('resume', True)}")
     else:
         plans.write(folder, study, plan)
-
-
-def _tuned(tuning: Tuning) -> Study:
-    """The study with what was chosen; with ``refit`` it holds no validation samples out."""
-    chosen = {c.method: c.values for c in tuning.chosen()}
-    tuned = tuning.study.with_methods([_with(use, chosen[use.label]) for use in tuning.study.methods])
-    if tuning.plan.refit:
-        protocol = tuned.protocol.model_copy(update={"validation": 0.0, "round": "last"})
-        tuned = tuned.model_copy(update={"protocol": protocol})
-    return tuned.model_copy(update={"name": f"{tuned.name}-tuned"})
-
-
-def _with(use: Use, values: Mapping[str, Any]) -> Use:
-    return with_values(use, values) if values else use
 
 
 def _name(sampler: object) -> str:

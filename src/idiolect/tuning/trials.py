@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.core import files
 from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError
+from idiolect.data import FederatedData
 from idiolect.runs import reader
 from idiolect.runs.early_stopping import validation_means
+from idiolect.runs.folder import CHECKPOINT_FILE, client_states, files_of_cells
 from idiolect.runs.store import Store
 from idiolect.simulation import Engine
 from idiolect.studies import Study
@@ -83,14 +86,19 @@ class Trials:
     Args:
         folder: of the search.
         study: as trials run it.
+        federation: its clients, without test samples.
         proposals: what they try.
         ends: the rounds of the rungs.
         share: one in ``share`` trials goes on from a rung.
     """
 
-    def __init__(self, folder: Path, study: Study, proposals: Proposals, ends: Sequence[int], share: int) -> None:
-        self._folder, self._study, self._proposals, self.ends, self._share = folder, study, proposals, ends, share
-        self._federation = study.federation().without_test()
+    def __init__(
+        self, folder: Path, study: Study, federation: FederatedData, proposals: Proposals, ends: Sequence[int],
+        share: int,
+    ) -> None:  # fmt: skip
+        self._folder, self._study, self._federation, self._proposals = folder, study, federation, proposals
+        self.ends, self._share = ends, share
+        self._before = {(t.method, t.number): t for t in read(folder) if t.state != "running"}
         self.trials: list[Trial] = []
         self.where = "before the first trial"
         """How far the search is, for a message."""
@@ -138,7 +146,12 @@ class Trials:
         uses = {(t.method, t.number): use for t, use in batch if use is not None}
         before = list(self.trials)
         self.trials = before + list(trials.values())
+        known = {key: self._before.get(key) for key in trials}
+        if all(one is not None and one.values == trials[key].values for key, one in known.items()):
+            self.trials = before + [one for one in known.values() if one is not None]
+            return
         if not uses:
+            write(self._folder, self.trials)
             return
         study = self._study.with_methods(list(uses.values()))
         jobs = {key: study.job(use, study.seeds[0], self._federation) for key, use in uses.items()}
@@ -162,6 +175,7 @@ class Trials:
                 self.trials = before + list(trials.values())
                 watcher.ranked(self.trials)
                 write(self._folder, self.trials)
+        _forget(folder)
 
     def _next(self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int) -> list[Any]:
         """The trials that go on after a rung; the others are marked with how they ended."""
@@ -196,6 +210,14 @@ class Trials:
         if self._study.protocol.round == "best_validation":
             last = max(accuracy, key=lambda round: (accuracy[round], -round))
         return accuracy[last], loss[last]
+
+
+def _forget(folder: Path) -> None:
+    """Delete the states of trials that have ended, which can be many times larger than their records."""
+    for path in files_of_cells(folder, CHECKPOINT_FILE):
+        with suppress(OSError):
+            path.unlink()
+            shutil.rmtree(client_states(path.parent), ignore_errors=True)
 
 
 def write(folder: Path, trials: Sequence[Trial]) -> None:
