@@ -42,6 +42,7 @@ SCRIPTS = {
     "evaluation": ("Evaluation of 1,000 clients with one shared body", ""),
     "study": ("How busy a study keeps the workers", ""),
     "shared": ("Methods that train alike, together and apart", ""),
+    "tuning": ("A search against its trials one by one to the end", ""),
     "many": ("Many clients", "--rounds 10"),
     "deploy": ("Every method outside of a run, and predictions against a plain loop", ""),
     "whole": ("Whole commands, with what a user waits for beside the rounds", ""),
