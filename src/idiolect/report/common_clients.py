@@ -135,8 +135,6 @@ def whose(run: Run) -> str:
 def sentences(run: Run) -> list[str]:
     """Which clients do not count and why, and which methods have no number or lack seeds; empty if all is there."""
     lines, clients = [], left_out(run)
-    if run.part == "validation":
-        lines.append("No test sample was measured: all numbers are of validation samples.")
     if clients:
         why: dict[str, list[str]] = {}
         for c in clients:

@@ -7,7 +7,6 @@ from idiolect.report.common_clients import sentences
 from idiolect.report.measures import missing, suggestion
 from idiolect.report.unfinished import advice
 from idiolect.runs.reader import Run, once
-from idiolect.runs.store import text_of
 
 _NAMED = 12  # methods and seeds that a sentence lists
 
@@ -15,7 +14,9 @@ _NAMED = 12  # methods and seeds that a sentence lists
 @once
 def notes(run: Run) -> list[str]:
     """Sentences about a run's table: which clients do not count or lack a measure, and how runs in it differ."""
-    return [*own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *run.manifest.get("notes", ())]
+    blind = ["No test sample was measured: all numbers are of validation samples."] if run.part == "validation" else []
+    of_run = run.manifest.get("notes", ())
+    return [*blind, *own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *of_run]
 
 
 def own_settings(run: Run) -> list[str]:

@@ -92,21 +92,29 @@ class Tuning:
         return cls(Path(folder), plan, Study.look(Path(folder) / plans.STUDY_FILE))
 
     @property
+    def has_ended(self) -> bool:
+        """Whether all trials have ended."""
+        return (self.folder / TUNED_FILE).exists()
+
+    @property
     def tuned(self) -> Study:
         """The study with what was chosen; with ``refit`` it holds no validation samples out.
 
         Raises:
             InputError: the search has not ended.
         """
-        if not (trials := self.each_trial) or any(t.state == "running" for t in trials):
+        if not self.has_ended:
             raise InputError(f"the search in {self.folder} has not ended: resume it")
+        return self.with_choices()
+
+    def with_choices(self) -> Study:
+        """The study with what is best so far."""
         chosen = {c.method: c.values for c in self.chosen()}
         uses = [with_values(u, chosen[u.label]) if chosen[u.label] else u for u in self.study.methods]
-        name = f"{self.study.name}-tuned"
-        changes: dict[str, Any] = {"name": name}
+        changes: dict[str, Any] = {"name": f"{self.study.name}-tuned"}
         if self.plan.refit:
-            round: dict[str, Any] = {"validation": 0.0, "round": "last"}
-            changes |= {"protocol": self.study.protocol.model_copy(update=round), "patience": None}
+            whole: dict[str, Any] = {"validation": 0.0, "round": "last"}
+            changes |= {"protocol": self.study.protocol.model_copy(update=whole), "patience": None}
         return self.study.with_methods(uses).model_copy(update=changes)
 
     @property
@@ -140,15 +148,16 @@ class Tuning:
         ends = rungs_of(self.study, plan.halving)
         how = f"until rounds {', '.join(map(str, ends[:-1]))} and {ends[-1]}, one in {plan.halving} going on"
         steps = how if len(ends) > 1 else f"until round {ends[-1]}"
-        notes = [
+        notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
+        notes += [
             f"Every method had {plan.trials} trials of {self.study.rounds} rounds, trained {steps}, with seed "
             f"{plan.seed}; choices by accuracy on validation samples, {plan.validation:.0%} of each client's training "
             "samples. No test sample was measured."
         ]
-        if few := [f"{c.title} {c.trials}" for c in every if c.trials < plan.trials]:
+        if few := [f"{c.title} {c.trials}" for c in every if self.has_ended and c.trials < plan.trials]:
             notes.append(f"There are fewer settings than trials: {', '.join(few)}; each was tried once.")
         for c in every:
-            if c.accuracy is None:
+            if c.accuracy is None and self.has_ended:
                 notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
             for name in c.edges:
                 notes.append(

@@ -29,7 +29,7 @@ def write(tuning: Tuning) -> None:
         figures=drawings,
         trials=[(titles[t.method], t.number, *_texts(t), (t.method, t.number) in chosen) for t in trials],
         result=None if tuning.result is None else tuning.result.page.relative_to(tuning.folder).as_posix(),
-        tuned=tuning.tuned.to_yaml(),
+        tuned=tuning.tuned.to_yaml() if tuning.has_ended else None,
     )
     files.write(tuning.page, page)
 

@@ -100,7 +100,10 @@ def tune(
     try:
         _open(folder, study, plan, resume)
         proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
-        each = Trials(folder, of_trials, federation, proposals, rungs_of(study, plan.halving), plan.halving)
+        tuning, ends = Tuning(folder, plan, study), rungs_of(study, plan.halving)
+        each = Trials(
+            folder, of_trials, federation, proposals, ends, plan.halving, on_rung=lambda: page.write(tuning)
+        )  # fmt: skip
         show = watcher or usual_watcher()
         with signals.received(lambda number: KeyboardInterrupt()) as numbers:
             try:
@@ -109,8 +112,7 @@ def tune(
                     each.run(executor, show, numbers, ends_at)
             except (IdiolectError, KeyboardInterrupt) as error:
                 raise _explained(error, numbers, each.where, folder, engine, workers, study) from None
-        tuning = Tuning(folder, plan, study)
-        files.write(folder / TUNED_FILE, tuning.tuned.to_yaml())
+        files.write(folder / TUNED_FILE, tuning.with_choices().to_yaml())
         page.write(tuning)
     finally:
         release()

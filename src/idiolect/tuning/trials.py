@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,14 +90,15 @@ class Trials:
         proposals: what they try.
         ends: the rounds of the rungs.
         share: one in ``share`` trials goes on from a rung.
+        on_rung: called when the trials of a rung are on disk.
     """
 
     def __init__(
         self, folder: Path, study: Study, federation: FederatedData, proposals: Proposals, ends: Sequence[int],
-        share: int,
+        share: int, on_rung: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._folder, self._study, self._federation, self._proposals = folder, study, federation, proposals
-        self.ends, self._share = ends, share
+        self.ends, self._share, self._on_rung = ends, share, on_rung
         self._before = {(t.method, t.number): t for t in read(folder) if t.state != "running"}
         self.trials: list[Trial] = []
         self.where = "before the first trial"
@@ -151,7 +152,7 @@ class Trials:
             self.trials = before + [one for one in known.values() if one is not None]
             return
         if not uses:
-            write(self._folder, self.trials)
+            self._write()
             return
         study = self._study.with_methods(list(uses.values()))
         jobs = {key: study.job(use, study.seeds[0], self._federation) for key, use in uses.items()}
@@ -174,8 +175,12 @@ class Trials:
                 alive = self._next(trials, alive, until)
                 self.trials = before + list(trials.values())
                 watcher.ranked(self.trials)
-                write(self._folder, self.trials)
+                self._write()
         _forget(folder)
+
+    def _write(self) -> None:
+        write(self._folder, self.trials)
+        self._on_rung()
 
     def _next(self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int) -> list[Any]:
         """The trials that go on after a rung; the others are marked with how they ended."""
