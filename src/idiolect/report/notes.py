@@ -7,6 +7,7 @@ from idiolect.report.common_clients import sentences
 from idiolect.report.measures import missing, suggestion
 from idiolect.report.unfinished import advice
 from idiolect.runs.reader import Run, once
+from idiolect.runs.store import text_of
 
 _NAMED = 12  # methods and seeds that a sentence lists
 
