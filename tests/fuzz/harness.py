@@ -25,7 +25,7 @@ MEMORY = 2 << 30  # bytes beyond those of the parent
 GROWTH = 700 << 20  # bytes that may be in use at once beyond the parent's
 SECRET = "secret.png"  # lies outside of what a case may read
 MARKER = "executed"  # the file that a stranger's code leaves
-_GOING_ON = ("continue with", "what was done is in", "a new try needs another", "start a new run")
+_GOING_ON = ("continue with", "what was done is in", "a new try needs another", "start again with")
 _TOLD = {128 + number for number in (signal.SIGINT, signal.SIGTERM)}
 _POLLS = 0.004
 

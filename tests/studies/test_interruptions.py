@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import re
@@ -355,11 +356,37 @@ def test_only_what_can_help_is_offered(
             idl.run(STUDY, tmp_path / "r", engine=engine, workers=1 if engine == "processes" else None)
     said = str(caught.value)
     if number == 1:
-        assert said == "boom; no round is done yet: fix this and start a new run"
+        assert said.startswith("boom; no round is done yet: fix this, then start again with: idl.run(study, out='")
     else:
         assert said.startswith(
             f"boom; what was done is kept: fix this, then continue with: idl.run(study, out='{tmp_path}"
         )
+
+
+def test_a_run_without_a_round_starts_again_as_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mended code is that of the whole run, so that no warning speaks of two versions, now or later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from idiolect.methods.fedavg import fedavg\n\ndef mended(task):\n    return fedavg(task){}\n"
+    study = {"methods": "mended_method.mended", "clients": 3, "rounds": 3, "local_epochs": 1, "model": "mlp"}
+
+    def attempt(more: str, folder: str, **how: Any) -> Any:
+        Path("mended_method.py").write_text(source.format(more))
+        sys.modules.pop("mended_method", None)
+        importlib.invalidate_caches()
+        return idl.run(Study(**study), folder, engine="sequential", **how)
+
+    with pytest.raises(CodeError, match=r"no round is done yet: fix this, then start again with: .*resume=True"):
+        attempt("._replace(send=lambda server, ids: 1 / 0)", "r")
+    attempt("", "r", resume=True)
+    attempt("", "r", resume=True)
+    attempt("", "whole")
+    assert Path("r/records.parquet").read_bytes() == Path("whole/records.parquet").read_bytes()
+    assert "changed" not in caplog.text
+    attempt("  # another version", "r", resume=True)
+    assert "the code of mended_method.mended has changed since r began" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,8 @@ class Store(Generic[S]):
     def _resume(self, manifest: dict[str, Any]) -> None:
         """Check that the folder has the same study on the same data, and remove unfinished files."""
         self.study = self.study.model_copy(update={"name": self._same(manifest)})
+        if not self._has_rounds():
+            self._begin(manifest)
         self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell must be readable before one of them continues
         starts(self.folder)  # and so must the note of engines and machines
@@ -209,9 +211,15 @@ class Store(Generic[S]):
             )
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {elsewhere()}")
-        self._other_versions(circumstances)
-        self._other_code(code, manifest)
+        if self._has_rounds():
+            self._other_versions(circumstances)
+            self._other_code(code, manifest)
         return there.name
+
+    def _has_rounds(self) -> bool:
+        """Whether anything was trained: if not, a resumed run begins as a new one."""
+        cells = self.folder.glob(f"*/*/{CHECKPOINT_FILE}")
+        return (self.folder / DIVERGED_FILE).exists() or next(cells, None) is not None
 
     def _other_versions(self, beginning: Mapping[str, Any]) -> None:
         """Warn if earlier rounds were computed with other versions or on another machine; ``engine.json`` lists all."""

@@ -43,7 +43,6 @@ from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Make, Tracking
 
 log = logging.getLogger(__name__)
-_NOTHING = "no round is done yet: fix this and start a new run"
 
 
 def run(
@@ -122,14 +121,15 @@ def run(
             if executor.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
                 with suppress(IdiolectError):
                     store.merge()
-            again = f"continue with: {again or _command(store.folder, engine_name, workers, bool(study.imports()))}"
+            command = again or _command(store.folder, engine_name, workers, bool(study.imports()))
+            again = f"continue with: {command}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else schedule.where
                 raise Interrupted(f"stopped {where}; {again}", numbers[0] if numbers else signal.SIGINT) from None
             if isinstance(error, CodeError):
-                has_rounds = schedule.has_rounds([job for _, job in jobs])
-                kept = f"what was done is kept: fix this, then {again}" if has_rounds else _NOTHING
-                raise CodeError(f"{error}; {kept}") from error
+                if schedule.has_rounds([job for _, job in jobs]):
+                    raise CodeError(f"{error}; what was done is kept: fix this, then {again}") from error
+                raise CodeError(f"{error}; no round is done yet: fix this, then start again with: {command}") from error
             if isinstance(error, RunError):
                 raise RunError(f"{error}; what was done is kept, {again}") from error
             raise
