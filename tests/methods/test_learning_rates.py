@@ -55,7 +55,7 @@ def same(one: Tree, other: Tree) -> bool:
 
 
 @pytest.mark.parametrize(("schedule", "round", "rounds", "factor"), CASES, ids=str)
-@pytest.mark.parametrize("name", methods.ours())
+@pytest.mark.parametrize("name", sorted(methods.ours()))
 def test_a_round_is_that_of_a_lower_rate(name: str, schedule: Schedule, round: int, rounds: int, factor: float) -> None:
     rates = OWN_RATES.get(name, {})
     options = {"adaptive": True} if name == "apfl" else {"pull": 5.0} if name == "pfedme" else {}
@@ -77,7 +77,7 @@ def test_with_every_optimiser(name: str, rule: SGD | Adam | AdamW) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "round", "rounds", "factor"), CASES, ids=str)
-@pytest.mark.parametrize("name", methods.ours())
+@pytest.mark.parametrize("name", sorted(methods.ours()))
 def test_without_a_round_the_rate_is_whole(
     name: str, schedule: Schedule, round: int, rounds: int, factor: float
 ) -> None:
@@ -122,7 +122,7 @@ def test_rounds_of_averaging_by_numpy(schedule: Schedule, factor_T: Any) -> None
             o.close(got, p[name])
 
 
-@pytest.mark.parametrize("name", methods.ours())
+@pytest.mark.parametrize("name", sorted(methods.ours()))
 def test_whom_the_bound_of_a_study_concerns(name: str) -> None:
     """All methods but those that have an option for it."""
     _, bounded = trained(name, {}, (1, 1), optimiser=replace(o.RULE, clip=0.01))
