@@ -49,6 +49,21 @@ def reproduce_command(
             "Stop after 90s, 30m or 8h; the same command continues.", "until all is run", metavar="TIME", panel=_PANEL
         ),
     ] = None,
+    tune: Annotated[
+        bool,
+        flag(
+            "tune",
+            "First choose each cell's settings among the values that the paper tuned over, on validation samples; a "
+            "table of its own.",
+            _PANEL,
+        ),
+    ] = False,
+    trials: Annotated[
+        int | None,
+        option(
+            "With --tune: at most so many trials for a cell.", "every combination of the paper's values", panel=_PANEL
+        ),
+    ] = None,
     dry_run: Annotated[bool, flag("dry-run", "Show what would run and how long it would take.", _PANEL)] = False,
     measure: Annotated[
         bool, flag("measure", "With --dry-run: time each method here, which may take minutes, and keep it.", _PANEL)
@@ -84,13 +99,19 @@ def reproduce_command(
     Example: idiolect reproduce fedpac/table1 --only dataset=fashion_mnist,clients=20 --budget 30m
     """
     from idiolect import engines, report
-    from idiolect.reproduction import forecast, outcome_files, outcomes, pages, recipes, reproduce, verdicts
+    from idiolect.reproduction import forecast, outcome_files, outcomes, pages, recipes, reproduce, searches, verdicts
     from idiolect.studies import Study, runner, trackers, watcher
+    from idiolect.tuning.progress import watcher as search_watcher
 
     if measure and not dry_run:
         raise InputError("--measure is for --dry-run: it says how long a table takes, and trains nothing")
+    if trials is not None and not tune:
+        raise InputError("--trials is for --tune: add --tune, or leave it out")
     table = recipes.get(recipe)
     cells = recipes.select(table, conditions(only), methods.split(",") if methods else None)
+    if tune:
+        table = searches.tuned_recipe(table)
+        cells = searches.with_searches(table, cells, trials)
     some, seconds = _seeds(seeds), _seconds(budget)
     # These lines check the settings: within a run, an error would count as a cell without data.
     study = Study(seeds=some, precision=precision, **({} if rounds is None else {"rounds": rounds}))
@@ -100,6 +121,7 @@ def reproduce_command(
     pair = _two(compare, pages.labels(cells)) if compare else None
     folder = results if rounds is None else None
     cells = [outcome_files.in_precision(table, c, folder, study.precision) for c in cells]
+    cells = [searches.settled(table, c, out, folder, rounds=rounds) for c in cells]
     if others := sum(c.study is not None and c.study.precision != study.precision for c in cells):
         which = "1 cell keeps" if others == 1 else f"{others} cells keep"
         say(err_console, f"{which} the precision of the numbers in {results}, which is not {study.precision}")
@@ -125,6 +147,7 @@ def reproduce_command(
             cells, out, rounds=rounds, seeds=some, engine=engine, workers=workers, budget=seconds,
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
             told=lambda text: say(err_console, text), known=outcomes_of,
+            search_watcher=None if quiet else lambda: search_watcher(err_console),
         )
     )  # fmt: skip
     if results is not None and rounds is not None:
@@ -141,7 +164,7 @@ def reproduce_command(
     if as_json:
         print_json(
             {
-                "recipe": recipe,
+                "recipe": table.name,
                 "page": None if page is None else str(page),
                 "cells": [verdicts.as_json(one) for one in cell_results],
                 "compared": [{"setting": run.name} | both._asdict() for run, both in comparisons],

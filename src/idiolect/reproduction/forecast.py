@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from idiolect.core.terminal import Text
 from idiolect.data.partitions.sizes import USUAL_SIZE
 from idiolect.report.tables import duration
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.searches import search_run
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message, seed_runs
 from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
@@ -73,6 +75,8 @@ def forecast(
     speeds = Speeds(measure)
     plans: dict[Path, Planned] = {}
     for c in cells:
+        if c.is_open:
+            plans |= _plans_of_search(c, out, rounds, seeds, several, speeds)
         if c.study is None:
             plans[Path(c.slug)] = Planned(c.slug, "", 0, 0, 0, 0.0 if c.value else None, "", c.absent or "computed")
         seeds_to_run = [seed for seed in seeds if seed not in known(c)]
@@ -86,22 +90,56 @@ def forecast(
     return list(plans.values())
 
 
+def _plans_of_search(
+    c: Cell, out: Path, rounds: int | None, seeds: Sequence[int], workers: int, speeds: Speeds
+) -> dict[Path, Planned]:
+    """The search of a cell, and the runs after it, which take about as long whatever is chosen."""
+    search = search_run(c, out, rounds=rounds)
+    trials = SeedRun(search.study, search.folder)
+    try:
+        if search.tuning():
+            return {search.folder: _plan(trials, search.rounds, 0.0, f"every trial of {search.folder} diverged")}
+        first, done = _fresh(trials, workers, speeds), search.done
+        rest = None if first.seconds is None else first.seconds * (search.rounds - done) / search.study.rounds
+        method = f"{first.method}, {search.plan.trials} trials"
+        plans = {
+            search.folder: first._replace(
+                method=method, seed=search.plan.seed, rounds=search.rounds, done=done, seconds=rest
+            )
+        }
+        for one in seed_runs(replace(c, search=None), out, rounds=rounds, seeds=seeds):
+            after = _fresh(one, workers, speeds)
+            plans[search.folder / str(one.study.seeds[0])] = after._replace(folder="", method=f"{after.method}, tuned")
+        return plans
+    except IdiolectError as error:
+        return {search.folder: _plan(trials, 0, None, str(error))}
+
+
 def _plan_of(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
-    use, done, note = one.study.methods[0], one.done, ""
-    study = one.study.of(use)
-    seconds, rough = 0.0, False
+    use, done = one.study.methods[0], one.done
     if divergence_message(one.folder):
-        note = f"{use.label} diverged with seed {study.seeds[0]} and is not tried again until {one.folder} is deleted"
-    elif done < study.rounds:
-        if done:
-            seconds = pace(seconds_of_rounds(one.folder)) * (study.rounds - done)
-        else:
-            about = data.describe(str(study.dataset))
-            speed = speeds.of(study, about)
-            seconds, rough = _cost(study, about, speed) / workers, speed.rough
-        if not data.at_hand(str(study.dataset), study.data_dir):
-            note = "its data are not on this machine and would be downloaded"
-    return _plan(one, done, seconds, note)._replace(rough=rough)
+        what = f"{use.label} diverged with seed {one.study.seeds[0]}"
+        note = f"{what} and is not tried again until {one.folder} is deleted"
+        return _plan(one, done, 0.0, note)
+    if done >= one.study.rounds:
+        return _plan(one, done, 0.0, "")
+    if not done:
+        return _fresh(one, workers, speeds)
+    seconds = pace(seconds_of_rounds(one.folder)) * (one.study.rounds - done)
+    return _plan(one, done, seconds, _missing_data(one.study))
+
+
+def _fresh(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
+    """A run from its first round on."""
+    study = one.study.of(one.study.methods[0])
+    about = data.describe(str(study.dataset))
+    speed = speeds.of(study, about)
+    return _plan(one, 0, _cost(study, about, speed) / workers, _missing_data(study))._replace(rough=speed.rough)
+
+
+def _missing_data(study: Study) -> str:
+    at_hand = data.at_hand(str(study.dataset), study.data_dir)
+    return "" if at_hand else "its data are not on this machine and would be downloaded"
 
 
 def _plan(one: SeedRun, done: int, seconds: float | None, note: str) -> Planned:

@@ -14,7 +14,7 @@ from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError
 from idiolect.core.network import Precision
 from idiolect.reproduction.outcomes import Outcome, SeedResult, outcome_of
-from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.recipes import Cell, Choice, Recipe
 from idiolect.reproduction.seed_runs import digest
 from idiolect.studies.config import Study
 
@@ -31,7 +31,7 @@ def keep(recipe: Recipe, result: Outcome, folder: Path) -> Path | None:
         InputError: the file that is there is broken.
         RunError: it cannot be written.
     """
-    if result.status not in ("matches", "differs", "measured", "diverged"):
+    if result.cell.is_open or result.status not in ("matches", "differs", "measured", "diverged"):
         return None
     path = folder / recipe.name / f"{result.cell.slug}.json"
     before = current(recipe, result.cell, folder) or {}
@@ -59,9 +59,26 @@ def keep(recipe: Recipe, result: Outcome, folder: Path) -> Path | None:
         "because": before.get("because", ""),
         "said": result.said,
         "each": {str(seed): one._asdict() for seed, one in result.each.items()},
+        **_tuned(result.cell),
     }
     files.write(path, _text(content))
     return path
+
+
+def _tuned(c: Cell) -> dict[str, Any]:
+    """What was chosen, and among which values; nothing for the settings that the paper prints."""
+    if c.search is None or c.choice is None:
+        return {}
+    return {"tuned": {"over": _over(c), "trials": c.search.trials, **c.choice._asdict()}}
+
+
+def _over(c: Cell) -> dict[str, list[Any]]:
+    return {} if c.search is None else {name: list(each) for name, each in c.search.values.items()}
+
+
+def choice(content: Mapping[str, Any]) -> Choice:
+    """What was chosen, from the file of a tuned cell (see ``current``)."""
+    return Choice(**{name: content["tuned"][name] for name in Choice._fields})
 
 
 def in_precision(recipe: Recipe, cell: Cell, folder: Path | None, precision: Precision = "float32") -> Cell:
@@ -98,6 +115,8 @@ def kept_results(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, SeedResu
 def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
     """The file of a cell, if there is one, and of the study that the cell has now, with the defaults of now.
 
+    For a cell whose settings are yet to be chosen it is that of any choice among the same values, in as many trials.
+
     Raises:
         InputError: the file is broken.
     """
@@ -107,7 +126,18 @@ def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
     try:
         # A digest leaves out what is at its default, so that it does not see a default that has moved.
         uses = zip(content["study"]["methods"], cell.study.methods, strict=True)
-        same = all(use.options.get(name, value) == value for was, use in uses for name, value in was["options"].items())
+        over = _over(cell) if cell.is_open else {}
+        same = all(
+            use.options.get(name, value) == value
+            for was, use in uses
+            for name, value in was["options"].items()
+            if name not in over
+        )
+        if cell.search is not None and cell.is_open:
+            tuned = content.get("tuned", {})
+            of_search = {name: tuned.get(name) for name in ("over", "trials", "before")}
+            same &= of_search == {"over": over, "trials": cell.search.trials, "before": digest(cell.study)}
+            return content if same else None
         return content if same and content["hash"] == digest(cell.study) else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _error(path, error) from None
@@ -137,7 +167,8 @@ def _error(path: Path, error: Exception) -> InputError:
 
 def _text(content: Mapping[str, Any]) -> str:
     """JSON, in which a mapping of numbers is one line."""
-    text = json.dumps(_round(content), indent=1, ensure_ascii=False)
+    exact = {name: content[name] for name in ("tuned",) if name in content}  # choices are not rounded
+    text = json.dumps(_round(content) | exact, indent=1, ensure_ascii=False)
     numbers = r'\{(?:\n *"\w+": [-\w.+]+,?)+\n *\}'
     return re.sub(numbers, lambda match: "{" + " ".join(match[0][1:-1].split()) + "}", text) + "\n"
 

@@ -1,7 +1,7 @@
 """Reproducing a recipe: its cells' runs, one after another, resumed if they were stopped, and their outcomes.
 
 A run has one method with one seed. Its folder's name depends on what it computes, so that cells of different tables
-share a run.
+share a run. The settings of a tuned cell are chosen by a search first, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from idiolect import engines
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.reproduction.outcomes import Outcome, SeedResult, Status, outcome
 from idiolect.reproduction.recipes import Cell
+from idiolect.reproduction.searches import chosen, search_run
 from idiolect.reproduction.seed_runs import divergence_message, seed_runs
 from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import run
 from idiolect.studies.trackers import Make, Tracking
+from idiolect.tuning import tune
+from idiolect.tuning.progress import SearchWatcher
+
+_USED_UP = "the time is used up: the same command continues from here"
 
 
 def reproduce(
@@ -34,8 +39,11 @@ def reproduce(
     track: Sequence[str | Make] = (),
     told: Callable[[str], None] = lambda text: None,
     known: Callable[[Cell], Mapping[int, SeedResult]] = lambda c: {},
+    search_watcher: Callable[[], SearchWatcher] | None = None,
 ) -> Iterator[Outcome]:
     """Run what cells still need, seed by seed so that every cell has one number early; yield each cell's outcome.
+
+    If settings are yet to be chosen, cell by cell: its search, then its seeds.
 
     Args:
         cells: of a recipe.
@@ -48,6 +56,7 @@ def reproduce(
         track: experiment trackers for each run, as for ``run``.
         told: gets a line before each run, and a sentence for each run that is not possible.
         known: results by seed for which a cell needs no run.
+        search_watcher: shows each search.
 
     Raises:
         InputError: there is no such engine or tracker.
@@ -56,6 +65,21 @@ def reproduce(
     engines.engine(engine, workers)
     Tracking(track)
     ends = None if budget is None else time.monotonic() + budget
+    if any(c.is_open for c in cells):
+        for number, c in enumerate(cells, 1):
+            if c.is_open:
+                show_search = search_watcher() if search_watcher else None
+                found = _search(c, out, f"{number} of {len(cells)}", rounds, engine, workers, ends, show_search, told)
+                if isinstance(found, Outcome):
+                    yield found
+                    continue
+                c = found
+            rest = None if ends is None else ends - time.monotonic()
+            yield from reproduce(
+                [c], out, rounds=rounds, seeds=seeds, engine=engine, workers=workers, budget=rest, watcher=watcher,
+                track=track, told=told, known=known,
+            )  # fmt: skip
+        return
     reasons: dict[Path, tuple[Status, str]] = {}
     results = [known(c) for c in cells]
     jobs = {
@@ -70,7 +94,7 @@ def reproduce(
             if one.complete or divergence_message(one.folder):
                 continue
             if ends is not None and time.monotonic() > ends:
-                told("the time is used up: the same command continues from here")
+                told(_USED_UP)
                 break
             use, seed = one.study.methods[0], one.study.seeds[0]
             told(f"{number} of {len(jobs)}: {one.study.name}, {use.label}, seed {seed}, in {one.folder}")
@@ -101,6 +125,40 @@ def reproduce(
             yield outcome(c, seed_runs(c, out, rounds=rounds, seeds=seeds), reasons, mine)
         except InputError as error:  # a broken folder, or one with another study
             yield Outcome(c, "no data", said=str(error), to_retry=True)
+
+
+def _search(
+    c: Cell, out: Path, where: str, rounds: int | None, engine: str, workers: int | None, ends: float | None,
+    watcher: SearchWatcher | None, told: Callable[[str], None],
+) -> Cell | Outcome:  # fmt: skip
+    """Choose the settings of a cell: the cell with the choice, or why there is none."""
+    one = search_run(c, out, rounds=rounds)
+    rest = None if ends is None else ends - time.monotonic()
+    if rest is not None and rest <= 0:
+        return Outcome(c, "not run")
+    try:
+        if (tuning := one.tuning()) is None:
+            label = one.study.methods[0].label
+            told(f"{where}: {one.study.name}, {label}, a search in {one.plan.trials} trials, in {one.folder}")
+            tuning = tune(
+                one.study, one.plan.search, one.folder, trials=one.plan.trials, sampler=one.plan.sampler,
+                halving=one.plan.halving, seed=one.plan.seed, engine=engine, workers=workers, resume=True,
+                watcher=watcher, budget=rest,
+            )  # fmt: skip
+    except RunError as error:
+        what = str(error).partition("; what was done is kept")[0]
+        told(f"failed: {what}; the same command tries it again")
+        return Outcome(c, "failed", said=what, to_retry=True)
+    except InputError as error:
+        told(str(error))
+        return Outcome(c, "no data", said=str(error), to_retry=True)
+    except Interrupted as error:
+        if ends is None or time.monotonic() < ends:
+            place = str(error).partition(";")[0]
+            raise Interrupted(f"{place}; the same command continues from here", error.signal) from None
+        told(_USED_UP)
+        return Outcome(c, "not run")
+    return chosen(c, tuning) or Outcome(c, "diverged", said=f"every trial of {one.folder} diverged or was refused")
 
 
 def _alone(error: RunError) -> str:

@@ -75,8 +75,8 @@ class SeedRun(NamedTuple):
 
 
 def seed_runs(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> list[SeedRun]:
-    """The runs of a cell, one for each seed; none where it needs no training."""
-    if cell.study is None:
+    """The runs of a cell, one for each seed; none where it needs no training, or its settings are yet to be chosen."""
+    if cell.study is None or cell.is_open:
         return []
     more = {} if rounds is None else {"rounds": rounds}
     runs = []

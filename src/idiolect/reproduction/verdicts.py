@@ -14,6 +14,8 @@ from idiolect import report
 from idiolect.core.terminal import Text
 from idiolect.reproduction.outcomes import MARGIN, SEEDS, Outcome
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.tuning.space import said
+from idiolect.tuning.trials import USUAL_SHARE
 
 _STYLES = {
     "matches": "green",
@@ -85,6 +87,24 @@ def precision_note(cells: Iterable[Cell]) -> list[str]:
     return [f"Networks computed in bf16: {'all' if len(mine) == len(precisions) else '; '.join(mine)}."]
 
 
+def choice(cell: Cell) -> str:
+    """What was chosen for a cell, in words: ``alignment 0.5``; empty where nothing is tuned."""
+    return "not chosen yet" if cell.is_open else "" if cell.choice is None else said(cell.choice.values)
+
+
+def tuning_note(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
+    """A sentence about how settings were chosen, if they were."""
+    trials = sorted({c.search.trials for c in cells if c.search is not None})
+    if not trials or isinstance(recipe.tuned, str):
+        return []
+    each = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
+    return [
+        f"Tuned over the values of the paper ({recipe.tuned.place}): {each} trials for a cell, compared by the "
+        f"accuracy on {USUAL_SHARE:.0%} of each client's training samples; then trained on all of them. Of methods "
+        "without an entry the paper tuned nothing."
+    ]
+
+
 def decimals(recipe: Recipe) -> int | None:
     """The decimals of its numbers; None for as few as each number needs."""
     return None if recipe.kind == "settings" else recipe.decimals
@@ -109,12 +129,15 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
     common = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
 
+    tuned = any(o.cell.search for o in outcomes)
+
     def line(o: Outcome) -> tuple[str, ...]:
         cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
         gap = number(o.difference, decimals(recipe), signed=True)
         return (
             *([cell] if varying else []),
             str(o.cell.where.get("method", "")),
+            *([choice(o.cell)] if tuned else []),
             theirs(recipe, o.cell),
             ours(recipe, o.cell, o.value, o.interval, o.facts),
             gap,
@@ -134,12 +157,14 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
         else "",
         *deviation_note(recipe, [o.cell for o in outcomes]),
         *precision_note(o.cell for o in outcomes if o.value is not None),
+        *tuning_note(recipe, [o.cell for o in outcomes]),
         *([_INTERVAL] if any(o.interval is not None for o in outcomes) else []),
         *recipe.doubts,
         *dict.fromkeys(o.said for o in outcomes),
     ]
     columns = {"cell": False} if varying else {}
-    columns |= {"method": False, "paper": True, "ours": True, "difference": True, "status": False}
+    columns |= {"method": False} | ({"tuned": False} if tuned else {})
+    columns |= {"paper": True, "ours": True, "difference": True, "status": False}
     title, rows = f"{recipe.name}: {recipe.title}", [line(o) for o in outcomes]
     copied = ("LaTeX", report.latex(columns, rows)), ("CSV", as_csv(outcomes))
     return report.Head(title, columns, rows, [n for n in notes if n], copied)
@@ -152,7 +177,7 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
         return Group(Text(f"{above.title}\n\nThere is nothing to run: the {recipe.kind} has no numbers."))
     lines = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for header, numbers in above.columns.items():
-        folds = header in ("cell", "method")
+        folds = header in ("cell", "method", "tuned")
         lines.add_column(
             header, justify="right" if numbers else "left", no_wrap=not folds, overflow="fold" if folds else "ellipsis"
         )
@@ -161,18 +186,21 @@ def table(recipe: Recipe, outcomes: Sequence[Outcome]) -> Group:
     return Group(Text(f"{above.title}\n"), lines, Text("\n".join(["", *above.notes])))
 
 
-def as_csv(outcomes: Iterable[Outcome]) -> str:
+def as_csv(outcomes: Sequence[Outcome]) -> str:
     """A line for each cell with all digits: its conditions, the paper's number, ours, and further numbers."""
     numbers = ("measured", "interval", "difference", "status", "rounds", "precision", "seconds")
     plain = ("published", "published_std", *numbers)
     rows = []
-    for entry in map(as_json, outcomes):
-        rows.append(entry["where"] | {k: entry[k] for k in plain} | entry["facts"] | {"protocol": entry["protocol"]})
+    for o, entry in zip(outcomes, map(as_json, outcomes), strict=True):
+        tuned = {} if o.cell.search is None else {"tuned": choice(o.cell)}
+        numbers_of_cell = {k: entry[k] for k in plain} | entry["facts"]
+        rows.append(entry["where"] | tuned | numbers_of_cell | {"protocol": entry["protocol"]})
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
 
 def as_json(result: Outcome) -> dict[str, Any]:
     """An outcome, ready for JSON."""
+    chosen = result.cell.choice and {"values": dict(result.cell.choice.values), "accuracy": result.cell.choice.accuracy}
     return {
         "where": dict(result.cell.where),
         "published": result.cell.published,
@@ -189,4 +217,5 @@ def as_json(result: Outcome) -> dict[str, Any]:
         "protocol": result.protocol,
         "to_retry": result.to_retry,
         "said": result.said,
+        **({} if result.cell.search is None else {"tuned": chosen}),
     }

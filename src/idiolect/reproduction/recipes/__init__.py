@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.evaluation_protocol import Stage
@@ -23,6 +23,25 @@ from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, label_of, use
 
 Kind = Literal["results", "settings", "figure", "schematic"]
+
+
+class Search(NamedTuple):
+    """What is to be chosen for a cell on validation samples."""
+
+    values: Mapping[str, Sequence[Any]]
+    """Option or setting: the values that are tried."""
+    trials: int
+
+
+class Choice(NamedTuple):
+    """What a search chose for a cell."""
+
+    values: Mapping[str, Any]
+    """Option or setting: value."""
+    accuracy: float
+    """Mean accuracy (0..1) on validation samples."""
+    before: str
+    """The digest of the cell's study without the choice."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,8 @@ class Cell:
         reads: which number of the run it is: "accuracy", or another metric of the records.
         value: computes it without training.
         absent: why there is nothing to run.
+        search: what is chosen before it is measured; None for the settings that the paper prints.
+        choice: what was chosen, which ``study`` has.
     """
 
     where: Mapping[str, Any]
@@ -50,12 +71,34 @@ class Cell:
     reads: str = "accuracy"
     value: Callable[[], float | str] | None = None
     absent: str = ""
+    search: Search | None = None
+    choice: Choice | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its settings are yet to be chosen."""
+        return self.search is not None and self.choice is None
 
     @property
     def slug(self) -> str:
         """A file name for it."""
         parts = [v if k in ("dataset", "method") else f"{k}={v}" for k, v in self.where.items() if v is not None]
         return "-".join(str(p).replace("/", "_").replace(" ", "_") for p in parts)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a paper says that it tuned.
+
+    Attributes:
+        values: method, or "all", -> option or setting of ours -> the values that the paper names.
+        place: where the paper says it.
+        assumptions: what it leaves open, and what is done here.
+    """
+
+    values: Mapping[str, Mapping[str, tuple[Any, ...]]]
+    place: str
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +113,7 @@ class Recipe:
         assumed: what the paper does not state, and what is used here; or why it is not possible.
         deviation: what the paper's standard deviations are over, for example "over clients".
         doubts: what is doubtful in the paper's numbers themselves.
+        tuned: what the paper says that it tuned, or a sentence that says why this cannot be repeated.
     """
 
     name: str
@@ -80,6 +124,7 @@ class Recipe:
     decimals: int = 2
     deviation: str = ""
     doubts: tuple[str, ...] = ()
+    tuned: Tuned | str = ""
 
 
 Maker = Callable[[], Recipe]
@@ -109,6 +154,7 @@ def get(name: str) -> Recipe:
         title=(make.__doc__ or "").strip().partition("\n")[0].rstrip("."),
         deviation=contents.get("deviation", ""),
         doubts=tuple(contents.get("doubts", ())),
+        tuned=importlib.import_module(f"{__name__}.{name.partition('/')[0]}").TUNED,
     )
 
 
@@ -134,6 +180,23 @@ def _contents(name: str) -> dict[str, Any]:
     path = resources.files("idiolect.reproduction.published").joinpath(f"{name}.json")
     contents: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return contents
+
+
+def tuned(paper: str, options: Mapping[tuple[str, str], str], place: str, *assumptions: str) -> Tuned:
+    """What a paper says that it tuned, from its published settings.
+
+    Args:
+        paper: as ``fedpac``.
+        options: of our methods, by the method and the setting of the paper; others have the same name.
+        place: where the paper says it.
+        *assumptions: what it leaves open.
+    """
+    values: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for row in published(f"{paper}/hyperparameters"):
+        if over := row.get("tuned_over"):
+            method, setting = row["method"], row["hyperparameter"]
+            values.setdefault(method, {})[options.get((method, setting), setting)] = tuple(over)
+    return Tuned(values, place, assumptions)
 
 
 def table(

@@ -20,7 +20,7 @@ from idiolect import data, methods, models
 from idiolect.core import keys
 from idiolect.core.method import Method, Task
 from idiolect.data.partitions.allocation import held_out
-from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table
+from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table, tuned
 from idiolect.studies.config import Study
 
 _NETWORKS = {
@@ -48,6 +48,19 @@ _TUNING = {  # by method, the option of these ten epochs
     "fedpac": "tuning_epochs",
     "fedcr": "head_epochs",
 }
+_OPTIONS = {  # by the paper's names
+    ("fedcr", "beta"): "beta",
+    ("fedcr", "posterior_samples"): "samples",
+    ("ditto", "lambda"): "pull",
+    ("fedsr_ft", "alpha_L2R"): "norm",
+    ("fedsr_ft", "alpha_CMI"): "conditional",
+    ("fedpac", "lambda"): "alignment",
+}
+TUNED = tuned(
+    "fedcr", _OPTIONS, "section 6.1 and appendix A.1.3",
+    "A method with several settings is tuned over all of their combinations, in each cell: the paper speaks of a grid, "
+    "but prints what it chose for each data set, and no learning rates.",
+)  # fmt: skip
 _BETAS = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4, 0)  # that the paper tunes among, and none
 
 _SEEDS = "Three seeds are --seeds 0,1,2."
@@ -262,16 +275,6 @@ def _tuning(cells: Iterable[Cell]) -> str | int:
 def _combination(cells: Iterable[Cell]) -> str:
     without = [c for c in cells if c.study and not c.study.methods[0].options.get("collaboration", True)]
     return f"off for {' and '.join(sorted({c.where['partition'] for c in without}))}"
-
-
-_OPTIONS = {  # by the paper's names
-    ("fedcr", "beta"): "beta",
-    ("fedcr", "posterior_samples"): "samples",
-    ("ditto", "lambda"): "pull",
-    ("fedsr_ft", "alpha_L2R"): "norm",
-    ("fedsr_ft", "alpha_CMI"): "conditional",
-    ("fedpac", "lambda"): "alignment",
-}
 
 
 def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:

@@ -26,6 +26,10 @@ _NETWORKS = {"resnet18": "resnet18_cifar", "wrn16_2": "wrn16_2"}
 _FIGURE = {"dataset": "cifar10", "model": "wrn16_2", "samples_per_client": 500}
 _OPTIONS = {"beta": "global_weight", "lambda": "decorrelation", "ridge": "ridge"}
 
+TUNED = (
+    "its paper says that all methods were tuned on CIFAR-10 with ResNet-18 and 2,000 samples per client (section 5.1), "
+    "but names neither the settings nor their values"
+)
 _TRAINING = (
     "Learning rate 0.01, momentum 0.5 and weight decay 5e-4, as in pFedFDA by the same authors; 20 clients who all "
     "take part, images at their usual mean and spread, none cropped or mirrored: the paper states none of them."

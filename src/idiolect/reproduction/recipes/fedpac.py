@@ -17,7 +17,7 @@ import torch
 
 from idiolect import data
 from idiolect.core.option_spec import Spec
-from idiolect.reproduction.recipes import Cell, Recipe, cell, settings_table, table
+from idiolect.reproduction.recipes import Cell, Recipe, cell, settings_table, table, tuned
 from idiolect.studies.config import Study
 
 _DESIGNS = {
@@ -51,6 +51,11 @@ _OPTIONS = {  # of our methods, by what the paper calls them
     ("knnper", "interpolation"): "knn_weight",
     ("pfedhn", "client_lr"): "lr",
 }
+TUNED = tuned(
+    "fedpac", _OPTIONS, "appendix B.3",
+    "The paper takes one value of each setting for all of its tables, but for kNN-Per; here each cell has its own.",
+    "pFedHN's two rates are tuned independently of each other: the paper names one list of rates for both.",
+)  # fmt: skip
 _OUR_OPTIONS = {  # what our methods take where the paper says nothing
     "pfedme": ("inner_lr",),
     "pfedhn": ("steps", "momentum", "weight_decay"),

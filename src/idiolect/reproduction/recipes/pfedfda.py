@@ -15,7 +15,7 @@ from torch import nn
 
 from idiolect import models
 from idiolect.core.option_spec import options_of
-from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table
+from idiolect.reproduction.recipes import Cell, Recipe, _split, cell, published, settings_table, table, tuned
 from idiolect.statistics.interpolation import stratified_folds
 from idiolect.studies.config import Study
 
@@ -26,6 +26,20 @@ _USES = {
     "fedrep": "fedrep:head_epochs=5,tuning_epochs=0,weighting=samples",
     "pfedfda": "pfedfda:drop_last_adapt=true",
 }
+_OPTIONS = {  # by the paper's names
+    ("apfl", "alpha"): "alpha",
+    ("pfedme", "lambda"): "pull",
+    ("ditto", "mu"): "pull",
+    ("fedrep", "head_epochs"): "head_epochs",
+    ("fedbabu", "head_epochs"): "tuning_epochs",
+    ("fedpac", "lambda"): "alignment",
+    ("fedpac", "head_epochs"): "head_epochs",
+    ("fedpac", "head_lr"): "head_lr",
+}
+TUNED = tuned(
+    "pfedfda", _OPTIONS, "appendix C.2",
+    "The paper takes one value of each setting for all of its tables; here each cell has its own.",
+)  # fmt: skip
 _LOCAL = (
     "Local trains a client in the rounds that it is drawn for and in the last, as in the released code: by itself it "
     "would train in every round."
@@ -297,18 +311,6 @@ def hyperparameters() -> Recipe:
         replace(c, value=None, absent=note) if c.where["hyperparameter"] == "beta_solver" else c for c in recipe.cells
     )
     return replace(recipe, cells=tuple(cells))
-
-
-_OPTIONS = {  # by the paper's names
-    ("apfl", "alpha"): "alpha",
-    ("pfedme", "lambda"): "pull",
-    ("ditto", "mu"): "pull",
-    ("fedrep", "head_epochs"): "head_epochs",
-    ("fedbabu", "head_epochs"): "tuning_epochs",
-    ("fedpac", "lambda"): "alignment",
-    ("fedpac", "head_epochs"): "head_epochs",
-    ("fedpac", "head_lr"): "head_lr",
-}
 
 
 def _setting_of(where: Mapping[str, Any], study: Study) -> float | str:

@@ -1,0 +1,184 @@
+"""Searches that choose a cell's settings over the values that its paper names, on validation samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect.core.errors import InputError
+from idiolect.reproduction import outcome_files
+from idiolect.reproduction.outcomes import protocol_of
+from idiolect.reproduction.recipes import Cell, Choice, Recipe, Search, Tuned
+from idiolect.reproduction.seed_runs import digest
+from idiolect.runs import checkpoint
+from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
+from idiolect.studies import Study
+from idiolect.studies.method_use import Use, label_of
+from idiolect.tuning import Tuning
+from idiolect.tuning import plan as plans
+from idiolect.tuning.outcome import TUNED_FILE
+from idiolect.tuning.plan import Plan
+from idiolect.tuning.sampler import check_sampler
+from idiolect.tuning.space import Choice as Values
+from idiolect.tuning.space import size, with_values
+from idiolect.tuning.trials import USUAL_SHARE, study_of_trials
+
+SEED = 0
+"""Of all trials, whatever the seeds of the cells are, so that seeds that are added later need no other search."""
+_SAMPLER = "tpe"
+_SILENT = "its paper says nothing of tuning"
+
+
+def tuned_recipe(recipe: Recipe) -> Recipe:
+    """A recipe whose cells are tuned as its paper says: another table, beside the one with the printed settings.
+
+    Raises:
+        InputError: the paper does not say what it tuned, or nothing of this recipe is tuned.
+    """
+    tuned = recipe.tuned
+    if isinstance(tuned, str):
+        raise InputError(f"{recipe.name} cannot be tuned, because {tuned or _SILENT}: leave out --tune")
+    if not any(_values(tuned, c) for c in recipe.cells):
+        of_paper = f"it has no accuracy of a method that its paper tunes ({tuned.place})"
+        why = of_paper if any(c.study for c in recipe.cells) else "it trains nothing"
+        raise InputError(f"{recipe.name} has nothing to tune, because {why}: leave out --tune")
+    how = (
+        f"Values are those of the paper, {tuned.place}. On which samples it compared them is not said: here on "
+        f"{USUAL_SHARE:.0%} of each client's training samples, which trials do not train on, with seed {SEED} and all "
+        "rounds; the cell is then trained on all training samples. If a sentence below names a value of a tuned "
+        "setting, it is that of the table without tuning.",
+    )
+    return replace(
+        recipe, name=f"{recipe.name}-tuned", title=f"{recipe.title}, tuned as the paper says",
+        assumptions=(*how, *tuned.assumptions, *recipe.assumptions),
+    )  # fmt: skip
+
+
+def with_searches(recipe: Recipe, cells: Sequence[Cell], trials: int | None = None) -> list[Cell]:
+    """The cells, each with what is to be chosen for it; those of which the paper tuned nothing stay as they are.
+
+    Args:
+        recipe: a tuned one.
+        cells: of it.
+        trials: at most so many for a cell; None tries all values, and of several settings all combinations.
+
+    Raises:
+        InputError: none of the cells is tuned, there are fewer trials than settings, or Optuna is not installed.
+    """
+    check_sampler(_SAMPLER)
+    assert isinstance(recipe.tuned, Tuned)
+    searched = []
+    for c in cells:
+        if values := _values(recipe.tuned, c):
+            every = int(size({name: Values(tuple(each)) for name, each in values.items()}))
+            c = replace(c, search=Search(values, every if trials is None else min(trials, every)))
+            _plan(c, c.study.methods[0]).check(c.study)  # type: ignore[union-attr, arg-type]
+        searched.append(c)
+    if all(c.search is None for c in searched):
+        methods = ", ".join(dict.fromkeys(str(c.where["method"]) for c in recipe.cells if _values(recipe.tuned, c)))
+        raise InputError(f"none of these cells is tuned by the paper, only those of {methods}: choose one of them")
+    return searched
+
+
+def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
+    """What the paper tuned of a cell's method, without what makes the cell: a condition of it, or a part left out."""
+    if isinstance(tuned, str) or c.study is None or c.reads != "accuracy":
+        return {}
+    named = {**tuned.values.get("all", {}), **tuned.values.get(str(c.where.get("method")), {})}
+    return {name: each for name, each in named.items() if name not in c.where and _now(c.study, name) in each}
+
+
+def _now(study: Study, name: str) -> Any:
+    """An option or setting of the method of a cell's study."""
+    use = study.methods[0]
+    return use.options[name] if name in use.options else getattr(study.of(use), name, None)
+
+
+class SearchRun(NamedTuple):
+    """The search of a cell, in a folder that is named after what it computes; cells that need the same share it."""
+
+    study: Study
+    """As trials run it."""
+    plan: Plan
+    folder: Path
+
+    @property
+    def rounds(self) -> int:
+        """Of all trials."""
+        return self.plan.trials * self.study.rounds
+
+    @property
+    def done(self) -> int:
+        """Rounds on disk, of all trials."""
+        trials = [f for batch in self.folder.glob("trials-*") for f in files_of_cells(batch, CHECKPOINT_FILE)]
+        return sum(map(checkpoint.rounds, trials))
+
+    def tuning(self) -> Tuning | None:
+        """What came out; None if it has not ended.
+
+        Raises:
+            InputError: the folder has another search, or is broken.
+        """
+        if not plans.has_search(self.folder):
+            return None
+        plans.same(self.folder, self.study, self.plan)
+        return Tuning(self.folder, self.plan, self.study) if (self.folder / TUNED_FILE).exists() else None
+
+
+def search_run(c: Cell, out: Path, *, rounds: int | None = None) -> SearchRun:
+    """The search of an open cell."""
+    assert c.study is not None
+    more = {} if rounds is None else {"rounds": rounds}
+    measured = c.study.model_copy(update={"protocol": protocol_of(c), **more})
+    study = study_of_trials(measured, SEED).model_copy(update={"name": c.study.name})
+    use = study.methods[0]
+    plan = _plan(c, use)
+    text = json.dumps([digest(study), plan.model_dump()], sort_keys=True)
+    name = f"{study.dataset}-{use.name}-tune-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return SearchRun(study, plan, out / name)
+
+
+def _plan(c: Cell, use: Use) -> Plan:
+    """All trials train to the end, as a grid is searched, and each is compared there."""
+    assert c.search is not None
+    ranges = plans.texts({f"{use.label}.{name}": each for name, each in c.search.values.items()})
+    return Plan.of(
+        search=ranges, trials=c.search.trials, sampler=_SAMPLER, halving=1, seed=SEED, validation=USUAL_SHARE,
+        refit=False,
+    )  # fmt: skip
+
+
+def with_choice(c: Cell, choice: Choice) -> Cell:
+    """The cell with what was chosen; if that is what the paper prints, with the study that it had."""
+    assert c.study is not None
+    study = c.study
+    if changes := {name: value for name, value in choice.values.items() if value != _now(study, name)}:
+        use = with_values(study.methods[0], changes)
+        label = label_of(use.name, use.options, use.settings)
+        study = study.with_methods([use.model_copy(update={"label": label})])
+    return replace(c, study=study, choice=choice)
+
+
+def chosen(c: Cell, tuning: Tuning) -> Cell | None:
+    """The cell with what its search chose; None if no trial reached the last round."""
+    (one,) = tuning.chosen()
+    assert c.study is not None
+    return None if one.accuracy is None else with_choice(c, Choice(one.values, one.accuracy, digest(c.study)))
+
+
+def settled(recipe: Recipe, c: Cell, out: Path, folder: Path | None, *, rounds: int | None = None) -> Cell:
+    """An open cell with its choice, if the files of results have one, or a search has ended; else as it is.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    if not c.is_open:
+        return c
+    if folder and (content := outcome_files.current(recipe, c, folder)):
+        return with_choice(c, outcome_files.choice(content))
+    tuning = search_run(c, out, rounds=rounds).tuning()
+    return (tuning and chosen(c, tuning)) or c
