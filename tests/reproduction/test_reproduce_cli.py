@@ -15,7 +15,7 @@ from idiolect import cli
 from idiolect.core.errors import RunError
 from idiolect.report import page as drawn
 from idiolect.reproduction import recipes, reproduce
-from idiolect.reproduction.recipes import Cell, Recipe, cell
+from idiolect.reproduction.recipes import Cell, Recipe, Tuned, cell
 
 ALL = {
     "fedpac": [*(f"table{k}" for k in range(1, 11)), "hyperparameters", "fig1a", "fig1b", "fig2", "fig3", "fig4",
@@ -144,6 +144,19 @@ def test_every_recipe_has_a_dry_run(
         ),
         ("reproduce fedpac/table1 --track tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ("reproduce fedpac/table1 --measure", "--measure is for --dry-run"),
+        ("reproduce fedpac/table1 --trials 5", "--trials is for --tune: add --tune, or leave it out"),
+        ("reproduce fedpac/table1 --tune --trials 0", "trials=0 is not valid: input should be greater than 0"),
+        ("reproduce fedpac/table1 --tune --methods pfedhn --trials 1", "1 trial for 2 settings of pfedhn"),
+        (
+            "reproduce fedpac/table1 --tune --methods local,fedavg",
+            "none of these cells is tuned by the paper, only those",
+        ),
+        ("reproduce fedlda/table2 --tune --dry-run", "fedlda/table2 cannot be tuned, because its paper says that all "),
+        ("reproduce own/table1 --tune", "own/table1 cannot be tuned, because it is a table of our own, whose "),
+        (
+            "reproduce fedcr/table4 --tune",
+            "fedcr/table4 has nothing to tune, because it trains nothing: leave out --tune",
+        ),
         ("reproduce fedpac/table1 --dry-run --budget soon", "--budget soon: write a time such as 90s, 30m or 8h"),
     ],
 )
@@ -191,6 +204,47 @@ def test_without_anything_to_run_the_reason_is_the_error(idiolect: Callable[[str
     said = idiolect("reproduce fedpac/table1 --only dataset=moon")
     assert said.code == 0
     assert "no data" in said.out
+
+
+def test_a_table_is_tuned_beside_the_one_that_is_printed(
+    idiolect: Callable[[str], Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {
+        "dataset": "digits", "clients": 4, "keep": 40, "rounds": 2, "local_epochs": 1, "model": "mlp:hidden=8",
+    }  # fmt: skip
+    cells = [cell({"dataset": "digits", "method": m}, settings, m, 99.0) for m in ("local", "fedpac", "fedprox")]
+    values = {"fedpac": {"alignment": (1, 5)}, "fedprox": {"mu": (0.01, 0.1, 1)}}
+    made = Recipe("fedpac/table1", "A small table", "results", tuple(cells), tuned=Tuned(values, "appendix B.3"))
+    monkeypatch.setattr(recipes, "get", lambda name: made)
+    line = "reproduce fedpac/table1 --results results --engine sequential --quiet"
+    assert idiolect(line).code == 0
+    before = {p: p.read_bytes() for p in Path("results").rglob("*.json")}
+    planned = json.loads(idiolect(f"{line} --tune --dry-run --json").out)
+    assert [(p["method"], p["rounds"]) for p in planned] == [
+        ("local", 2), ("fedpac, 2 trials", 4), ("fedpac, tuned", 2), ("fedprox, 3 trials", 6), ("fedprox, tuned", 2),
+    ]  # fmt: skip
+    said = idiolect(f"{line} --tune")
+    assert said.code == 0
+    assert "fedpac/table1-tuned: A small table, tuned as the paper says" in said.out
+    assert "Tuned over the values of the paper (appendix B.3): 2 to 3 trials for a cell" in " ".join(said.out.split())
+    assert {p: p.read_bytes() for p in before} == before
+    shown = json.loads(idiolect(f"{line} --tune --json").out)
+    assert shown["recipe"] == "fedpac/table1-tuned"
+    assert shown["page"] == "runs/reproduce/fedpac-table1-tuned.html"
+    chosen = {c["where"]["method"]: c.get("tuned") for c in shown["cells"]}
+    assert chosen["local"] is None
+    assert chosen["fedpac"]["values"]["alignment"] in (1, 5)
+    assert chosen["fedprox"]["values"]["mu"] in (0.01, 0.1, 1)
+    page = Path(shown["page"]).read_text()
+    assert f"mu {chosen['fedprox']['values']['mu']:g}" in page
+    assert sorted(p.name for p in Path("results/fedpac/table1-tuned").iterdir()) == [
+        "digits-fedpac.json", "digits-fedprox.json", "digits-local.json",
+    ]  # fmt: skip
+    again = idiolect(f"{line} --tune --dry-run")
+    assert "Nothing is left to run." in again.out
+    few = idiolect(f"{line} --tune --rounds 1 --methods fedpac --trials 1")
+    assert few.code == 0
+    assert "1 round only" in few.out
 
 
 def test_a_failed_run_shows_in_the_exit_code(
