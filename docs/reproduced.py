@@ -6,6 +6,7 @@ python docs/reproduced.py [--check]      # --check writes nothing, and fails whe
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +16,19 @@ from typing import Any, get_args
 
 from idiolect import methods
 from idiolect.core.network import Precision
-from idiolect.reproduction import outcome_files, outcomes, recipes, seed_runs
+from idiolect.reproduction import outcome_files, outcomes, recipes, searches, seed_runs
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.reproduction.seed_runs import digest
-from idiolect.reproduction.verdicts import decimals, deviation_note, number, ours, precision_note, theirs
+from idiolect.reproduction.verdicts import (
+    choice,
+    decimals,
+    deviation_note,
+    number,
+    ours,
+    precision_note,
+    theirs,
+    tuning_note,
+)
 
 HERE = Path(__file__).parent
 PAGES, RESULTS = HERE / "results" / "papers", HERE.parent / "results"
@@ -122,6 +132,11 @@ def _index() -> str:
         notes = [*_protocols(_measured(recipe)), *deviation_note(recipe, _measured(recipe)), *_about(recipe)]
         notes += [*_found(recipe), *_reasons(recipe)]
         lines += [f"- {note}" for note in notes] + [""] * bool(notes)
+    tuned = [(recipe, lines_of_tuned) for recipe in every if (lines_of_tuned := _tuned(recipe))]
+    if tuned:
+        lines += ["## Tuned", "", "What `--tune` gives: settings chosen again, as the papers say that they did.", ""]
+    for recipe, lines_of_tuned in tuned:
+        lines += [f"**[{recipe.name}]({_link(recipe)}), tuned**: {recipe.title}.", "", *lines_of_tuned, ""]
     lines += [
         "## Every recipe",
         "",
@@ -134,6 +149,45 @@ def _index() -> str:
         name = f"[{recipe.name}]({_link(recipe)})"
         lines.append(f"| {name} | {recipe.title} | {len(recipe.cells) or ''} | " + " | ".join(counts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def tuned_cells(recipe: Recipe) -> tuple[Recipe, list[tuple[Cell, Cell]]]:
+    """The tuned table of a recipe, and its cells that were measured: each as it was, and as it was chosen."""
+    folder = RESULTS / f"{recipe.name}-tuned"
+    if not folder.is_dir():
+        return recipe, []
+    table, measured = searches.tuned_recipe(recipe), []
+    for cell in recipe.cells:
+        path = folder / f"{cell.slug}.json"
+        if path.exists():
+            trials = json.loads(path.read_text(encoding="utf-8")).get("tuned", {}).get("trials")
+            opened = outcome_files.in_precision(table, searches.with_search(table, cell, trials), RESULTS)
+            chosen = searches.settled(table, opened, folder, RESULTS)
+            if not chosen.is_open and outcome_files.current(table, chosen, RESULTS):
+                measured.append((cell, chosen))
+    return table, measured
+
+
+def _tuned(recipe: Recipe) -> list[str]:
+    """What tuning gives beside the settings that the paper prints; empty if it was not measured."""
+    table, pairs = tuned_cells(recipe)
+    mine = [(cell, chosen) for cell, chosen in pairs if chosen.choice]
+    if not mine:
+        return []
+    lines = ["| | chosen | paper | as printed | tuned |", "| :-- | :-- | --: | --: | --: |"]
+    for cell, chosen in mine:
+        before, after = kept(recipe, cell), outcome_files.current(table, chosen, RESULTS)
+        row = (f"{_method(cell)}, {_condition(cell)}", choice(chosen), theirs(recipe, cell))
+        numbers = [_number(recipe, cell, found) if found else "·" for found in (before, after)]
+        lines.append(f"| {' | '.join((*row, *numbers))} |")
+    return [*lines, "", *(f"- {note}" for note in tuning_note(table, [chosen for _, chosen in mine]))]
+
+
+def _number(recipe: Recipe, cell: Cell, found: dict[str, Any]) -> str:
+    """What was measured of a cell, with its badge."""
+    value, interval, facts = (found[k] for k in ("measured", "interval", "facts"))
+    mine = "diverged" if value is None else ours(recipe, cell, value, interval, facts)
+    return f"**{mine}** {BADGES[found['verdict']]}"
 
 
 def _own() -> list[str]:
@@ -189,6 +243,8 @@ def _page(paper: str) -> str:
         parts += [f"## {recipe.name}", "", f"{recipe.title}.", ""]
         if recipe.cells:
             parts += [*_table(recipe, recipe.cells), ""]
+        if lines_of_tuned := _tuned(recipe):
+            parts += ["Tuned, beside the settings that the paper prints:", "", *lines_of_tuned, ""]
         assumptions = [note for note in recipe.assumptions if note not in shared]
         if len(assumptions) < len(recipe.assumptions):
             assumptions.append("What is said [of several tables](#of-several-tables).")
@@ -249,9 +305,7 @@ def _text(recipe: Recipe, cell: Cell) -> str:
     if found is None:
         stands = ("otherwise" if recipe.kind == "settings" else "cannot be had") if cell.absent else "·"
         return stands if recipe.kind == "figure" else f"{paper} / {stands}"
-    value, interval, facts = (found[k] for k in ("measured", "interval", "facts"))
-    mine = "diverged" if value is None else ours(recipe, cell, value, interval, facts)
-    return f"{paper} / **{mine}** {BADGES[found['verdict']]}"
+    return f"{paper} / {_number(recipe, cell, found)}"
 
 
 def _protocols(cells: Sequence[Cell]) -> list[str]:

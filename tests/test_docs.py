@@ -15,6 +15,10 @@ import pytest
 
 from idiolect import methods, models
 from idiolect.methods import Entry, profile
+from idiolect.reproduction import outcome_files, searches
+from idiolect.reproduction.outcomes import SeedResult, outcome_of
+from idiolect.reproduction.recipes import Choice
+from idiolect.reproduction.seed_runs import digest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))  # where build.py finds exposure.py and tables.py
@@ -141,7 +145,38 @@ def test_every_result_is_of_the_study_that_its_recipe_has_now(reproduced: Any) -
         for cell in recipe.cells:
             if reproduced.kept(recipe, cell) is not None:
                 used.add(Path(recipe.name, f"{cell.slug}.json"))
+        table, pairs = reproduced.tuned_cells(recipe)
+        used |= {Path(table.name, f"{cell.slug}.json") for cell, _ in pairs}
     assert files == used
+
+
+def test_tuned_numbers_stand_beside_the_others(
+    reproduced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = reproduced.recipes.get("fedpac/table1")
+    where = {"dataset": "fashion_mnist", "clients": 20}
+    methods_here = {"ditto": 87.21, "apfl": 86.5, "fedpac": 92.01, "local": 80.0}
+    cells = {c.where["method"]: c for c in recipe.cells if where.items() <= c.where.items()}
+    monkeypatch.setattr(reproduced, "RESULTS", tmp_path)
+    assert "## Tuned" not in reproduced._index()
+    table = searches.tuned_recipe(recipe)
+    choices = {"ditto": {"pull": 10}, "apfl": {"alpha": 0.25}, "fedpac": {"alignment": 0.5}}
+    for name, value in methods_here.items():
+        cell = searches.with_search(table, cells[name], 3 if name == "ditto" else None)
+        if name in choices:
+            cell = searches.with_choice(cell, Choice(choices[name], 0.9, digest(cell.study)))
+        kept = outcome_files.keep(table, outcome_of(cell, {0: SeedResult(value, 200)}), tmp_path)
+        assert kept == tmp_path / "fedpac" / "table1-tuned" / f"{cell.slug}.json"
+    for text in (reproduced._index(), reproduced._page("fedpac")):
+        rows = [line for line in text.splitlines() if line.startswith("| ") and "fashion_mnist, " in line]
+        for beginning, value in (("Ditto", 87.21), ("APFL", 86.5), ("FedPAC", 92.01)):
+            [row] = [r for r in rows if r.startswith(f"| {beginning}, ")]
+            assert f"| · | **{value:.2f}** " in row
+        assert [r.split(" | ")[1] for r in rows if r.startswith("| Ditto, ")] == ["pull 10"]
+        assert not any(r.startswith("| Local, ") and "80.00" in r for r in rows), "the paper tuned nothing of it"
+        assert "3 to 5 trials for a cell" in text
+    assert "## Tuned" in reproduced._index()
+    assert {c.where["method"] for c, _ in reproduced.tuned_cells(recipe)[1]} == set(methods_here)
 
 
 def test_a_result_of_another_default_is_not_of_this_study(

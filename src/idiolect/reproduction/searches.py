@@ -70,18 +70,26 @@ def with_searches(recipe: Recipe, cells: Sequence[Cell], trials: int | None = No
         InputError: none of the cells is tuned, there are fewer trials than settings, or Optuna is not installed.
     """
     check_sampler(_SAMPLER)
-    assert isinstance(recipe.tuned, Tuned)
-    searched = []
-    for c in cells:
-        if values := _values(recipe.tuned, c):
-            every = int(size({name: Values(tuple(each)) for name, each in values.items()}))
-            c = replace(c, search=Search(values, every if trials is None else min(trials, every)))
-            _plan(c, c.study.methods[0]).check(c.study)  # type: ignore[union-attr, arg-type]
-        searched.append(c)
+    searched = [with_search(recipe, c, trials) for c in cells]
     if all(c.search is None for c in searched):
         methods = ", ".join(dict.fromkeys(str(c.where["method"]) for c in recipe.cells if _values(recipe.tuned, c)))
         raise InputError(f"none of these cells is tuned by the paper, only those of {methods}: choose one of them")
     return searched
+
+
+def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
+    """A cell with what is to be chosen for it, or as it is.
+
+    Raises:
+        InputError: there are fewer trials than settings.
+    """
+    values = _values(recipe.tuned, c)
+    if c.study is None or not values:
+        return c
+    every = int(size({name: Values(each) for name, each in values.items()}))
+    c = replace(c, search=Search(values, every if trials is None else min(trials, every)))
+    _plan(c, c.study.methods[0]).check(c.study)
+    return c
 
 
 def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
