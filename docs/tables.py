@@ -12,6 +12,7 @@ from pathlib import Path
 
 from idiolect import methods
 from idiolect.methods import _skeleton
+from idiolect.reproduction import recipes
 from idiolect.studies.settings import SETTINGS
 
 TOP = Path(__file__).parents[1]
@@ -23,6 +24,7 @@ TYPES = {
 }  # fmt: skip
 """The types whose fields a method reads or fills, and their modules."""
 RUNS, CONTRACT, CONTRIBUTING = TOP / "docs" / "runs.md", TOP / "docs" / "contract.md", TOP / "CONTRIBUTING.md"
+REPRODUCE = TOP / "docs" / "reproduce.md"
 
 
 def pages() -> dict[Path, str]:
@@ -42,6 +44,7 @@ def pages() -> dict[Path, str]:
         RUNS: with_table(RUNS, "settings", settings()),
         CONTRACT: contract or "",
         CONTRIBUTING: with_table(CONTRIBUTING, "folders", folders()),
+        REPRODUCE: with_table(REPRODUCE, "tuned", tuned()),
     }
 
 
@@ -54,6 +57,21 @@ def with_table(page: Path, what: str, lines: list[str], text: str | None = None)
     if count != 1:
         raise ValueError(f"{page.name} has {count} places for the table of {what}")
     return text
+
+
+def tuned() -> list[str]:
+    """What each paper tuned, by its methods, with their names in the paper's tables."""
+    rows = ["| paper | method | tunes | over | said in |", "| :-- | :-- | :-- | :-- | :-- |"]
+    papers = {name.partition("/")[0]: recipes.get(name).tuned for name in recipes.names() if name.endswith("/table2")}
+    for paper, said in papers.items():
+        if isinstance(said, str):
+            continue
+        for method, each in said.values.items():
+            whom = "all methods" if method == "all" else f"`{method}`"
+            for name, values in each.items():
+                over = ", ".join(f"{value:g}" for value in values)
+                rows.append(f"| {methods.get(paper).title} | {whom} | `{name}` | {over} | {said.place} |")
+    return rows
 
 
 def cell(text: str) -> str:

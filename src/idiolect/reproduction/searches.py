@@ -87,9 +87,9 @@ def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
     if c.study is None or not values:
         return c
     every = int(size({name: Values(each) for name, each in values.items()}))
-    c = replace(c, search=Search(values, every if trials is None else min(trials, every)))
-    _plan(c, c.study.methods[0]).check(c.study)
-    return c
+    searched = replace(c, search=Search(values, every if trials is None else min(trials, every)))
+    _plan(searched, c.study.methods[0]).check(c.study)
+    return searched
 
 
 def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
