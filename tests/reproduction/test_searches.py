@@ -186,6 +186,25 @@ def test_a_file_of_results_has_the_choice(method: str, tmp_path: Path) -> None:
     assert outcome_files.current(recipe, opened(recipe)[0], results) is None, "other values were tried"
 
 
+def test_a_search_between_two_batches_counts_what_has_ended(tmp_path: Path) -> None:
+    class InTheSecond(SearchWatcher):
+        batch = 0
+
+        def rung(self, batch: int, rung: int, until: int, trials: Any) -> None:
+            self.batch = batch
+
+        def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+            if (self.batch, round) == (2, 2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    cells = opened(small("fedpac"), 3)  # two at first, then one
+    with pytest.raises(Interrupted):
+        run(cells, tmp_path, search_watcher=InTheSecond)
+    search = searches.search_run(cells[0], tmp_path)
+    rounds = SMALL["rounds"]
+    assert 2 * rounds < search.done < search.rounds == 3 * rounds
+
+
 @pytest.mark.parametrize(("method", "trials"), [("ditto", 2), ("fedpac", 3), ("fedavg", 1)])
 def test_fewer_trials_than_values(method: str, trials: int, tmp_path: Path) -> None:
     cells = opened(small(method), trials)

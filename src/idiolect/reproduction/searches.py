@@ -20,12 +20,11 @@ from idiolect.studies import Study
 from idiolect.studies.method_use import Use, label_of
 from idiolect.tuning import Tuning
 from idiolect.tuning import plan as plans
-from idiolect.tuning.outcome import TUNED_FILE
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.sampler import check_sampler
 from idiolect.tuning.space import Choice as Values
 from idiolect.tuning.space import size, with_values
-from idiolect.tuning.trials import USUAL_SHARE, study_of_trials
+from idiolect.tuning.trials import USUAL_SHARE, read, study_of_trials
 
 SEED = 0
 """Of all trials, whatever the seeds of the cells are, so that seeds that are added later need no other search."""
@@ -121,9 +120,10 @@ class SearchRun(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Rounds on disk, of all trials."""
-        trials = [f for batch in self.folder.glob("trials-*") for f in files_of_cells(batch, CHECKPOINT_FILE)]
-        return sum(map(checkpoint.rounds, trials))
+        """Rounds that are done, of all trials; those that have ended keep no state."""
+        states = [f for batch in self.folder.glob("trials-*") for f in files_of_cells(batch, CHECKPOINT_FILE)]
+        ended = [t.rounds for t in read(self.folder) if t.state != "running"]
+        return sum(map(checkpoint.rounds, states)) + sum(ended)
 
     def tuning(self) -> Tuning | None:
         """What came out; None if it has not ended.
@@ -134,7 +134,8 @@ class SearchRun(NamedTuple):
         if not plans.has_search(self.folder):
             return None
         plans.same(self.folder, self.study, self.plan)
-        return Tuning(self.folder, self.plan, self.study) if (self.folder / TUNED_FILE).exists() else None
+        tuning = Tuning(self.folder, self.plan, self.study)
+        return tuning if tuning.has_ended else None
 
 
 def search_run(c: Cell, out: Path, *, rounds: int | None = None) -> SearchRun:
