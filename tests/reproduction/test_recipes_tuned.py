@@ -9,7 +9,8 @@ import pytest
 from idiolect import methods
 from idiolect.core.errors import InputError
 from idiolect.reproduction import recipes, searches
-from idiolect.reproduction.recipes import Tuned
+from idiolect.reproduction.recipes import Choice, Tuned
+from idiolect.reproduction.seed_runs import digest
 
 LAMBDAS = (0.1, 0.5, 1, 5, 10)
 BETAS = (0.01, 0.005, 0.001, 0.0005, 0.0001)
@@ -76,6 +77,13 @@ def test_a_cell_is_tuned_around_the_settings_that_it_has(recipe: recipes.Recipe)
         for each in found.values():
             every *= len(each)
         assert c.search is None or c.search.trials == every
+        if c.search is not None:
+            values = {name: each[-1] for name, each in c.search.values.items()}
+            chosen = searches.with_choice(c, Choice(values, 0.5, digest(c.study)))
+            assert chosen.study is not None
+            (use,) = chosen.study.methods
+            assert {name: (use.options | use.settings).get(name, now[name]) for name in values} == values
+            assert (digest(chosen.study) == digest(c.study)) is (values == {name: now[name] for name in values})
 
 
 def test_a_part_that_is_left_out_is_not_tuned_into_the_method() -> None:

@@ -116,6 +116,7 @@ def test_a_search_that_was_stopped_goes_on(method: str, tmp_path: Path) -> None:
     assert [o.value for o in after] == [o.value for o in whole]
     assert after[1].cell.choice == whole[1].cell.choice
     said.clear()
+    assert all(p.done == p.rounds for p in forecast.forecast(cells, tmp_path / "a"))
     settled = [searches.settled(small("local", method), c, tmp_path / "a", None) for c in cells]
     assert [o.value for o in run(settled, tmp_path / "a", told=said.append)] == [o.value for o in whole]
     assert not said, "nothing is left"
@@ -259,6 +260,41 @@ def test_seeds_share_one_search(tmp_path: Path) -> None:
     settled = [searches.settled(small("ditto"), c, tmp_path, None) for c in cells]
     run(settled, tmp_path, seeds=[1, 2, 3])
     assert len(list(tmp_path.glob("*-tune-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "condition"),
+    [
+        ({"clients": 5, "new_clients": 2}, ""),
+        ({"clients": 6, "participation": 0.5, "protocol": {"weighting": "sample", "full_last_round": True}}, None),
+        ({"protocol": {"stage": "trained", "observe": ["features"]}}, None),
+        ({"precision": "bf16"}, None),
+    ],
+)  # fmt: skip
+def test_other_protocols_are_searched_and_measured(
+    settings: dict[str, Any], condition: str | None, tmp_path: Path
+) -> None:
+    recipe = small("ditto", **settings)
+    cells = [replace(c, condition=condition) for c in opened(recipe)]
+    (found,) = run(cells, tmp_path)
+    assert found.cell.choice is not None
+    assert 0 < found.cell.choice.accuracy <= 1
+    assert found.value is not None
+    assert found.protocol == str(outcomes.protocol_of(cells[0]))
+    search = searches.search_run(cells[0], tmp_path).study.protocol
+    assert (search.validation, search.clients, search.also, search.observe) == (0.2, "all", (), ())
+
+
+@pytest.mark.parametrize("file", ["trials.json", "search.yaml", "base.yaml"])
+def test_a_broken_search_does_not_stop_the_others(file: str, tmp_path: Path) -> None:
+    recipe = small("ditto", "local")
+    run(opened(recipe), tmp_path)
+    searches.search_run(opened(recipe)[0], tmp_path).folder.joinpath(file).write_text("{")
+    settled = [searches.settled(recipe, c, tmp_path, None) for c in opened(recipe)]
+    ditto, local = run(settled, tmp_path)
+    assert (ditto.status, ditto.to_retry, local.status) == ("no data", True, "differs")
+    assert file in ditto.said
+    assert any(file in row.note for row in forecast.forecast(opened(recipe), tmp_path))
 
 
 def test_none_of_the_cells_is_tuned() -> None:

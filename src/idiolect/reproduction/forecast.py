@@ -18,7 +18,7 @@ from idiolect.core.terminal import Text
 from idiolect.data.partitions.sizes import USUAL_SIZE
 from idiolect.report.tables import duration
 from idiolect.reproduction.recipes import Cell, Recipe
-from idiolect.reproduction.searches import search_run
+from idiolect.reproduction.searches import chosen, search_run
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message, seed_runs
 from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
@@ -94,10 +94,16 @@ def _plans_of_search(
     c: Cell, out: Path, rounds: int | None, seeds: Sequence[int], workers: int, speeds: Speeds
 ) -> dict[Path, Planned]:
     """The search of a cell, and the runs after it, which take about as long whatever is chosen."""
+
+    def runs_of(c: Cell) -> list[SeedRun]:
+        return seed_runs(c, out, rounds=rounds, seeds=seeds)
+
     search = search_run(c, out, rounds=rounds)
     trials = SeedRun(search.study, search.folder)
     try:
-        if search.tuning():
+        if tuning := search.tuning():
+            if (after := chosen(c, tuning)) is not None:
+                return {one.folder: _plan_of(one, workers, speeds) for one in runs_of(after)}
             return {search.folder: _plan(trials, search.rounds, 0.0, f"every trial of {search.folder} diverged")}
         first, done = _fresh(trials, workers, speeds), search.done
         rest = None if first.seconds is None else first.seconds * (search.rounds - done) / search.study.rounds
@@ -107,9 +113,9 @@ def _plans_of_search(
                 method=method, seed=search.plan.seed, rounds=search.rounds, done=done, seconds=rest
             )
         }
-        for one in seed_runs(replace(c, search=None), out, rounds=rounds, seeds=seeds):
-            after = _fresh(one, workers, speeds)
-            plans[search.folder / str(one.study.seeds[0])] = after._replace(folder="", method=f"{after.method}, tuned")
+        for one in runs_of(replace(c, search=None)):
+            run = _fresh(one, workers, speeds)
+            plans[search.folder / str(one.study.seeds[0])] = run._replace(folder="", method=f"{run.method}, tuned")
         return plans
     except IdiolectError as error:
         return {search.folder: _plan(trials, 0, None, str(error))}

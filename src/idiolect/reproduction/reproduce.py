@@ -97,7 +97,8 @@ def reproduce(
                 told(_USED_UP)
                 break
             use, seed = one.study.methods[0], one.study.seeds[0]
-            told(f"{number} of {len(jobs)}: {one.study.name}, {use.label}, seed {seed}, in {one.folder}")
+            which = f"{number} of {len(jobs)}: " if len(jobs) > 1 else ""
+            told(f"{which}{one.study.name}, {use.label}, seed {seed}, in {one.folder}")
             seconds = None if ends is None else ends - time.monotonic()
             show = watcher() if watcher else None
             result = run(
@@ -145,6 +146,7 @@ def _search(
                 halving=one.plan.halving, seed=one.plan.seed, engine=engine, workers=workers, resume=True,
                 watcher=watcher, budget=rest,
             )  # fmt: skip
+        return chosen(c, tuning) or Outcome(c, "diverged", said=f"every trial of {one.folder} diverged or was refused")
     except RunError as error:
         what = str(error).partition("; what was done is kept")[0]
         told(f"failed: {what}; the same command tries it again")
@@ -158,7 +160,6 @@ def _search(
             raise Interrupted(f"{place}; the same command continues from here", error.signal) from None
         told(_USED_UP)
         return Outcome(c, "not run")
-    return chosen(c, tuning) or Outcome(c, "diverged", said=f"every trial of {one.folder} diverged or was refused")
 
 
 def _alone(error: RunError) -> str:

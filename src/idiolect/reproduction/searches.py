@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from idiolect.reproduction.seed_runs import digest
 from idiolect.runs import checkpoint
 from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
 from idiolect.studies import Study
-from idiolect.studies.method_use import Use, label_of
+from idiolect.studies.method_use import label_of
 from idiolect.tuning import Tuning
 from idiolect.tuning import plan as plans
 from idiolect.tuning.plan import Plan
@@ -87,7 +88,7 @@ def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
         return c
     every = int(size({name: Values(each) for name, each in values.items()}))
     searched = replace(c, search=Search(values, every if trials is None else min(trials, every)))
-    _plan(searched, c.study.methods[0]).check(c.study)
+    _plan(searched).check(c.study)
     return searched
 
 
@@ -144,20 +145,18 @@ def search_run(c: Cell, out: Path, *, rounds: int | None = None) -> SearchRun:
     more = {} if rounds is None else {"rounds": rounds}
     measured = c.study.model_copy(update={"protocol": protocol_of(c), **more})
     study = study_of_trials(measured, SEED).model_copy(update={"name": c.study.name})
-    use = study.methods[0]
-    plan = _plan(c, use)
+    plan = _plan(c)
     text = json.dumps([digest(study), plan.model_dump()], sort_keys=True)
-    name = f"{study.dataset}-{use.name}-tune-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{study.dataset}-{study.methods[0].name}-tune-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return SearchRun(study, plan, out / name)
 
 
-def _plan(c: Cell, use: Use) -> Plan:
+def _plan(c: Cell) -> Plan:
     """All trials train to the end, as a grid is searched, and each is compared there."""
     assert c.search is not None
-    ranges = plans.texts({f"{use.label}.{name}": each for name, each in c.search.values.items()})
     return Plan.of(
-        search=ranges, trials=c.search.trials, sampler=_SAMPLER, halving=1, seed=SEED, validation=USUAL_SHARE,
-        refit=False,
+        search=plans.texts(c.search.values), trials=c.search.trials, sampler=_SAMPLER, halving=1, seed=SEED,
+        validation=USUAL_SHARE, refit=False,
     )  # fmt: skip
 
 
@@ -183,11 +182,13 @@ def settled(recipe: Recipe, c: Cell, out: Path, folder: Path | None, *, rounds: 
     """An open cell with its choice, if the files of results have one, or a search has ended; else as it is.
 
     Raises:
-        InputError: a file is broken.
+        InputError: the file of results is broken.
     """
     if not c.is_open:
         return c
     if folder and (content := outcome_files.current(recipe, c, folder)):
         return with_choice(c, outcome_files.choice(content))
-    tuning = search_run(c, out, rounds=rounds).tuning()
-    return (tuning and chosen(c, tuning)) or c
+    with suppress(InputError):  # a broken search is told when the cell runs, so that the others do too
+        tuning = search_run(c, out, rounds=rounds).tuning()
+        return (tuning and chosen(c, tuning)) or c
+    return c
