@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 import idiolect as idl
+from idiolect import report
 from idiolect.core.method import SGD, Adam
+from idiolect.report.unfinished import advice
 from idiolect.reproduction.diff import Side, compare
 from idiolect.studies.local_training import NAMES
+from idiolect.studies.method_use import hidden_settings
 from idiolect.training.sharing import same_training
 
 SMALL: dict[str, Any] = dict(
@@ -125,9 +128,40 @@ def test_a_table_says_which_settings_methods_have_of_their_own(tmp_path: Path) -
     study = idl.Study(methods=[idl.use("fedavg", label="mine", lr=0.3, local_epochs=2), "local"], **SMALL)
     result = idl.run(study, tmp_path / "run", engine="sequential")
     [note] = [n for n in result.notes() if "of their own" in n]
-    assert all(word in note for word in ("mine", "lr 0.3", "local_epochs 2"))
+    assert "mine (local_epochs 2, lr 0.3)" in note
     assert "Local" not in note
     assert note in result.page.read_text().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("use", "hidden"),
+    [
+        (idl.use("fedavg", lr=0.3), {}),
+        (idl.use("fedpac", label="fedpac", lr=0.3, alignment=2.0), {"alignment": 2.0, "lr": 0.3}),
+        (idl.use("fedpac", label="fedpac:alignment=2.0", lr=0.3, alignment=2.0), {"lr": 0.3}),
+        (idl.use("fedpac", label="mine", alignment=2.0), {}),
+        (idl.use("fedpac", preset="paper"), {}),
+    ],
+)
+def test_what_a_label_does_not_show_stands_below_the_table(use: idl.Use, hidden: dict[str, Any]) -> None:
+    assert hidden_settings(use) == hidden
+
+
+def test_advice_about_the_learning_rate_is_not_for_methods_with_one_of_their_own(tmp_path: Path) -> None:
+    small = SMALL | {"model": "mlp:hidden=32", "rounds": 8, "lr": 0.01, "keep": 60, "evaluate_every": 8}
+    said = {}
+    for name, use in {"own": "fedavg:lr=0.02", "study": "fedavg"}.items():
+        result = idl.run(idl.Study(methods=[use], **small), tmp_path / name, engine="sequential")
+        [said[name]] = [line for line in advice(report.read(result.folder)) if "may not be finished" in line]
+    assert "lr=0.03" in said["study"]
+    assert said["own"].endswith("or a larger learning rate.")
+
+
+def test_sgd_of_one_method_has_the_default_momentum_beside_another_optimiser() -> None:
+    study = idl.Study(methods=["fedavg:optimiser=sgd", "fedper"], optimiser="adamw", lr=0.001)
+    own, other = (study.of(use) for use in study.methods)
+    assert own.momentum == idl.Study().momentum
+    assert other.momentum == 0
 
 
 def test_a_bundle_trains_with_the_settings_of_its_method(tmp_path: Path) -> None:

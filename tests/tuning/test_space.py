@@ -37,7 +37,7 @@ def test_a_range_is_read_as_it_is_written(text: Any, range: Any) -> None:
     ("search", "words"),
     [
         ({"lr": "0.3..0.001"}, ["lr=0.3..0.001", "reversed", "lower end first"]),
-        ({"lr": "0.1..0.1"}, ["lr=0.1..0.1", "empty"]),
+        ({"lr": "0.1..0.1"}, ["lr=0.1..0.1", "empty", "two different ends, or lr=0.1"]),
         ({"lr": "0..0.1:log"}, ["lr=0..0.1:log", "logarithmic", "above 0"]),
         ({"lr": "0.1..0.2:sqrt"}, ["'sqrt'", "log"]),
         ({"lr": "a..b"}, ["lr=a..b", "cannot read"]),
@@ -119,6 +119,7 @@ def test_shares_of_a_range_cover_it_evenly(range: Interval) -> None:
         (Interval(0.001, 0.3, log=True), [0.01, 0.1, 0.0014], [0.001, 0.00105, 0.29, 0.3]),
         (Interval(0, 1), [0.5, 0.06, 0.94], [0.0, 0.01, 0.99]),
         (Interval(1, 10, whole=True), [2, 9], [1, 10]),
+        (Interval(1, 2, whole=True), [1, 2], []),
         (Choice((10, 25, 50)), [25], [10, 50]),
         (Choice((10, 50)), [10, 50], []),
         (Choice(("a", "b", "c")), ["a", "c"], []),

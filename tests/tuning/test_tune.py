@@ -21,6 +21,7 @@ import idiolect as idl
 from idiolect.data import FederatedData
 from idiolect.tuning import Tuning
 from idiolect.tuning.halving import rungs
+from idiolect.tuning.trials import study_of_trials
 
 SMALL: dict[str, Any] = dict(
     dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=9, local_epochs=1, batch_size=8, seeds=[5, 6],
@@ -169,6 +170,53 @@ def test_trials_that_diverge_or_are_refused_are_not_chosen(tmp_path: Path) -> No
     page = tuning.page.read_text()
     assert "diverged: in round" in page
     assert "refused: " in page
+    assert any("FedAvg: 1 of 2 trials diverged (lr 1e+30)" in note for note in tuning.notes())
+    assert any("1 of 2 trials were refused" in note for note in tuning.notes())
+
+
+def test_no_wider_range_is_advised_where_a_trial_beyond_the_choice_failed(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL)
+    tuning = idl.tune(study, {"lr": [0.01, 0.1, 1e30]}, tmp_path / "up", trials=3, engine="sequential")
+    assert tuning.chosen()[0].edges == ()
+    tuning = idl.tune(study, {"lr": [0.001, 0.01, 0.1]}, tmp_path / "all", trials=3, engine="sequential")
+    assert tuning.chosen()[0].edges == ("lr",)
+
+
+def test_a_label_names_what_was_chosen(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg:lr=0.1", idl.use("fedavg", label="mine", lr=0.1), "fedavg"], **SMALL)
+    tuning = idl.tune(study, {"lr": [0.2]}, tmp_path / "search", trials=1, engine="sequential")
+    assert [use.label for use in tuning.tuned.methods] == ["fedavg:lr=0.2", "mine", "fedavg"]
+    assert {use.settings["lr"] for use in tuning.tuned.methods} == {0.2}
+
+
+@pytest.mark.parametrize("name", ["base.yaml", "search.yaml"])
+def test_an_edited_search_is_refused(tuning: Tuning, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "search"
+    shutil.copytree(tuning.folder, folder)
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("rounds: 9", "rounds: 8").replace("trials: 6", "trials: 5"))
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(idl.InputError, match=f"{name} has changed since the search began"):
+        idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True)
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_search_without_refit_can_have_it_later(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL)
+    idl.tune(study, {"lr": [0.1, 0.2]}, tmp_path / "s", trials=2, engine="sequential")
+    tuning = idl.tune(study, {"lr": [0.1, 0.2]}, tmp_path / "s", trials=2, engine="sequential", refit=True, resume=True)
+    assert tuning.result is not None
+    assert Tuning.read(tmp_path / "s").tuned.protocol.validation == 0
+
+
+def test_the_number_of_validation_samples_is_told(tuning: Tuning) -> None:
+    held_out = sum(len(rows) for rows in study_of_trials(STUDY, 5).federation().validation)
+    assert f"on {held_out} validation samples, 20%" in tuning.notes()[0]
+
+
+def test_the_folder_of_a_search_is_no_run(tuning: Tuning) -> None:
+    with pytest.raises(idl.InputError, match=r"is the folder of a search: its page is tuning\.html"):
+        idl.report.read(tuning.folder)
 
 
 def test_a_method_without_a_choice_keeps_its_settings(tmp_path: Path) -> None:

@@ -84,19 +84,21 @@ def tune_command(
     from idiolect.tuning.progress import SearchWatcher
     from idiolect.tuning.progress import watcher as search_watcher
 
-    continues = resume and out is not None and plans.has_search(out)
-    options: dict[str, Any] = {"trials": trials, "sampler": sampler, "halving": halving}
-    options = {name: value for name, value in options.items() if value is not None}
-    if continues and not (search or settings or study or set_):
-        assert out is not None
+    given: dict[str, Any] = {"trials": trials, "sampler": sampler, "halving": halving, "seed": seed}
+    options = {name: value for name, value in given.items() if value is not None}
+    ranges = _ranges(search)
+    if resume and out is not None and plans.has_search(out):  # what is given must be what is there
+        plans.unchanged(out)
         before = plans.read(out)
-        whole = study_of(out / plans.STUDY_FILE, {}, [], None, allow_import)
-        options = {"trials": before.trials, "sampler": before.sampler, "halving": before.halving} | options
-        ranges, refit, seed = dict(before.search), refit or before.refit, before.seed if seed is None else seed
+        whole = study_of(study or out / plans.STUDY_FILE, settings, set_ or [], None, allow_import)
+        options = {name: getattr(before, name) for name in given} | options
+        ranges, refit = dict(before.search) if search is None else ranges, refit or before.refit
+    elif resume and not (search or settings or study or set_):
+        raise InputError(f"{out} has no search to resume: give --out the folder of one, or leave out --resume")
     else:
-        whole, ranges = study_of(study, settings, set_ or [], None, allow_import), _ranges(search)
+        whole = study_of(study, settings, set_ or [], None, allow_import)
     tuning = tune(
-        whole, ranges, out, **options, seed=seed, refit=refit, engine=engine, workers=workers, resume=resume,
+        whole, ranges, out, **options, refit=refit, engine=engine, workers=workers, resume=resume,
         watcher=SearchWatcher() if quiet else search_watcher(err_console),
         refit_watcher=Watcher() if quiet else watcher(err_console),
     )  # fmt: skip

@@ -21,13 +21,13 @@ def notes(run: Run) -> list[str]:
 
 
 def own_settings(run: Run) -> list[str]:
-    """A sentence about the settings of training that methods have for themselves, if some do."""
+    """A sentence about the options and settings of methods that their names do not show, if there are some."""
     each = [
-        f"{run.titles[label]} {', '.join(f'{k} {text_of(v)}' for k, v in about['settings'].items())}"
+        f"{run.titles[label]} ({', '.join(f'{k} {text_of(v)}' for k, v in about['settings'].items())})"
         for label, about in run.manifest["methods"].items()
         if about.get("settings")
     ]
-    return [f"Methods with settings of training of their own: {'; '.join(each)}."] if each else []
+    return [f"Methods with settings of their own: {', '.join(each)}."] if each else []
 
 
 def _early_ends(run: Run) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -23,22 +23,28 @@ def advice(run: Run) -> list[str]:
 
     Only methods count whose last evaluation is in the study's last round. See ``still_falls`` and ``_one_class``.
     """
-    lines, lr = [], run.study.get("lr")
-    larger = (
-        f"a larger learning rate ({option('lr', 3 * lr)})" if isinstance(lr, int | float) else "a larger learning rate"
-    )
-    what = f"more rounds ({option('rounds', 2 * int(run.study['rounds']))}), or {larger}"
+    lines = []
     ends = run.final.groupby("method")["round"].min()
     labels = [label for label in run.titles if ends.get(label, 0) == run.study["rounds"]]
     stuck = [label for label in labels if _one_class(run, label)]
     falling = [label for label in labels if label not in stuck and _learns(run, label)]
     if falling:
         title = listed(run.titles[label] for label in falling)
-        lines.append(f"Training may not be finished: the training loss of {title} still falls steadily. Try {what}.")
+        sign = f"Training may not be finished: the training loss of {title} still falls steadily"
+        lines.append(f"{sign}. Try {_what(run, falling)}.")
     if stuck:
         title = listed(run.titles[label] for label in stuck)
-        lines.append(f"Accuracy is that of always predicting the most frequent class: {title}. Try {what}.")
+        sign = f"Accuracy is that of always predicting the most frequent class: {title}"
+        lines.append(f"{sign}. Try {_what(run, stuck)}.")
     return lines
+
+
+def _what(run: Run, labels: Sequence[str]) -> str:
+    """What to try for some methods; a learning rate in numbers, if all of them have that of the study."""
+    uses = [use for use in run.study["methods"] if isinstance(use, Mapping) and use["label"] in labels]
+    lr, own = run.study.get("lr"), any("lr" in use["options"] or "lr" in use.get("settings", {}) for use in uses)
+    number = f" ({option('lr', 3 * lr)})" if isinstance(lr, int | float) and not own else ""
+    return f"more rounds ({option('rounds', 2 * int(run.study['rounds']))}), or a larger learning rate{number}"
 
 
 def still_falls(loss_T: Sequence[float]) -> bool:

@@ -105,7 +105,7 @@ class Gap(NamedTuple):
     a: float | None
     b: float | None
     round_a: int | None
-    """The last evaluated round."""
+    """The round that counts; of several seeds the last."""
     round_b: int | None
     first: int | None
     """The first round, evaluated on both sides with the same seed, in which the mean accuracy over clients differs."""
@@ -339,7 +339,9 @@ def _final(side: Side, use: Use) -> tuple[float | None, int | None]:
     if side.run is None:
         return side.published, side.study.rounds
     row = next(r for r in report.summary(side.run) if r.label == use.label)
-    return row.accuracy, row.rounds or None
+    final = side.run.final
+    counted = final[final["method"] == use.label]["round"]
+    return row.accuracy, int(counted.max()) if len(counted) else None
 
 
 def _first(a: Side, b: Side, mine: Use, theirs: Use) -> int | None:

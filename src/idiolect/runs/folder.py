@@ -15,6 +15,8 @@ from idiolect.core.errors import InputError, RunError, option
 
 STUDY_FILE = "study.yaml"
 MANIFEST_FILE = "manifest.json"
+SEARCH_FILE = "search.yaml"
+"""Of the folder of a search, whose trials are in runs of their own: see ``idiolect.tuning``."""
 ENGINE_FILE = "engine.json"
 """On which engines, machines and versions it ran."""
 DIVERGED_FILE = "diverged.json"

@@ -20,7 +20,7 @@ from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.reports import Report, from_json
 from idiolect.runs.early_stopping import Stop, stops, validation_means
-from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
+from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, SEARCH_FILE, STUDY_FILE, TIMINGS_FILE
 from idiolect.runs.schema import read_table
 
 _KEYS = {
@@ -365,6 +365,9 @@ def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
 
 
 def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
+    if not file.exists() and (file.parent / SEARCH_FILE).exists():
+        what = f"{file.parent} is the folder of a search"
+        raise InputError(f"{what}: its page is tuning.html; give one of its runs, refit or trials-1, in its place")
     if not file.exists():
         raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_FIX}")
     try:

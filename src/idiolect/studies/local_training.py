@@ -76,8 +76,8 @@ class LocalTraining(BaseModel):
             InputError: one of them is out of range, or they do not go together.
         """
         settings = {name: getattr(self, name) for name in LocalTraining.model_fields} | dict(own)
-        if settings["optimiser"] != "sgd" and "momentum" not in own:
-            del settings["momentum"]
+        if "momentum" not in own and (settings["optimiser"] != "sgd" or self.optimiser != "sgd"):
+            del settings["momentum"]  # which a study has for its own sgd alone
         return dict(LocalTraining(**settings))
 
 

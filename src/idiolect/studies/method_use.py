@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import pydantic
@@ -110,6 +111,26 @@ def label_of(name: str, options: Mapping[str, Any], settings: Mapping[str, Any] 
     if "preset" not in options:
         options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
     return str(Spec(name=name, options=dict(options) | dict(settings or {})))
+
+
+def hidden_settings(use: Use) -> dict[str, Any]:
+    """The options that differ from the defaults, and the settings, that a method's label does not show.
+
+    Of a label that a person chose, which may stand for options, only the settings.
+
+    >>> hidden_settings(use("fedpac", alignment=2.0, lr=0.1)), hidden_settings(use("fedpac", label="mine", lr=0.1))
+    ({}, {'lr': 0.1})
+    """
+    shown: Mapping[str, Any] = {}
+    is_usual = use.label == use.name or use.label.startswith(f"{use.name}:")
+    if is_usual:
+        with suppress(InputError):
+            shown = Spec.parse(use.label).options
+    options = {}
+    if is_usual and "preset" not in shown:
+        defaults = methods.get(use.name).options
+        options = {k: v for k, v in use.options.items() if v != defaults.get(k)}
+    return {k: v for k, v in (options | use.settings).items() if k not in shown}
 
 
 def title_of(use: Use) -> str:

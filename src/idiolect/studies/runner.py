@@ -35,7 +35,7 @@ from idiolect.simulation import Engine
 from idiolect.simulation.attacks import attackers
 from idiolect.studies.config import Study
 from idiolect.studies.cost import evaluation_warning
-from idiolect.studies.method_use import Use, title_of
+from idiolect.studies.method_use import Use, hidden_settings, title_of
 from idiolect.studies.notebook_progress import usual_watcher
 from idiolect.studies.progress import Watcher
 from idiolect.studies.result import Result
@@ -217,4 +217,4 @@ def _about(use: Use) -> dict[str, Any]:
     return {
         "name": use.name, "title": title_of(use), "summary": entry.summary, "reports": reports.to_json(entry.reports),
         "code": methods.code(use.name),
-    } | ({"settings": use.settings} if use.settings else {})  # fmt: skip
+    } | ({"settings": hidden} if (hidden := hidden_settings(use)) else {})  # fmt: skip

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from idiolect.report.figures import Figure
-from idiolect.report.figures.vega_lite import inline_data, per_cent, tooltip
+from idiolect.report.figures.vega_lite import per_cent, tooltip
 from idiolect.tuning.space import Interval, Range, said, spaces
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ STATES = {
     "running": "not finished",
 }  # fmt: skip
 """How a trial ended, in words."""
+_HEIGHT = 150  # px of a plot
 
 
 def figures(tuning: Tuning) -> Iterator[Figure]:
@@ -29,12 +28,13 @@ def figures(tuning: Tuning) -> Iterator[Figure]:
         methods = [c for c in tuning.chosen() if name in ranges[c.method]]
         rows = [
             {
-                "method": c.title, "value": t.values[name], "accuracy": 100 * t.value.accuracy, "rounds": t.rounds,
+                "method": c.title, "value": t.values[name], "rounds": t.rounds,
+                "accuracy": round(100 * t.value.accuracy, 2) if t.rungs else None,
                 "end": STATES[t.state], "settings": said(t.values), "chosen": t.number == c.trial,
             }
             for c in methods
             for t in trials
-            if t.method == c.method and t.rungs
+            if t.method == c.method
         ]  # fmt: skip
         if rows:
             yield _figure(name, ranges[methods[0].method][name], [c.title for c in methods], rows)
@@ -43,36 +43,44 @@ def figures(tuning: Tuning) -> Iterator[Figure]:
 def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]]) -> Figure:
     is_numeric = isinstance(range, Interval)
     scale: dict[str, Any] = {}
+    axis: dict[str, Any] = {"tickCount": 4, "grid": False, "labelOverlap": True}
     if isinstance(range, Interval):
+        axis |= {"format": "d", "tickMinStep": 1} if range.whole else {}
         scale = {"type": "log" if range.log else "linear", "domain": [range.low, range.high], "nice": False}
     x = {
         "field": "value", "type": "quantitative" if is_numeric else "nominal", "title": name,
-        **({"scale": scale, "axis": {"tickCount": 4, "grid": False}} if is_numeric else {"sort": None}),
+        **({"scale": scale, "axis": axis} if is_numeric else {"sort": None}),
     }  # fmt: skip
-    ends = {"field": "end", "type": "nominal", "title": None, "legend": {"orient": "top"}}
+    ends: dict[str, Any] = {"field": "end", "type": "nominal", "title": None, "legend": {"orient": "top"}}
     tips = tooltip("settings", "accuracy=validation accuracy (%)", "rounds", "end=ended")
+    y = per_cent("accuracy", "validation accuracy (%)")
+    ends["scale"] = {"domain": [STATES["complete"], STATES["stopped"], STATES["diverged"], STATES["refused"]]}
     dots = {
+        "transform": [{"filter": "isValid(datum.accuracy)"}],
         "mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.9},
-        "encoding": {
-            "x": x, "y": per_cent("accuracy", "validation accuracy (%)"), "tooltip": tips,
-            "color": ends | {"scale": {"domain": ["trained to the end", "stopped at a rung"]}},
-        },
-    }  # fmt: skip
+        "encoding": {"x": x, "y": y, "tooltip": tips, "color": ends},
+    }
+    failures = {
+        "transform": [{"filter": "!isValid(datum.accuracy)"}],
+        "mark": {"type": "point", "shape": "cross", "filled": True, "size": 70},
+        "encoding": {"x": x, "y": {"value": _HEIGHT}, "tooltip": tips, "color": ends},
+    }
     ring = {
         "transform": [{"filter": "datum.chosen"}],
         "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 1.5, "color": "currentColor"},
-        "encoding": {"x": x, "y": per_cent("accuracy", "validation accuracy (%)")},
+        "encoding": {"x": x, "y": y},
     }
     header = {"title": None, "labelColor": "currentColor", "labelFontSize": 12, "labelAnchor": "start"}
     spec = {
-        "data": inline_data(pd.DataFrame(rows)),
+        "data": {"values": rows},
         "facet": {"field": "method", "type": "nominal", "sort": list(titles), "header": header},
         "columns": 4,
-        "spec": {"width": 190, "height": 150, "layer": [dots, ring]},
+        "spec": {"width": 190, "height": _HEIGHT, "layer": [dots, failures, ring]},
         "resolve": {"scale": {"x": "shared", "y": "shared"}},
     }
     return Figure(
         f"over-{name}", f"Validation accuracy over {name}",
-        "Each dot is a trial, at its last rung; those that were stopped had trained less. The ring is the choice.",
+        "Each dot is a trial, at its last rung; those that were stopped had trained less. A cross is one that diverged "
+        "or was refused. The ring is the choice.",
         spec, min_width=300, wide=True,
     )  # fmt: skip

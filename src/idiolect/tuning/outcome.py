@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -10,17 +11,19 @@ from typing import Any, NamedTuple, Self
 import pandas as pd
 from rich.table import Table
 
-from idiolect.core.errors import InputError
+from idiolect.core.documents import read_json
+from idiolect.core.errors import InputError, listed
+from idiolect.core.option_spec import Spec
 from idiolect.core.terminal import Text
 from idiolect.report.charts import Charts, charts
 from idiolect.report.notebook import Block, html
-from idiolect.runs.folder import has_run
+from idiolect.runs.folder import MANIFEST_FILE, has_run
 from idiolect.studies import Result, Study
-from idiolect.studies.method_use import title_of
+from idiolect.studies.method_use import Use, title_of
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.plan import Plan
-from idiolect.tuning.space import Space, said, spaces, with_values
+from idiolect.tuning.space import Range, Space, said, spaces, with_values
 from idiolect.tuning.trials import Trial, best, read
 
 TUNED_FILE, TUNING_PAGE, REFIT_FOLDER = "tuned.yaml", "tuning.html", "refit"
@@ -110,7 +113,7 @@ class Tuning:
     def with_choices(self) -> Study:
         """The study with what is best so far."""
         chosen = {c.method: c.values for c in self.chosen()}
-        uses = [with_values(u, chosen[u.label]) if chosen[u.label] else u for u in self.study.methods]
+        uses = [_with_choice(u, chosen[u.label]) for u in self.study.methods]
         changes: dict[str, Any] = {"name": f"{self.study.name}-tuned"}
         if self.plan.refit:
             whole: dict[str, Any] = {"validation": 0.0, "round": "last"}
@@ -148,15 +151,21 @@ class Tuning:
         ends = rungs_of(self.study, plan.halving)
         how = f"until rounds {', '.join(map(str, ends[:-1]))} and {ends[-1]}, one in {plan.halving} going on"
         steps = how if len(ends) > 1 else f"until round {ends[-1]}"
+        count = f"{samples:,} " if (samples := self._validation_samples()) else ""
         notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
         notes += [
             f"Every method had {plan.trials} trials of {self.study.rounds} rounds, trained {steps}, with seed "
-            f"{plan.seed}; choices by accuracy on validation samples, {plan.validation:.0%} of each client's training "
-            "samples. No test sample was measured."
+            f"{plan.seed}; choices by accuracy on {count}validation samples, {plan.validation:.0%} of each client's "
+            "training samples. No test sample was measured."
         ]
-        if few := [f"{c.title} {c.trials}" for c in every if self.has_ended and c.trials < plan.trials]:
-            notes.append(f"There are fewer settings than trials: {', '.join(few)}; each was tried once.")
+        if few := [f"{c.title} ({c.trials})" for c in every if self.has_ended and c.trials < plan.trials]:
+            notes.append(f"Methods with fewer settings than trials: {', '.join(few)}; each was tried once.")
+        trials = self.each_trial
         for c in every:
+            for state in ("diverged", "refused"):
+                if bad := [said(t.values) for t in trials if t.method == c.method and t.state == state]:
+                    each = f"{len(bad)} of {c.trials} trials {'diverged' if state == 'diverged' else 'were refused'}"
+                    notes.append(f"{c.title}: {each} ({listed(bad, 3, '; ')}), and trained no further.")
             if c.accuracy is None and self.has_ended:
                 notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
             for name in c.edges:
@@ -165,6 +174,13 @@ class Tuning:
                     f"({spaces(self.study, plan.search)[c.method][name]}): a wider range may have a better value."
                 )
         return notes
+
+    def _validation_samples(self) -> int:
+        """How many validation samples all clients have together; 0 if that is not known yet."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            clients = read_json(self.folder / "trials-1" / MANIFEST_FILE)["clients"]
+            return sum(sum(client.get("validation", ())) for client in clients)
+        return 0
 
     def table(self) -> Table:
         """What was chosen, as a terminal shows it."""
@@ -188,10 +204,31 @@ class Tuning:
         ]  # fmt: skip
 
 
+def _with_choice(use: Use, values: Mapping[str, Any]) -> Use:
+    """A method with what was chosen, also in its label where this names what was searched."""
+    if not values:
+        return use
+    label = use.label
+    if label.startswith(f"{use.name}:"):
+        spec = Spec.parse(label)
+        label = str(Spec(name=spec.name, options={k: values.get(k, v) for k, v in spec.options.items()}))
+    return with_values(use, values, label)
+
+
 def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Chosen:
     mine = [t for t in trials if t.method == label]
     rounds, one = sum(t.rounds for t in mine), best(mine)
     if one is None:
         return Chosen(label, title, {}, None, None, len(mine), rounds, ())
-    edges = tuple(name for name, value in one.values.items() if space[name].edge(value))
+    edges = tuple(name for name in one.values if _is_open(space[name], name, one, mine))
     return Chosen(label, title, one.values, one.value.accuracy, one.number, len(mine), rounds, edges)
+
+
+def _is_open(range: Range, name: str, chosen: Trial, trials: Sequence[Trial]) -> bool:
+    """Whether a choice lies at an end of its range, beyond which no trial failed."""
+    value = chosen.values[name]
+    if not range.edge(value):
+        return False
+    failures = [t.values[name] for t in trials if t.state in ("diverged", "refused")]
+    beyond = (lambda v: v >= value) if range.is_upper(value) else (lambda v: v <= value)
+    return not any(map(beyond, failures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +12,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect.core import files
-from idiolect.core.documents import read_yaml
+from idiolect.core.documents import read_json, read_yaml, sealed_json
 from idiolect.core.errors import InputError, brief
 from idiolect.core.option_spec import lower
-from idiolect.runs.folder import elsewhere
+from idiolect.runs.folder import MANIFEST_FILE, SEARCH_FILE, elsewhere
 from idiolect.runs.store import difference, settings_of_numbers
 from idiolect.studies import Study
 from idiolect.tuning.space import spaces, written
 
-STUDY_FILE, PLAN_FILE = "base.yaml", "search.yaml"
+STUDY_FILE, PLAN_FILE = "base.yaml", SEARCH_FILE
 """The study that is tuned, and how; a run's folder has a file ``study.yaml``."""
 
 
@@ -77,8 +78,17 @@ def write(folder: Path, study: Study, plan: Plan) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    files.write(folder / STUDY_FILE, study.to_yaml())
-    files.write(folder / PLAN_FILE, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    texts = {
+        STUDY_FILE: study.to_yaml(),
+        PLAN_FILE: yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+    }
+    files.write(folder / MANIFEST_FILE, sealed_json({name: _digest(text.encode()) for name, text in texts.items()}))
+    for name, text in texts.items():
+        files.write(folder / name, text)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def has_search(folder: Path) -> bool:
@@ -104,17 +114,36 @@ def read(folder: Path) -> Plan:
 
 
 def same(folder: Path, study: Study, plan: Plan) -> None:
-    """Check that the folder has this search.
+    """Check that the folder has this search, with or without a refit.
 
     Raises:
         InputError: it has another one.
     """
+    unchanged(folder)
     there, before = read(folder), Study.look(folder / STUDY_FILE)
     differs = difference(settings_of_numbers(before), settings_of_numbers(study)) or difference(
-        there.model_dump(), plan.model_dump()
+        there.model_dump(exclude={"refit"}), plan.model_dump(exclude={"refit"})
     )
     if differs:
         raise InputError(f"{folder} has another search ({differs}): {elsewhere()}, or resume with the same settings")
+
+
+def unchanged(folder: Path) -> None:
+    """Check that nobody has edited the study or the plan of a search.
+
+    Raises:
+        InputError: somebody has.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        beginning = read_json(path)
+        edited = [name for name in (STUDY_FILE, PLAN_FILE) if _digest(files.read(folder / name)) != beginning[name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} is missing or broken ({reason}): restore it, or choose another folder") from None
+    if edited:
+        what = f"{folder / edited[0]} has changed since the search began"
+        raise InputError(f"{what}: undo this change, or {elsewhere()}")
 
 
 def texts(search: Mapping[str, Any] | str) -> dict[str, str]:

@@ -47,6 +47,11 @@ def leader(trials: Sequence[Trial], method: str) -> Trial | None:
     return min(mine, key=lambda t: (-t.rounds, *order(t.value)), default=None)
 
 
+def head(batch: int, rung: int, until: int, trials: int) -> str:
+    """What a rung is, in words."""
+    return f"batch {batch}, rung {rung}: {trials} trial{'s' * (trials > 1)} until round {until}"
+
+
 class Lines(SearchWatcher):
     """A plain line for each method when a rung ends."""
 
@@ -59,8 +64,7 @@ class Lines(SearchWatcher):
         self._trials, self._until = {}, until
         for method, number, _ in trials:
             self._trials.setdefault(method, []).append(number)
-        count = f"{len(trials)} trial{'s' * (len(trials) > 1)}"
-        self._say(f"batch {batch}, rung {rung}: {count} until round {until}")
+        self._say(head(batch, rung, until, len(trials)))
 
     def ranked(self, trials: Sequence[Trial]) -> None:
         """Write the best of each method in this rung, and the time."""
@@ -106,7 +110,7 @@ class Bars(SearchWatcher):
         with self._lock:
             self._owner = {label: method for method, _, label in trials}
             self._rounds, self._until = {}, until
-            self._head = f"batch {batch}, rung {rung}: {len(trials)} trials until round {until}"
+            self._head = head(batch, rung, until, len(trials))
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Take what is on disk."""
@@ -172,7 +176,7 @@ class Line(SearchWatcher):
     def rung(self, batch: int, rung: int, until: int, trials: Sequence[tuple[str, int, str]]) -> None:
         """Say how many trials are in it."""
         with self._lock:
-            self._head = f"batch {batch}, rung {rung}: {len(trials)} trials until round {until}"
+            self._head = head(batch, rung, until, len(trials))
             self._rounds, self._whole = 0, len(trials) * until
         self._write(at_once=True)
 

@@ -102,8 +102,8 @@ class Proposals:
             what = f"{path} is of another search, with other ranges or without method {error}"
             raise InputError(f"{what}: choose another folder") from None
         except Exception as error:  # noqa: BLE001  of Optuna, SQLAlchemy or SQLite
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"{path} cannot be used ({reason}): restore it, or choose another folder") from None
+            reason = str(error).partition("\n")[0][:120]
+            raise InputError(f"{path} cannot be used ({reason}): delete it, and resume the search") from None
         return studies
 
     def batch(self, label: str, number: int) -> list[dict[str, Any]]:

@@ -130,6 +130,8 @@ def tune(
 def _open(folder: Path, study: Study, plan: Plan, resume: bool) -> None:
     if resume and plans.has_search(folder):
         plans.same(folder, study, plan)
+        if plans.read(folder).refit != plan.refit:
+            plans.write(folder, study, plan)
     elif holds_something(folder):
         if resume:
             raise InputError(f"{folder} has no search: {elsewhere()}")

@@ -47,11 +47,16 @@ class Interval(NamedTuple):
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def edge(self, value: Any) -> bool:
-        """Whether a value lies at an end of the range."""
+        """Whether a value lies at an end of the range; of two whole numbers none does."""
         if self.whole:
-            return value in (self.low, self.high)
+            return self.high - self.low > 1 and value in (self.low, self.high)
         low, high, here = map(math.log, (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         return not _EDGE <= (here - low) / (high - low) <= 1 - _EDGE
+
+    def is_upper(self, value: Any) -> bool:
+        """Whether a value is nearer to the upper end."""
+        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
+        return bool(value > middle)
 
     def __str__(self) -> str:
         ends = [f"{int(end)}" if self.whole else f"{end:g}" for end in (self.low, self.high)]
@@ -71,6 +76,10 @@ class Choice(NamedTuple):
         """Whether a value is the lowest or the highest of three or more numbers."""
         numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
         return len(numbers) == len(self.values) > 2 and value in (min(numbers), max(numbers))
+
+    def is_upper(self, value: Any) -> bool:
+        """Whether a value is the highest."""
+        return bool(value == max(self.values))
 
     def __str__(self) -> str:
         return ", ".join(map(plain, self.values))
@@ -107,8 +116,9 @@ def parse(name: str, text: Any) -> Range:
         raise InputError(f"search {name}={text}: unknown scale {match[3]!r}; {_HOW}")
     low, high = map(float, ends)
     if not low < high:
-        what = "is empty" if low == high else "is reversed"
-        raise InputError(f"search {name}={text}: this range {what}: write the lower end first, such as 0.001..0.3")
+        if low == high:
+            raise InputError(f"search {name}={text}: this range is empty: write two different ends, or {name}={low:g}")
+        raise InputError(f"search {name}={text}: this range is reversed: write the lower end first, such as 0.001..0.3")
     if match[3] and low <= 0:
         raise InputError(f"search {name}={text}: a logarithmic scale needs ends above 0: raise the lower end")
     return Interval(low, high, match[3] == "log")

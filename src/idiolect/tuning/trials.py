@@ -242,4 +242,4 @@ def read(folder: Path) -> list[Trial]:
         trials = [Trial(**{k: v for k, v in row.items() if k in Trial._fields}) for row in rows]
         return [t._replace(rungs={int(n): (float(a), float(b)) for n, (a, b) in t.rungs.items()}) for t in trials]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): resume the search, which writes it again") from None
+        raise InputError(f"{path} cannot be read ({error}): delete it, and resume the search") from None
