@@ -27,6 +27,7 @@ from idiolect.deploy import Bundle
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
 from idiolect.reproduction import diff, forecast, reproduce
+from idiolect.tuning import plan as plans
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
@@ -59,6 +60,11 @@ def commands(page: Path) -> list[str]:
     return [line for line in found if not any(word in line for word in MADE_UP)]
 
 
+SEARCH = plans.Plan(
+    search={"default": ""}, trials=2, sampler="tpe", halving=3, seed=0, validation=0.2, refit=False
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "digits"
@@ -78,6 +84,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     )
     for name in ("patients.csv", "north.csv"):
         table.to_csv(name, index=False)
+    Path("FOLDER").mkdir()
+    plans.write(Path("FOLDER"), idl.Study(), SEARCH)
     for name in ("study.yaml", "tuned.yaml"):
         Path(name).write_text("dataset: digits\nmethods: [fedavg, pfedfda]\n")
     for name in ("fm", "one", "two", "e1", "e5", "e10", "mine", "NAME", "digits-2", "compare"):

@@ -115,11 +115,13 @@ def test_what_cannot_be_tuned_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(InputError) as refused:
         searches.tuned_recipe(recipes.get(name))
     assert str(refused.value).startswith(f"{name} {sentence}")
-    assert str(refused.value).endswith(": leave out --tune")
+    assert str(refused.value).endswith(": leave out tune=True")
 
 
 def test_a_paper_without_a_word_of_tuning() -> None:
-    with pytest.raises(InputError, match="cannot be tuned, because its paper says nothing of tuning: leave out --tune"):
+    with pytest.raises(
+        InputError, match="cannot be tuned, because its paper says nothing of tuning: leave out tune=True"
+    ):
         searches.tuned_recipe(recipes.Recipe("new/table1", "", "results", ()))
 
 

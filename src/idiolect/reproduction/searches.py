@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.reproduction import outcome_files
 from idiolect.reproduction.outcomes import protocol_of
 from idiolect.reproduction.recipes import Cell, Choice, Recipe, Search, Tuned
@@ -41,11 +41,11 @@ def tuned_recipe(recipe: Recipe) -> Recipe:
     """
     tuned = recipe.tuned
     if isinstance(tuned, str):
-        raise InputError(f"{recipe.name} cannot be tuned, because {tuned or _SILENT}: leave out --tune")
+        raise InputError(f"{recipe.name} cannot be tuned, because {tuned or _SILENT}: leave out {option('tune', True)}")
     if not any(_values(tuned, c) for c in recipe.cells):
         of_paper = f"it has no accuracy of a method that its paper tunes ({tuned.place})"
         why = of_paper if any(c.study for c in recipe.cells) else "it trains nothing"
-        raise InputError(f"{recipe.name} has nothing to tune, because {why}: leave out --tune")
+        raise InputError(f"{recipe.name} has nothing to tune, because {why}: leave out {option('tune', True)}")
     how = (
         f"Values are those of the paper, {tuned.place}. On which samples it compared them is not said: here on "
         f"{USUAL_SHARE:.0%} of each client's training samples, which trials do not train on, with seed {SEED} and all "
