@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,17 @@ def test_an_edited_search_is_refused(tuning: Tuning, tmp_path: Path, name: str) 
     assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def test_a_search_that_was_killed_at_its_very_start_begins_anew(tuning: Tuning, tmp_path: Path) -> None:
+    study, folder = idl.Study(methods=["fedavg"], **SMALL), tmp_path / "search"
+    folder.mkdir()
+    for name in ("manifest.json", "base.yaml"):
+        shutil.copy(tuning.folder / name, folder / name)
+        again = idl.tune(study, {"lr": [0.1]}, folder, trials=1, engine="sequential", resume=name == "base.yaml")
+        assert again.chosen()[0].values == {"lr": 0.1}
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+
 def test_a_search_without_refit_can_have_it_later(tmp_path: Path) -> None:
     study = idl.Study(methods=["fedavg"], **SMALL)
     idl.tune(study, {"lr": [0.1, 0.2]}, tmp_path / "s", trials=2, engine="sequential")
@@ -283,13 +295,12 @@ def test_a_search_that_is_killed_three_times_ends_the_same(tuning: Tuning, tmp_p
 
 
 def _bytes(folder: Path) -> int:
-    sizes = []
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:
-            continue
-    return sum(sizes)
+    """Of all files; a folder that disappears meanwhile ends the count."""
+    size = 0
+    with suppress(OSError):
+        for path in folder.rglob("*"):
+            size += path.stat().st_size
+    return size
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ def has_search(folder: Path) -> bool:
     return (folder / PLAN_FILE).exists()
 
 
+def has_hardly_begun(folder: Path) -> bool:
+    """Whether a folder has only what a search leaves that was killed at its very start."""
+    return {path.name for path in folder.iterdir() if path.name[0] != "."} <= {MANIFEST_FILE, STUDY_FILE}
+
+
 def read(folder: Path) -> Plan:
     """The plan in the folder of a search.
 

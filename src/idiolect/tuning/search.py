@@ -132,7 +132,7 @@ def _open(folder: Path, study: Study, plan: Plan, resume: bool) -> None:
         plans.same(folder, study, plan)
         if plans.read(folder).refit != plan.refit:
             plans.write(folder, study, plan)
-    elif holds_something(folder):
+    elif holds_something(folder) and not plans.has_hardly_begun(folder):
         if resume:
             raise InputError(f"{folder} has no search: {elsewhere()}")
         raise InputError(f"{folder} exists: {elsewhere()}, or continue the search in it with {option('resume', True)}")
