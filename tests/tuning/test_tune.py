@@ -20,6 +20,7 @@ import torch
 
 import idiolect as idl
 from idiolect.data import FederatedData
+from idiolect.runs.store import Store
 from idiolect.tuning import Tuning
 from idiolect.tuning.halving import rungs
 from idiolect.tuning.trials import study_of_trials
@@ -265,6 +266,27 @@ def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) 
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
 
 
+@pytest.mark.parametrize("calls", [1, 9, 13, 14])
+def test_a_search_ends_the_same_that_stops_between_a_job_and_its_records(
+    tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """The last round of a job is in its cell, and not yet in the records of all."""
+    merge, count = Store.merge, 0
+
+    def stops(store: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise KeyboardInterrupt
+        merge(store)
+
+    monkeypatch.setattr(Store, "merge", stops)
+    folder = tmp_path / "search"
+    with pytest.raises(idl.Interrupted):
+        idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True)
+    same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_search_that_is_killed_three_times_ends_the_same(tuning: Tuning, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
@@ -288,8 +310,8 @@ def test_a_search_that_is_killed_three_times_ends_the_same(tuning: Tuning, tmp_p
     done = subprocess.run([*command, *again], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     whole = tuning.folder
-    assert (tmp_path / "search" / "tuned.yaml").read_bytes() == (whole / "tuned.yaml").read_bytes()
-    pd.testing.assert_frame_equal(Tuning.read(tmp_path / "search").trials(), Tuning.read(whole).trials(), rtol=1e-6)
+    for name in ("tuned.yaml", "trials.json"):
+        assert (tmp_path / "search" / name).read_bytes() == (whole / name).read_bytes()
     a, b = (pd.read_parquet(folder / "refit" / "records.parquet") for folder in (tmp_path / "search", whole))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
 

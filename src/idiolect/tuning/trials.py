@@ -165,6 +165,7 @@ class Trials:
                 self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
                 watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
                 schedule.run([jobs[key] for key in alive], watcher, signals, until)
+                store.merge()  # a job that was killed between its last round and this has records in its cell alone
                 values = self._values(folder, until)
                 divergent = {d.method: d for d in store.diverged}
                 for key in alive:
