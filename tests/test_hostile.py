@@ -167,11 +167,11 @@ def test_a_path_typed_by_oneself_is_ones_word(idiolect: Command) -> None:
 
 def test_the_way_on_repeats_the_word() -> None:
     """What a stopped run says goes on without asking again: its user has given that word."""
-    from idiolect.studies.runner import _command
+    from idiolect.studies.runner import command_again
 
     with as_options():
-        assert _command(Path("r"), "auto", None, imports=True).endswith("--out r --allow-import")
-        assert "--allow-import" not in _command(Path("r"), "auto", None, imports=False)
+        assert command_again("run", "study", Path("r"), "auto", None, imports=True).endswith("--out r --allow-import")
+        assert "--allow-import" not in command_again("run", "study", Path("r"), "auto", None, imports=False)
 
 
 # --- names that a terminal would obey

@@ -11,8 +11,8 @@ from statistics import fmean
 from types import TracebackType
 from typing import Self
 
+import rich.live
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -130,15 +130,20 @@ class _Job:
         return pace(self.seconds) if self.seconds else None
 
 
-class Bars(Watcher):
-    """A live table: the progress of each method and seed, and a line for all; never higher than the terminal."""
+class Live(Watcher):
+    """Shows what ``shown`` gives in a terminal, while something runs.
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock, self._lock = console, clock, threading.Lock()
-        self._jobs: dict[Key, _Job] = {}
-        self._live = Live(console=console, get_renderable=self.shown, refresh_per_second=4, vertical_overflow="crop")
+    Args:
+        console: the terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
     def __enter__(self) -> Self:
+        self._live = rich.live.Live(
+            console=self._console, get_renderable=self.shown, refresh_per_second=4, vertical_overflow="crop"
+        )
         self._live.start()
         return self
 
@@ -146,6 +151,19 @@ class Bars(Watcher):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+    def shown(self) -> RenderableType:
+        """The view as it is now."""
+        return Text("")
+
+
+class Bars(Live):
+    """A live table: the progress of each method and seed, and a line for all; never higher than the terminal."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock, self._lock = clock, threading.Lock()
+        self._jobs: dict[Key, _Job] = {}
 
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
         """Lay out the rows."""

@@ -121,7 +121,7 @@ def run(
             if executor.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
                 with suppress(IdiolectError):
                     store.merge()
-            command = again or _command(store.folder, engine_name, workers, bool(study.imports()))
+            command = again or command_again("run", "study", store.folder, engine_name, workers, bool(study.imports()))
             again = f"continue with: {command}"
             if isinstance(error, Interrupted | KeyboardInterrupt):
                 where = "at once" if isinstance(error, KeyboardInterrupt) else schedule.where
@@ -199,16 +199,26 @@ def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
         )
 
 
-def _command(folder: Path, engine: str, workers: int | None, imports: bool) -> str:
+def command_again(command: str, given: str, folder: Path, engine: str, workers: int | None, imports: bool) -> str:
+    """The command that continues a run or a search, for a message.
+
+    Args:
+        command: ``run`` or ``tune``.
+        given: what the function of Python takes first.
+        folder: of the run.
+        engine: by name.
+        workers: None for the usual number.
+        imports: whether its study names code.
+    """
     if not on_command_line():
         how = {"out": str(folder), "resume": True} | ({"engine": engine} if engine != "auto" else {})
         how |= {} if workers is None else {"workers": workers}
-        return f"idl.run(study, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
-    command = ["idiolect", "run", "--resume", "--out", str(folder)]
-    command += ["--engine", engine] if engine != "auto" else []
-    command += ["--workers", str(workers)] if workers is not None else []
-    command += ["--allow-import"] if imports else []
-    return shlex.join(command)
+        return f"idl.{command}({given}, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
+    words = ["idiolect", command, "--resume", "--out", str(folder)]
+    words += ["--engine", engine] if engine != "auto" else []
+    words += ["--workers", str(workers)] if workers is not None else []
+    words += ["--allow-import"] if imports else []
+    return shlex.join(words)
 
 
 def _about(use: Use) -> dict[str, Any]:

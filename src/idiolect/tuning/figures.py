@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from idiolect.report.figures import Figure
 from idiolect.report.figures.vega_lite import per_cent, tooltip
-from idiolect.tuning.space import Interval, Range, said, spaces
+from idiolect.tuning.space import Interval, Range, said
 
 if TYPE_CHECKING:
     from idiolect.tuning.outcome import Tuning
@@ -22,10 +22,10 @@ _HEIGHT = 150  # px of a plot
 
 def figures(tuning: Tuning) -> Iterator[Figure]:
     """For each setting that was searched, validation accuracy over its values, a plot for each method."""
-    ranges, trials = spaces(tuning.study, tuning.plan.search), tuning.each_trial
+    ranges, trials, chosen = tuning.ranges, tuning.each_trial, tuning.chosen()
     names = dict.fromkeys(name for space in ranges.values() for name in space)
     for name in names:
-        methods = [c for c in tuning.chosen() if name in ranges[c.method]]
+        methods = [c for c in chosen if name in ranges[c.method]]
         rows = [
             {
                 "method": c.title, "value": t.values[name], "rounds": t.rounds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -56,6 +57,11 @@ class Tuning:
     study: Study
     """As it was before the search."""
 
+    @cached_property
+    def ranges(self) -> dict[str, Space]:
+        """What is searched for each method, by its label: ranges by the name of an option or setting."""
+        return spaces(self.study, self.plan.search)
+
     @property
     def each_trial(self) -> list[Trial]:
         """The trials, by method."""
@@ -81,8 +87,8 @@ class Tuning:
 
     def chosen(self) -> list[Chosen]:
         """What was chosen for each method: the best on validation samples of the trials that reached the last round."""
-        ranges, trials = spaces(self.study, self.plan.search), self.each_trial
-        return [_chosen(u.label, title_of(u), ranges[u.label], trials) for u in self.study.methods]
+        trials = self.each_trial
+        return [_chosen(u.label, title_of(u), self.ranges[u.label], trials) for u in self.study.methods]
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
@@ -171,7 +177,7 @@ class Tuning:
             for name in c.edges:
                 notes.append(
                     f"{c.title}: {said({name: c.values[name]})} lies at the edge of its range "
-                    f"({spaces(self.study, plan.search)[c.method][name]}): a wider range may have a better value."
+                    f"({self.ranges[c.method][name]}): a wider range may have a better value."
                 )
         return notes
 

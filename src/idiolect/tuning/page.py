@@ -17,8 +17,8 @@ def write(tuning: Tuning) -> None:
         RunError: it cannot be written.
     """
     trials, drawings = tuning.each_trial, list(figures(tuning))
-    chosen = {(c.method, c.trial) for c in tuning.chosen()}
-    titles = {c.method: c.title for c in tuning.chosen()}
+    choices = tuning.chosen()
+    chosen, titles = {(c.method, c.trial) for c in choices}, {c.method: c.title for c in choices}
     page = render_page(
         "tuning.html",
         placed("tune", drawings),

@@ -6,11 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -18,7 +16,7 @@ from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine
 from idiolect.studies.notebook_progress import in_notebook, line_of_cell
-from idiolect.studies.progress import Key, Watcher
+from idiolect.studies.progress import Key, Live, Watcher
 from idiolect.tuning.halving import order
 from idiolect.tuning.space import said
 
@@ -79,26 +77,17 @@ class Lines(SearchWatcher):
         self._console.print(Text(text), soft_wrap=True)
 
 
-class Bars(SearchWatcher):
+class Bars(Live, SearchWatcher):
     """A live table with a row for each method, never higher than the terminal."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock, self._lock, self._start = console, clock, threading.Lock(), clock()
+        super().__init__(console)
+        self._clock, self._lock, self._start = clock, threading.Lock(), clock()
         self._counts: dict[str, int] = {}
         self._owner: dict[str, str] = {}
         self._rounds: dict[Key, int] = {}
         self._trials: list[Trial] = []
         self._head, self._until = "", 1
-        self._live = Live(console=console, get_renderable=self.shown, refresh_per_second=4, vertical_overflow="crop")
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def search(self, trials: Mapping[str, int], rungs: Sequence[int]) -> None:
         """Lay out the rows."""

@@ -106,6 +106,10 @@ class Proposals:
             raise InputError(f"{path} cannot be used ({reason}): delete it, and resume the search") from None
         return studies
 
+    def start(self, label: str, number: int) -> int:
+        """How many trials a method has in the batches before this one."""
+        return sum(self.sizes[label][:number])
+
     def batch(self, label: str, number: int) -> list[dict[str, Any]]:
         """The settings of a method's trials in a batch 0, 1, ...; all trials of the batches before have been told."""
         sizes, space = self.sizes[label], self._spaces[label]
@@ -113,7 +117,7 @@ class Proposals:
             return []
         if number == 0:
             return self._spread[label]
-        start = sum(sizes[:number])
+        start = self.start(label, number)
         optuna, distributions = load(), {name: _distribution(one) for name, one in space.items()}
         proposals: list[dict[str, Any]] = []
         with _quiet():
@@ -129,7 +133,7 @@ class Proposals:
     def tell(self, label: str, number: int, ends: Sequence[End]) -> None:
         """Write how the trials of a batch have ended, in their order; those that are in the storage stay."""
         study, distributions = self._studies[label], {n: _distribution(one) for n, one in self._spaces[label].items()}
-        start = sum(self.sizes[label][:number])
+        start = self.start(label, number)
         with _quiet():
             there = len(study.get_trials())
             for end in ends[max(0, there - start) :]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from idiolect import engines
 from idiolect.core import files, signals
-from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunError, on_command_line, option
+from idiolect.core.errors import IdiolectError, InputError, Interrupted, RunError, option
 from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.simulation import Engine
 from idiolect.studies import Study
 from idiolect.studies.progress import Watcher
-from idiolect.studies.runner import check_precision, run
+from idiolect.studies.runner import check_precision, command_again, run
 from idiolect.tuning import page
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
@@ -25,13 +23,10 @@ from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.progress import SearchWatcher, usual_watcher
 from idiolect.tuning.sampler import Proposals, check_sampler
-from idiolect.tuning.space import spaces
 from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
 
 if TYPE_CHECKING:
     from idiolect.tuning.sampler import Sampler
-
-log = logging.getLogger(__name__)
 
 
 def tune(
@@ -96,11 +91,14 @@ def tune(
     of_trials = study_of_trials(study, plan.seed)
     federation = of_trials.federation().without_test()  # before anything is written: there must be samples to hold out
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
+    engine_name = engine if isinstance(engine, str) else engine.name
+    again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()))
     release = hold(folder)
     try:
         _open(folder, study, plan, resume)
-        proposals = Proposals(folder, spaces(study, plan.search), plan.trials, sampler, plan.seed)
-        tuning, ends = Tuning(folder, plan, study), rungs_of(study, plan.halving)
+        tuning = Tuning(folder, plan, study)
+        proposals = Proposals(folder, tuning.ranges, plan.trials, sampler, plan.seed)
+        ends = rungs_of(study, plan.halving)
         each = Trials(
             folder, of_trials, federation, proposals, ends, plan.halving, on_rung=lambda: page.write(tuning)
         )  # fmt: skip
@@ -111,14 +109,13 @@ def tune(
                     show.search({label: sum(sizes) for label, sizes in proposals.sizes.items()}, each.ends)
                     each.run(executor, show, numbers, ends_at)
             except (IdiolectError, KeyboardInterrupt) as error:
-                raise _explained(error, numbers, each.where, folder, engine, workers, study) from None
+                raise _explained(error, numbers, each.where, again) from None
         files.write(folder / TUNED_FILE, tuning.with_choices().to_yaml())
         page.write(tuning)
     finally:
         release()
     if refit:
         rest = None if ends_at is None else max(0.0, ends_at - time.monotonic())
-        again = _command(folder, engine, workers, bool(study.imports()))
         run(
             tuning.tuned, folder / REFIT_FOLDER, engine=engine, workers=workers, resume=True, watcher=refit_watcher,
             budget=rest, again=again,
@@ -144,26 +141,10 @@ def _name(sampler: object) -> str:
     return f"given: {getattr(sampler, '__qualname__', type(sampler).__name__)}"
 
 
-def _explained(
-    error: BaseException, numbers: list[int], where: str, folder: Path, engine: str | Engine, workers: int | None,
-    study: Study,
-) -> BaseException:  # fmt: skip
-    again = f"continue with: {_command(folder, engine, workers, bool(study.imports()))}"
+def _explained(error: BaseException, numbers: list[int], where: str, command: str) -> BaseException:
+    again = f"continue with: {command}"
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return Interrupted(f"stopped {where}; {again}", numbers[0] if numbers else signal.SIGINT)
     if isinstance(error, RunError):
         return RunError(f"{error}; what was done is kept, {again}")
     return error
-
-
-def _command(folder: Path, engine: str | Engine, workers: int | None, imports: bool) -> str:
-    name = engine if isinstance(engine, str) else engine.name
-    if not on_command_line():
-        how = {"out": str(folder), "resume": True} | ({"engine": name} if name != "auto" else {})
-        how |= {} if workers is None else {"workers": workers}
-        return f"idl.tune(study, search, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
-    command = ["idiolect", "tune", "--resume", "--out", str(folder)]
-    command += ["--engine", name] if name != "auto" else []
-    command += ["--workers", str(workers)] if workers is not None else []
-    command += ["--allow-import"] if imports else []
-    return shlex.join(command)

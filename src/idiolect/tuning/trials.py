@@ -16,7 +16,7 @@ from idiolect.runs import reader
 from idiolect.runs.early_stopping import validation_means
 from idiolect.runs.folder import CHECKPOINT_FILE, client_states, files_of_cells
 from idiolect.runs.store import Store
-from idiolect.simulation import Engine
+from idiolect.simulation import Engine, Job
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
 from idiolect.studies.runner import manifest_of
@@ -112,50 +112,54 @@ class Trials:
             Interrupted: a signal was received, or the time is over.
         """
         for number in range(max(map(len, self._proposals.sizes.values()))):
+            before = list(self.trials)
             batch = list(self._batch(number))
-            self._run_batch(number, batch, engine, watcher, signals, ends_at)
+            self.trials = before + [trial for trial, _ in batch]
+            if any(trial.state == "running" for trial, _ in batch):
+                self._train(number, before, batch, engine, watcher, signals, ends_at)
+            elif any((trial.method, trial.number) not in self._before for trial, _ in batch):
+                self._write()  # all are refused
             for use in self._study.methods:
                 ends = [
                     End(t.values, {n: accuracy for n, (accuracy, _) in t.rungs.items()}, t.state == "complete")
-                    for t in self._of_batch(use.label, number)
+                    for t in self.trials[len(before) :]
+                    if t.method == use.label
                 ]
                 self._proposals.tell(use.label, number, ends)
 
-    def _of_batch(self, label: str, number: int) -> list[Trial]:
-        sizes = self._proposals.sizes[label]
-        start, end = sum(sizes[:number]), sum(sizes[: number + 1])
-        return [t for t in self.trials if t.method == label and start < t.number <= end]
-
-    def _batch(self, number: int) -> Iterator[tuple[Trial, Use | None]]:
-        """The trials of a batch, with what runs; None for one that its method refuses."""
+    def _batch(self, number: int) -> Iterator[tuple[Trial, Use]]:
+        """The trials of a batch, with what they run: as they ended before, if all of them had; else from the start."""
+        each: list[tuple[Trial, Use]] = []
         for use in self._study.methods:
-            start = sum(self._proposals.sizes[use.label][:number])
-            for k, values in enumerate(self._proposals.batch(use.label, number), start + 1):
-                try:
-                    mine = with_values(use, values, f"{use.label} #{k}")
-                    self._study.job(mine, self._study.seeds[0], self._federation).build()
-                except InputError as error:
-                    yield Trial(use.label, k, values, {}, "refused", str(error)), None
-                    continue
-                yield Trial(use.label, k, values, {}, "running"), mine
+            for k, values in enumerate(
+                self._proposals.batch(use.label, number), self._proposals.start(use.label, number) + 1
+            ):
+                each.append((Trial(use.label, k, values, {}, "running"), use))
+        known = [self._before.get((trial.method, trial.number)) for trial, _ in each]
+        if all(one is not None and one.values == trial.values for one, (trial, _) in zip(known, each, strict=True)):
+            yield from ((one, use) for one, (_, use) in zip(known, each, strict=True) if one is not None)
+            return
+        for trial, use in each:
+            try:
+                mine = with_values(use, trial.values, f"{use.label} #{trial.number}")
+                self._job(mine).build()
+            except InputError as error:
+                yield trial._replace(state="refused", said=str(error)), use
+                continue
+            yield trial, mine
 
-    def _run_batch(
-        self, number: int, batch: Sequence[tuple[Trial, Use | None]], engine: Engine, watcher: SearchWatcher,
-        signals: Sequence[int], ends_at: float | None,
+    def _job(self, use: Use) -> Job:
+        return self._study.job(use, self._study.seeds[0], self._federation)
+
+    def _train(
+        self, number: int, before: Sequence[Trial], batch: Sequence[tuple[Trial, Use]], engine: Engine,
+        watcher: SearchWatcher, signals: Sequence[int], ends_at: float | None,
     ) -> None:  # fmt: skip
+        """Train the trials of a batch from rung to rung."""
         trials = {(t.method, t.number): t for t, _ in batch}
-        uses = {(t.method, t.number): use for t, use in batch if use is not None}
-        before = list(self.trials)
-        self.trials = before + list(trials.values())
-        known = {key: self._before.get(key) for key in trials}
-        if all(one is not None and one.values == trials[key].values for key, one in known.items()):
-            self.trials = before + [one for one in known.values() if one is not None]
-            return
-        if not uses:
-            self._write()
-            return
+        uses = {(t.method, t.number): use for t, use in batch if t.state == "running"}
+        jobs = {key: self._job(use) for key, use in uses.items()}
         study = self._study.with_methods(list(uses.values()))
-        jobs = {key: study.job(use, study.seeds[0], self._federation) for key, use in uses.items()}
         manifest = manifest_of(study, self._federation)
         folder = self._folder / f"trials-{number + 1}"
         with closing(Store(folder, study, manifest, resume=folder.exists())) as store:
@@ -174,7 +178,7 @@ class Trials:
                     else:
                         trials[key].rungs[until] = values[uses[key].label]
                 alive = self._next(trials, alive, until)
-                self.trials = before + list(trials.values())
+                self.trials = [*before, *trials.values()]
                 watcher.ranked(self.trials)
                 self._write()
         _forget(folder)
