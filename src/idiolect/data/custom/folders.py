@@ -6,7 +6,6 @@ import difflib
 import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from idiolect.core.arrow_tables import open_parquet, read_json, read_parquet, to_frame
+from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
@@ -25,10 +24,13 @@ from idiolect.data.custom.columns import find_target, listed
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.custom.programs import from_program
 from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
+from idiolect.data.custom.texts import Reading
 from idiolect.data.datasets.dataset import Source, TaskName
+from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +38,6 @@ TEXT_FILES = (".csv", ".tsv")
 TABLES = (*TEXT_FILES, ".parquet", ".jsonl")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
-_LEVELS = 64
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
     "or beside a metadata.csv with the column file_name"
@@ -52,6 +52,9 @@ def open_data(
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
+    text: str | None = None,
+    tokens: str | Encoder | None = None,
+    max_tokens: int | None = None,
     outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
@@ -70,6 +73,10 @@ def open_data(
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
         task: "classification" if the target's many different numbers are classes.
+        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
+            columns are not used.
+        tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
+        max_tokens: of a text that are used, 256 by default; longer texts are cut.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
             absolute or with ``..``) leads to: only for data from someone you trust.
 
@@ -78,7 +85,8 @@ def open_data(
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
-        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task
+        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task,
+        "reading": Reading(text, tokens, max_tokens),
     }  # fmt: skip
     try:
         return _open(where, options, outside)
@@ -138,8 +146,9 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
     files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
     if within:
         within.check(files)
-    owner = options["client_column"]
-    return read_csvs(files, Roles(options["target"], [] if owner is None else [owner], options["drop"]))
+    owner, of_texts = options["client_column"], options["reading"].columns is not None
+    features = (lambda name: False) if of_texts else None  # then no column is one of numbers
+    return read_csvs(files, Roles(options["target"], [] if owner is None else [owner], options["drop"], features))
 
 
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
@@ -230,42 +239,6 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         raise InputError(
             f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
         ) from error
-
-
-def jsonl(path: Path) -> pd.DataFrame:
-    """A table with one JSON object per line.
-
-    Raises:
-        InputError: it is none.
-    """
-    _shallow(path)
-    try:
-        return to_frame(read_json(path))
-    except PermissionError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a table ({reason(error)}): write one JSON object per line") from error
-
-
-def _shallow(path: Path) -> None:
-    """Refuse lines that are nested so deeply that Arrow's parser would end the process.
-
-    Raises:
-        InputError: a line is not a whole JSON object, or is nested too deeply.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            openings, closings = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
-            if openings == closings and openings <= _LEVELS:
-                continue
-            depth = 0
-            for bracket in re.finditer(rb"[\[\]{}]", _STRING.sub(b"", line)):
-                depth += 1 if bracket[0] in b"[{" else -1
-                if depth > _LEVELS:
-                    break
-            if depth:
-                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not a whole object"
-                raise InputError(f"{path} is not a table (line {number} {what}): write one JSON object per line")
 
 
 def _split_tables(folder: Path) -> list[list[Path]]:

@@ -31,6 +31,7 @@ from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.hub import reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.numbers import MISSING, Evidence, Marks, fit, fit_commas
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.text_files import (
@@ -135,7 +136,7 @@ def _file(path: Path, within: Within) -> Part:
     if kind == ".parquet":
         return folders.parquet(path, [], within)
     if kind == ".jsonl":
-        return Part(folders.jsonl(path))
+        return Part(jsonl(path))
     if kind in SUFFIXES:
         return Part(pd.DataFrame(index=range(1)), [EncodedImage(str(path), path)])
     raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(folders.TABLES)}")

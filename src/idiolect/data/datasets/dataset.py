@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError
+from idiolect.data.text.tokens import Tokens
 
 # R samples, C channels, H height, W width, F features
 
@@ -91,6 +92,7 @@ class Source:
         client_column: the column that says which client a sample belongs to, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
+        tokens: of texts, how they became ids.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
@@ -108,6 +110,7 @@ class Source:
     client_column: str | None = None
     encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
