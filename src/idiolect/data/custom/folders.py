@@ -20,6 +20,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
 from idiolect.data import shared_memory
+from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import find_target, listed
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
@@ -35,7 +36,7 @@ from idiolect.data.text.encoders import Encoder
 log = logging.getLogger(__name__)
 
 TEXT_FILES = (".csv", ".tsv")
-TABLES = (*TEXT_FILES, ".parquet", ".jsonl")
+TABLES = (*TEXT_FILES, ".parquet", ".jsonl", ".arff")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
 _LAYOUTS = (
@@ -60,9 +61,9 @@ def open_data(
     """Read a file, a folder or a name on the Hugging Face hub.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl), of images too; a folder of train and test tables, or of images,
-            ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside a
-            metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
+        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), of images too; a folder of train and test tables, or of
+            images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside
+            a metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
             ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
             arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
             ``datasets``.
@@ -160,6 +161,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
         part = parquet(path, options["drop"], within)
     elif kind == ".jsonl":
         part = Part(jsonl(path))
+    elif kind == ".arff":
+        part = Part(arff(path))
     elif kind in TEXT_FILES:
         frame = texts[path]
         columns = [str(c) for c in frame]

@@ -32,6 +32,7 @@ from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
 from idiolect.data.custom.texts import Reading
+from idiolect.data.custom.windows import list_columns, windows
 from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
 from idiolect.data.text.encoders import Encoder
 
@@ -197,7 +198,7 @@ def from_arrow(
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
         ]
         table = table.drop_columns(image_columns)
-    frame = to_frame(table.replace_schema_metadata(None))
+    frame = to_frame(_plain(table).replace_schema_metadata(None))
     for name in frame:
         classes = class_names.get(str(name))
         if classes and name not in drop:
@@ -284,6 +285,8 @@ def assemble(
     tokens = None
     if texts:
         x_R, tokens = reading.ids(frame, texts, name)
+    elif is_table and list_columns(frame, beside):
+        x_R = windows(frame, beside, name)
     elif is_table:
         encodings = tables.fit_table(frame[beside], name)
         x_R = tables.encode(encodings, frame)
@@ -334,6 +337,15 @@ def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.columns.has_duplicates:  # which has a message of its own
         return frame
     return frame.assign(**{str(c): without_nan(frame[c]) for c in frame if not pd.api.types.is_numeric_dtype(frame[c])})
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """A table whose columns of other packages' types, such as Array2D of ``datasets``, are the lists behind them."""
+    for k, field in enumerate(table.schema):
+        if isinstance(field.type, pa.ExtensionType):
+            chunks = [chunk.storage for chunk in table.column(k).chunks]
+            table = table.set_column(k, field.name, pa.chunked_array(chunks, field.type.storage_type))
+    return table
 
 
 def _holds_images(kind: pa.DataType) -> bool:
