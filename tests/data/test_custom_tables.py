@@ -369,7 +369,7 @@ def frame(**columns):
         (frame(i=[*map(str, range(60)), "?"]), {}, r"'i' has 61 different texts.*\(1 of .* row 60,.*correct it"),
         (frame(i=[*map(str, range(60))]), {}, r"'i' has 60 different texts, more than 50: drop it"),
         (frame(m=[1, "u"]), {}, "'m' has values of mixed or unknown type .*make them numbers or texts, or drop it"),
-        (frame(m=[[1], [2]]), {}, "column 'm' has values of mixed or unknown type"),
+        (frame(m=[[1], [2]]), {}, "has lists in m and single values in"),
         (frame(m=[1.0, np.inf]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 1"),
         (frame(m=[1e300, 1]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 0"),
         (frame(m=[1, 10**400]), {}, r"column 'm' has an infinite or .* in 1 rows \(the first is row 1"),

@@ -179,3 +179,44 @@ def test_texts_beside_images_are_refused(tmp_path):
     (tmp_path / "metadata.csv").write_text("file_name,label,note\na.png,x,fine\nb.png,y,poor\n")
     with pytest.raises(InputError, match="a sample is either an image or a text"):
         open_data(tmp_path, text="note", target="label")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(
+    ("names", "title"), [("shop+title+body+label", "title"), ('a+"b+c"+d+label', "b+c"), (" x + y+z + label", "y")]
+)
+def test_a_file_without_a_line_of_names_gets_them(suffix, names, title, tmp_path):
+    path = tmp_path / f"reviews{suffix}"
+    FRAME.to_csv(path, index=False, header=False, sep="," if suffix == ".csv" else "\t")
+    source = open_data(path, columns=names, text=title, target="label", tokens="bytes")
+    assert texts_of(source) == list(FRAME["title"])
+    assert source.class_names == ("bad", "good")
+
+
+def test_names_for_a_table_of_numbers(tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("1.5,2,0\n2.5,1,1\n3.5,7,0\n")
+    with pytest.raises(InputError, match=r"name the columns with columns=\.\.\., joined by \+"):
+        open_data(path, target="y")
+    source = open_data(path, columns="a+b+y", target="y")
+    assert source.x_R.tolist() == [[1.5, 2], [2.5, 1], [3.5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("file", "names", "message"),
+    [
+        ("t.csv", "a+b", r"columns has 2 names, and .*t\.csv has 3 columns"),
+        ("t.csv", "a+b+c+d", r"columns has 4 names, and .*t\.csv has 3 columns"),
+        ("t.csv", "a+a+b", r"columns: give each column of .*t\.csv a name of its own"),
+        ("t.csv", "a++b", r"columns: give each column of .*t\.csv a name of its own"),
+        ("t.parquet", "a+b+c", r"columns is for files ending in \.csv, \.tsv, \.arff without names"),
+        ("t.jsonl", "a+b+c", "columns is for files ending in"),
+        (".", "a+b+c", "columns is for files ending in"),
+        ("t.arff", "a+b+c", "columns is for tables without names"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(file, names, message, tmp_path):
+    (tmp_path / "t.csv").write_text("1,2,x\n3,4,y\n")
+    (tmp_path / "t.arff").write_text("@attribute p real\n@attribute q real\n@attribute r {x,y}\n@data\n1,2,x\n3,4,y\n")
+    with pytest.raises(InputError, match=message):
+        open_data(tmp_path / file, columns=names, target="c")

@@ -146,4 +146,5 @@ class _CharLSTM(nn.Module):
         id_BL = without_padding(id_BL)
         h_BLE, _ = self.lstm(self.embedding(id_BL))
         last_B = ((id_BL != 0).sum(1) - 1).clamp(min=0)
-        return h_BLE.gather(1, last_B[:, None, None].expand(-1, 1, h_BLE.shape[2]))[:, 0]
+        z_BE: Tensor = h_BLE.gather(1, last_B[:, None, None].expand(-1, 1, h_BLE.shape[2]))[:, 0]
+        return z_BE

@@ -76,6 +76,7 @@ class Study(Display, LocalTraining):
     text: str | None = field("text")
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
+    columns: str | None = field("columns")
     partition: Any = field("partition")
     sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
     keep: Keep | None = field("keep")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from idiolect.core.errors import InputError
+from idiolect.data.custom.text_files import check_names
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +21,10 @@ _NUMBERS = ("numeric", "real", "integer")
 _KINDS = (*_NUMBERS, "string", "date")
 
 
-def arff(path: Path) -> pd.DataFrame:
-    """An ARFF file; ``?`` is a missing value. One with rows alone gets the names 1, 2, ... for its columns.
+def arff(path: Path, names: Sequence[str] = ()) -> pd.DataFrame:
+    """An ARFF file; ``?`` is a missing value.
+
+    One with rows alone gets these names for its columns, or else 1, 2, ...
 
     Raises:
         InputError: a line is not understood, a row has another number of values, or a number is a text.
@@ -48,15 +52,21 @@ def arff(path: Path) -> pd.DataFrame:
     if any(row.startswith("{") for row in rows):
         raise InputError(f"{path} has sparse rows, in braces: save it with all values in each row")
     frame = _table(path, rows, len(columns) or None)
+    if columns and names:
+        raise InputError(f"columns is for tables without names, and {path} has @attribute lines: leave it out")
+    if names:
+        check_names(names, frame.shape[1], path)
+        return frame.set_axis(list(names), axis=1).apply(_guess)
     if not columns:
         log.warning("%s has no @attribute lines: its columns are called 1 to %d", path, frame.shape[1])
         frame.columns = pd.Index([str(k + 1) for k in range(frame.shape[1])])
         return frame.apply(_guess)
     frame.columns = pd.Index([name for name, _ in columns])
-    for k, (name, kind) in enumerate(columns):
-        if kind in _NUMBERS:
-            frame.isetitem(k, _numbers(frame.iloc[:, k], f"column {name!r} of {path}"))
-    return frame
+    read = [
+        _numbers(frame.iloc[:, k], f"column {name!r} of {path}") if kind in _NUMBERS else frame.iloc[:, k]
+        for k, (name, kind) in enumerate(columns)
+    ]
+    return pd.concat(read, axis=1)
 
 
 def _attribute(path: Path, number: int, line: str) -> tuple[str, str]:
@@ -86,7 +96,8 @@ def _table(path: Path, rows: list[str], width: int | None) -> pd.DataFrame:
         raise InputError(
             f"{path} has {width} @attribute lines and rows of {frame.shape[1]} values: give each row one a column"
         )
-    return frame.apply(lambda values: values.str.strip())
+    stripped: pd.DataFrame = frame.apply(lambda values: values.str.strip())
+    return stripped
 
 
 def _numbers(values: pd.Series[Any], what: str) -> pd.Series[Any]:

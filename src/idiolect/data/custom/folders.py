@@ -19,6 +19,7 @@ from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
+from idiolect.core.option_spec import split_names
 from idiolect.data import shared_memory
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import find_target, listed
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 TEXT_FILES = (".csv", ".tsv")
 TABLES = (*TEXT_FILES, ".parquet", ".jsonl", ".arff")
+_NAMELESS = (*TEXT_FILES, ".arff")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
 _LAYOUTS = (
@@ -56,6 +58,7 @@ def open_data(
     text: str | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
+    columns: str | None = None,
     outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
@@ -78,6 +81,7 @@ def open_data(
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
+        columns: names for the columns of a CSV or ARFF file without names, in their order, joined by +.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
             absolute or with ``..``) leads to: only for data from someone you trust.
 
@@ -87,7 +91,7 @@ def open_data(
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
         "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task,
-        "reading": Reading(text, tokens, max_tokens),
+        "reading": Reading(text, tokens, max_tokens), "columns": columns,
     }  # fmt: skip
     try:
         return _open(where, options, outside)
@@ -107,7 +111,10 @@ def is_program(where: str | Path) -> bool:
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
-    path = Path(os.path.expanduser(where))
+    path, columns = Path(os.path.expanduser(where)), options.pop("columns")
+    if columns is not None and path.suffix.lower() not in _NAMELESS:
+        raise InputError(f"columns is for files ending in {listed(_NAMELESS)} without names: leave it out")
+    names = () if columns is None else tuple(split_names(columns, ()))
     if str(where).startswith(ON_HUB):
         name = str(where).removeprefix(ON_HUB)
         return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **options)
@@ -118,7 +125,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     name = path.stem if path.is_file() else path.resolve().name
     within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file():
-        parts = [_table(path, options, within, _texts([path], options, within))]
+        parts = [_table(path, options, within, _texts([path], options, within, names), names)]
     elif not path.is_dir():
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -142,17 +149,23 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
 # --- tables
 
 
-def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None) -> dict[Path, pd.DataFrame]:
+def _texts(
+    paths: Sequence[Path], options: dict[str, Any], within: Within | None, names: tuple[str, ...] = ()
+) -> dict[Path, pd.DataFrame]:
     """Those of some tables that are text files, read together, so that their numbers are read in one way."""
     files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
     if within:
         within.check(files)
     owner, of_texts = options["client_column"], options["reading"].columns is not None
     features = (lambda name: False) if of_texts else None  # then no column is one of numbers
-    return read_csvs(files, Roles(options["target"], [] if owner is None else [owner], options["drop"], features))
+    texts = [] if owner is None else [owner]
+    return read_csvs(files, Roles(options["target"], texts, options["drop"], features, names=names))
 
 
-def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
+def _table(
+    path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame],
+    names: Sequence[str] = (),
+) -> Part:  # fmt: skip
     """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
@@ -162,7 +175,7 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
     elif kind == ".jsonl":
         part = Part(jsonl(path))
     elif kind == ".arff":
-        part = Part(arff(path))
+        part = Part(arff(path, names))
     elif kind in TEXT_FILES:
         frame = texts[path]
         columns = [str(c) for c in frame]
@@ -178,14 +191,14 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
             f"{path} is not a table that idiolect reads: give one of {listed(TABLES)}, or a folder of images"
         )
     if PICTURES in part.frame and part.pictures is None:
-        names = part.frame[PICTURES]
-        paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
+        file_R = part.frame[PICTURES]
+        paths = [None if pd.isna(file) else path.parent / str(file) for file in file_R]
         absent = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
-        if absent and (backslashes := about_backslashes(str(names.iloc[absent[0]]))):
-            raise InputError(f"{path} names the image {names.iloc[absent[0]]}, which does not exist: {backslashes}")
+        if absent and (backslashes := about_backslashes(str(file_R.iloc[absent[0]]))):
+            raise InputError(f"{path} names the image {file_R.iloc[absent[0]]}, which does not exist: {backslashes}")
         if absent:
             raise InputError(
-                f"{path} names {len(absent)} images that do not exist (the first is {names.iloc[absent[0]]}): write "
+                f"{path} names {len(absent)} images that do not exist (the first is {file_R.iloc[absent[0]]}): write "
                 f"file_name relative to {path.parent}, or remove these rows"
             )
         if within:

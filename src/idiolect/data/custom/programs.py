@@ -36,7 +36,7 @@ def from_program(path: str, *, reading: Reading = Reading(), **options: Any) -> 
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
-    of_texts = {"tokens": reading.tokens, "max_tokens": reading.most}
+    of_texts: dict[str, Any] = {"tokens": reading.tokens, "max_tokens": reading.most}
     if isinstance(data, pd.DataFrame):
         table_options = {k: v for k, v in options.items() if k != "resize"}
         return from_frame(data, name=path, text=reading.columns, **of_texts, **table_options)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ _PIECES = re.compile(r"\w+|[^\w\s]")
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """Makes ids of texts. The id 0 means "nothing" and fills up short texts; no encoder gives it to a token."""
 
