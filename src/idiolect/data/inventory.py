@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.data.federated import FederatedData
 
 
@@ -42,7 +44,7 @@ def holdings(data: FederatedData) -> dict[str, Any]:
 def manifest(data: FederatedData) -> dict[str, Any]:
     """The ``holdings``, the statistics for normalisation, and a SHA-256 over samples, labels and sample numbers."""
     digest = hashlib.sha256()
-    for tensor in (data.x_R, data.y_R, *data.train, *data.test):
+    for tensor in (*tree.leaves(data.x_R), data.y_R, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
     return holdings(data) | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
@@ -57,4 +59,6 @@ def _normalisation(data: FederatedData) -> dict[str, Any]:
         features = [(e.name, scale) for e in data.encodings for scale in e.scales]
         scales = zip(features, data.mean, data.std, strict=True)
         return {"columns": {name: {"mean": m, "std": s} for (name, scale), m, s in scales if scale}}
+    if isinstance(data.mean, Mapping) and isinstance(data.std, Mapping):
+        return {"mean": {n: list(v) for n, v in data.mean.items()}, "std": {n: list(v) for n, v in data.std.items()}}
     return {"mean": list(data.mean), "std": list(data.std)}

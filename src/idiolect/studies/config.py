@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import pydantic
-import torch
 import yaml
 from pydantic import Field, PositiveInt
 
@@ -44,7 +43,7 @@ from idiolect.studies.naming import (
 from idiolect.studies.settings import OWN_DATA, SETTINGS, field
 from idiolect.studies.source import OBJECT, source_of
 from idiolect.studies.study_file import names_code, settings_of_file
-from idiolect.training import Preprocessing, training_of
+from idiolect.training import training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
+_TRIED = 3  # samples on which a network of one's own is tried
+_OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
 class Study(Display, LocalTraining):
@@ -349,10 +350,11 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: the network or the augmentation does not fit the samples.
         """
-        if self.augment != "none" and federation.x_R.dtype != torch.uint8:
+        if self.augment != "none" and not federation.has_images:
             raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
-        network = models.build(self.model, federation.shape, federation.classes, self.precision)
-        inputs = Preprocessing(federation.mean, federation.std)
+        inputs = federation.preprocessing
+        some = inputs(federation.some(_TRIED)) if federation.samples else None
+        network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:

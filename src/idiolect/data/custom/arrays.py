@@ -13,7 +13,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.names import look
 from idiolect.data.custom.texts import list_of_texts
@@ -94,41 +96,11 @@ def from_arrays(
     )
 
 
-class _Samples(NamedTuple):
-    """The samples of one or two splits, together, and how many each has."""
-
-    x_R: Tensor
-    counts: list[int]
-    encodings: tuple[Encoding, ...] = ()
-    tokens: Tokens | None = None
-
-
-def _samples(splits: Sequence[Any], tokens: str | Encoder | None, most: int | None) -> _Samples:
-    what = ("x", "x of test")
-    texts = [list_of_texts(values, name) for values, name in zip(splits, what, strict=False)]
-    known = [of_split for of_split in texts if of_split is not None]
-    if known and len(known) == len(splits):
-        how = tokens_of(tokens, most)
-        x_R = ids_of([text for of_split in known for text in of_split], how, "x")
-        return _Samples(x_R, list(map(len, known)), tokens=how)
-    if known:
-        raise InputError("x and x of test differ (one has texts): give both the same type and shape")
-    if tokens is not None or most is not None:
-        raise InputError(f"{'max_tokens' if tokens is None else 'tokens'} is for texts, and x has none: leave it out")
-    rows = [_rows(_array(values, name), name) for values, name in zip(splits, what, strict=False)]
-    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
-        shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
-        raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
-    every_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    encodings = () if every_R.ndim > 2 else _encodings(every_R)
-    every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
-    return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
-
-
-def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
+def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:
     """The samples whose exact content more than one client has; ``code_R`` says which client each belongs to."""
-    x_RB = np.ascontiguousarray(x_R.numpy()).reshape(len(x_R), -1)
-    digest_R = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB], dtype="V16")
+    arrays = [np.ascontiguousarray(leaf.numpy()).reshape(len(leaf), -1) for leaf in tree.leaves(x_R)]
+    digests = [[hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB] for x_RB in arrays]
+    digest_R = np.array([b"".join(row) for row in zip(*digests, strict=True)], dtype=f"V{16 * len(arrays)}")
     _, content_R = np.unique(digest_R, return_inverse=True)
     pairs = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
     is_common = np.bincount(pairs[:, 0]) > 1
