@@ -92,6 +92,7 @@ def from_arrays(
         columns=columns,
         client_column="client" if columns else None,
         encodings=samples.encodings,
+        sizes=samples.tokens.size if samples.tokens else 0,
         tokens=samples.tokens,
     )
 

@@ -305,6 +305,7 @@ def assemble(
         client_column=owner,
         encodings=encodings,
         few=few,
+        sizes=tokens.size if tokens else 0,
         tokens=tokens,
     )
 
