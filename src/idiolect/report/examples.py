@@ -47,7 +47,9 @@ def of_client(data: FederatedData, client: int, name: str) -> dict[str, Any]:
     show = {"images": _image, "texts": _text, "windows": _drawing}[kind_of(data)]
     shift = data.shifts[client]
     labels = [data.class_names[int(data.y_R[row])] for row in rows]
+    kinds: dict[Kind, Any] = dict.fromkeys(HEADINGS)
     return {
+        **kinds,
         "who": f"{name} · {short(shift)}" if shift else name,
         kind_of(data): [{"data": show(data, row), "label": label} for row, label in zip(rows, labels, strict=True)],
     }
