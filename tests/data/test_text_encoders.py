@@ -2,6 +2,7 @@ import copy
 import pickle
 import string
 import unicodedata
+import zlib
 
 import numpy as np
 import pytest
@@ -74,6 +75,23 @@ def test_words_and_marks_are_tokens_and_are_shown_again():
     (id_L,) = encoder.encode(["It's good, isn't it?"])
     assert encoder.decode(id_L) == "it ' s good , isn ' t it ?"
     assert Words().decode(id_L) == " ".join(["\ufffd"] * 10), "another encoder has not seen them"
+
+
+def test_of_words_that_share_an_id_the_shortest_is_shown_whatever_came_first():
+    first = {}
+    pairs = []
+    for k in range(2000):
+        word = "x" * (k % 7) + str(k)
+        other = first.setdefault(zlib.crc32(word.encode()) % 16384, word)
+        if len(other) != len(word):
+            pairs.append((other, word))
+    assert len(pairs) > 20
+    for pair in pairs:
+        for texts in (pair, pair[::-1]):
+            encoder = Words()
+            one, same = encoder.encode(list(texts))
+            assert one.tolist() == same.tolist()
+            assert encoder.decode(one) == min(pair, key=len)
 
 
 def test_the_id_of_a_word_is_the_published_check_sum():

@@ -154,11 +154,12 @@ class Words(_Plain):
     def _new(self, word: str) -> int:
         id = 1 + zlib.crc32(word.encode("utf-8", "replace")) % _WORDS
         self._id_of[word] = id
-        self._word_of.setdefault(id, word)
+        if len(word) < len(self._word_of.get(id, word + " ")):
+            self._word_of[id] = word
         return id
 
     def decode(self, id_L: Sequence[int]) -> str:
-        """The words that this encoder has seen with these ids first, with a space between them."""
+        """The words of these ids, with a space between them; of those seen with one id the shortest, mostly the usual."""
         return " ".join(self._word_of.get(int(i), _UNKNOWN) for i in id_L if i > 0)
 
 
