@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from idiolect.core import tree
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.models.parts import Parts, Shape
 
 # B texts, L tokens, E units of an embedding
@@ -143,6 +143,11 @@ class _CharLSTM(nn.Module):
         self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
 
     def forward(self, id_BL: Tensor) -> Tensor:
+        if tree.mapped((id_BL, self.embedding.weight)):
+            raise InputError(
+                "model char_lstm cannot be computed for several clients together, because torch has no rule for an LSTM "
+                f"there: choose {option('engine', 'processes')}"
+            )
         id_BL = without_padding(id_BL)
         h_BLE, _ = self.lstm(self.embedding(id_BL))
         last_B = ((id_BL != 0).sum(1) - 1).clamp(min=0)

@@ -47,7 +47,7 @@ def of_client(data: FederatedData, client: int, name: str) -> dict[str, Any]:
     show = {"images": _image, "texts": _text, "windows": _drawing}[kind_of(data)]
     shift = data.shifts[client]
     labels = [data.class_names[int(data.y_R[row])] for row in rows]
-    kinds: dict[Kind, Any] = dict.fromkeys(HEADINGS)
+    kinds: dict[str, Any] = dict.fromkeys(HEADINGS)
     return {
         **kinds,
         "who": f"{name} · {short(shift)}" if shift else name,

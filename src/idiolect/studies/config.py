@@ -53,7 +53,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
 _TRIED = 3  # samples on which a network of one's own is tried
-_OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
 class Study(Display, LocalTraining):

@@ -97,6 +97,37 @@ def from_arrays(
     )
 
 
+class _Samples(NamedTuple):
+    """The samples of one or two splits, together, and how many each has."""
+
+    x_R: Tensor
+    counts: list[int]
+    encodings: tuple[Encoding, ...] = ()
+    tokens: Tokens | None = None
+
+
+def _samples(splits: Sequence[Any], tokens: str | Encoder | None, most: int | None) -> _Samples:
+    what = ("x", "x of test")
+    texts = [list_of_texts(values, name) for values, name in zip(splits, what, strict=False)]
+    known = [of_split for of_split in texts if of_split is not None]
+    if known and len(known) == len(splits):
+        how = tokens_of(tokens, most)
+        x_R = ids_of([text for of_split in known for text in of_split], how, "x")
+        return _Samples(x_R, list(map(len, known)), tokens=how)
+    if known:
+        raise InputError("x and x of test differ (one has texts): give both the same type and shape")
+    if tokens is not None or most is not None:
+        raise InputError(f"{'max_tokens' if tokens is None else 'tokens'} is for texts, and x has none: leave it out")
+    rows = [_rows(_array(values, name), name) for values, name in zip(splits, what, strict=False)]
+    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
+        shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
+        raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
+    every_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    encodings = () if every_R.ndim > 2 else _encodings(every_R)
+    every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
+    return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
+
+
 def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:
     """The samples whose exact content more than one client has; ``code_R`` says which client each belongs to."""
     arrays = [np.ascontiguousarray(leaf.numpy()).reshape(len(leaf), -1) for leaf in tree.leaves(x_R)]

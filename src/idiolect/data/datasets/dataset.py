@@ -15,8 +15,8 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
-from idiolect.data.text.tokens import Tokens
 from idiolect.core.tree import Tree
+from idiolect.data.text.tokens import Tokens
 
 # R samples, C channels, H height, W width, F features
 
@@ -95,9 +95,9 @@ class Source:
         client_column: the column that says which client a sample belongs to, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
-        tokens: of texts, how they became ids.
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
+        tokens: of texts, how they became ids.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
@@ -115,8 +115,8 @@ class Source:
     client_column: str | None = None
     encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
-    tokens: Tokens | None = None
     sizes: int | Mapping[str, int] = 0
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.x_R, dict):

@@ -159,7 +159,7 @@ class Words(_Plain):
         return id
 
     def decode(self, id_L: Sequence[int]) -> str:
-        """The words of these ids, with a space between them; of those seen with one id the shortest, mostly the usual."""
+        """The words of these ids, with a space between them; of several with one id the shortest, mostly the usual."""
         return " ".join(self._word_of.get(int(i), _UNKNOWN) for i in id_L if i > 0)
 
 
