@@ -146,6 +146,11 @@ class Bundle:
         """What the method is told about the problem."""
         about = self.about
         network = models.build(about.network.model, about.inputs.form, len(about.classes))
+        if (about.network.frozen or "") != network.frozen_digest:
+            raise InputError(
+                f"{self.folder} was made with other frozen weights of {about.network.model} than those that are here: "
+                "use the weights of that time"
+            )
         inputs = Preprocessing(*about.inputs.moments)
         return Task(network, len(about.classes), about.clients, training_of(about.training), inputs)
 
