@@ -266,11 +266,11 @@ def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) 
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
 
 
-@pytest.mark.parametrize("calls", [1, 9, 13, 14])
-def test_a_search_ends_the_same_that_stops_between_a_job_and_its_records(
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5])
+def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """The last round of a job is in its cell, and not yet in the records of all."""
+    """At the end of each of its four rungs, and in the refit: the rounds are in cells, not in the records of all."""
     merge, count = Store.merge, 0
 
     def stops(store: Any) -> None:
