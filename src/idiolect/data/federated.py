@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,24 @@ _MANY = 0.1  # of the test samples
 _SAY_SO = ("dominant", "pathological")  # themselves, where they cannot keep the official splits
 
 
+class RawSamples(NamedTuple):
+    """The samples that a frozen backbone has made features of.
+
+    Attributes:
+        shape: of one.
+        dtype: their type, by name.
+        digest: SHA-256 of all of them.
+        backbone: its name.
+        weights: the digest of the backbone with its preprocessing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+    backbone: str
+    weights: str
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """All clients' samples, each stored once, and which client has which.
@@ -59,6 +78,7 @@ class FederatedData:
         encodings: for a table, how each of its columns became features.
         official_split: whether clients train on samples of the data set's official training split only, and test on
             those of its official test split only; None if it has no official test split.
+        raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
     name: str
@@ -77,6 +97,7 @@ class FederatedData:
     validation: Sequence[Tensor] = ()
     encodings: tuple[Encoding, ...] = ()
     official_split: bool | None = None
+    raw: RawSamples | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):
@@ -179,7 +200,7 @@ def build(
     whole, split = ordered(whole, order), ordered(split, order)
     views = views_of(whole, split, new, shifts, new_shifts)
     ends = np.cumsum([len(view.at_N) for view in views]).tolist()
-    x_R, file = _room((ends[-1], *source.x_R.shape[1:]), source.x_R.dtype)
+    x_R, file = room((ends[-1], *source.x_R.shape[1:]), source.x_R.dtype)
     y_R = torch.empty(ends[-1], dtype=torch.int64)
     says = fill(x_R, y_R, ends, source, views, seed)
     cuts = [end - len(split.test[view.client]) for view, end in zip(views, ends, strict=True)]
@@ -211,7 +232,7 @@ def _keeps_official(source: Source, split: Split) -> bool | None:
     return bool(train.max() < source.train_rows <= test.min())
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:
+def room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:
     """Memory for samples, in a file that worker processes can map; if no file can be made, in this process."""
     try:
         return shared_memory.shared(shape, dtype)

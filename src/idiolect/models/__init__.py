@@ -1,4 +1,4 @@
-"""Networks in two parts, body and head: those of the papers, small ones, and the user's own by import path.
+"""Networks in two parts, body and head: those of the papers, small ones, pretrained ones, and the user's own.
 
 Adding a network here is adding a function (shape, classes, *, options) -> (body, head) to ``NETWORKS``.
 """
@@ -12,7 +12,7 @@ from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
-from idiolect.models import own
+from idiolect.models import own, pretrained
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
 from idiolect.models.mobilenet import mobilenetv3_small
@@ -40,7 +40,8 @@ def choose(model: Spec | str, shape: Shape) -> str:
     Raises:
         InputError: unknown name.
     """
-    return str(_resolve(model, shape))
+    spec = _resolve(model, shape)
+    return pretrained.text_of(spec) if pretrained.is_pretrained(spec) else str(spec)
 
 
 def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = "float32") -> Network:
@@ -61,6 +62,8 @@ def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = 
     name, what = spec.name, f"model {spec.name}"
     policy = option_spec.check(_for_all, {k: v for k, v in spec.options.items() if k == "buffers"}, what).get("buffers")
     options = {k: v for k, v in spec.options.items() if k != "buffers"}
+    if pretrained.is_pretrained(spec):
+        return pretrained.network(spec, policy, shape, classes, precision)
     if name not in NETWORKS:
         return own.network(name, options, policy, shape, classes, precision)
     make = NETWORKS[name]
@@ -77,8 +80,11 @@ def _for_all(*, buffers: Buffers | None = None) -> None:
 
 
 def _resolve(model: Spec | str, shape: Shape) -> Spec:
-    spec = Spec.parse(model) if isinstance(model, str) else model
+    spec = pretrained.spec_of(model) if isinstance(model, str) else model
     name = spec.name
+    if pretrained.is_pretrained(spec):
+        pretrained.settings_of(spec)
+        return spec
     if name == "auto":
         return spec.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
     if "." not in name and name not in NETWORKS:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
-import torch
 import yaml
 from pydantic import Field, PositiveInt
 
@@ -21,7 +20,7 @@ from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
-from idiolect.core.option_spec import Spec, scalar, split_list
+from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import TaskName
@@ -31,6 +30,7 @@ from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
+from idiolect.studies.backbones import check_augment, on_backbone
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.display import Display
@@ -41,7 +41,9 @@ from idiolect.studies.naming import (
     complete_partition,
     is_path,
     known_name,
+    new_clients_of,
     path_of_model,
+    share_of,
 )
 from idiolect.studies.settings import OWN_DATA, SETTINGS, field
 from idiolect.studies.study_file import names_code, settings_of_file
@@ -181,21 +183,12 @@ class Study(Display, LocalTraining):
     @pydantic.field_validator("keep", mode="before")
     @classmethod
     def _share(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        per_cent = value.strip().endswith("%")
-        number = scalar(value.strip().removesuffix("%"))
-        if not isinstance(number, int | float) or (per_cent and number > 100):
-            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of samples")
-        return number / 100 if per_cent else number
+        return share_of(value)
 
     @pydantic.field_validator("new_clients", mode="before")
     @classmethod
     def _number(cls, value: object) -> object:
-        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        if isinstance(number, int) and number < 1:
-            raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
-        return number
+        return new_clients_of(value)
 
     @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "attacks", "seeds", mode="before")
     @classmethod
@@ -319,7 +312,15 @@ class Study(Display, LocalTraining):
         return study
 
     def federation(self) -> FederatedData:
-        """The clients' data: loaded, partitioned, shifted.
+        """The clients' data: loaded, partitioned, shifted, and as features where a frozen backbone makes them.
+
+        Raises:
+            InputError: as ``samples``, or the backbone cannot be read or does not take the samples.
+        """
+        return on_backbone(self, self.samples())
+
+    def samples(self) -> FederatedData:
+        """The clients' data before a backbone sees them.
 
         Raises:
             InputError: the data are missing or broken, or do not allow the partition.
@@ -363,8 +364,7 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: the network or the augmentation does not fit the samples.
         """
-        if self.augment != "none" and federation.x_R.dtype != torch.uint8:
-            raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
+        check_augment(self, federation)
         network = models.build(self.model, federation.shape, federation.classes, self.precision)
         inputs = Preprocessing(federation.mean, federation.std)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)
