@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from idiolect import models
+from idiolect.core import shared_memory
 from idiolect.core.method import SGD, Task, Training
-from idiolect.data import FederatedData, shared_memory
+from idiolect.data import FederatedData
 from idiolect.training import Preprocessing
 
 CLASSES = 10
@@ -24,7 +25,7 @@ def federation(clients: int, rows: int, shape: tuple[int, ...], test_rows: int =
     """Random images with labels in turn: neither speed nor memory sees what is on them."""
     numbers = torch.arange(clients * (rows + test_rows)).view(clients, rows + test_rows)
     draw = torch.Generator().manual_seed(0)
-    x_R, file = shared_memory.shared((numbers.numel(), *shape), torch.uint8)
+    x_R, file = shared_memory.shared(torch.empty(0, *shape, dtype=torch.uint8), numbers.numel())
     torch.randint(256, x_R.shape, dtype=torch.uint8, generator=draw, out=x_R)
     return FederatedData(
         name="random", x_R=x_R, file=file, y_R=torch.arange(numbers.numel()) % CLASSES, classes=CLASSES,

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from idiolect.core import shared_memory
 from idiolect.core.errors import InputError
-from idiolect.data import shared_memory
 from idiolect.data.custom import from_arrays, from_frame, images, open_data
 from idiolect.data.custom.images import EncodedImage, read
 from idiolect.data.custom.inside import Within

@@ -697,7 +697,7 @@ def test_made_up_rows_are_those_of_every_trial(name: str) -> None:
     """One function makes synthetic samples."""
     about = data.describe(name)
     made_up = speeds._made_up(about, 30, 12)
-    [one, other] = trial.samples(tuple(about["shape"]), about["classes"], 42, clients=2, dtype=torch.uint8)
+    [one, other] = trial.samples(tuple(about["shape"]), about["classes"], 42, clients=2, images=True)
     assert torch.equal(made_up.x_R, one.x_R)
     assert torch.equal(made_up.y_R, other.y_R)
     for train, test, mine in zip(made_up.train, made_up.test, (one, other), strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from threading import RLock, local
+from threading import local
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,15 +15,18 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from idiolect.core import inputs as forms
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import Form, Inputs
+from idiolect.core.randomness import Randomness, draws_of_step, seeded
+from idiolect.core.tree import Tree
 
 # B batch, C channels, M calls of a layer in one prediction
 
 Weights = dict[str, Tensor]
 Buffers = Literal["aggregate", "local", "frozen"]
 Precision = Literal["float32", "bf16"]
-_SEEDING = RLock()
 _NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _WATCHED = local()
 
@@ -60,10 +63,15 @@ class Network:
     The head of every network in ``idiolect.models`` is one linear layer, ``weight`` (C, d) and ``bias`` (C,). A user's
     own network may have another, so a method calls ``logits``, or makes a layer of its own by ``new_linear``.
 
+    A parameter with ``requires_grad=False`` is frozen: it is no weight of the model, never trains and is never sent,
+    and stays as the factory made it. Dropout and whatever else is random acts in gradient steps alone: see
+    ``idiolect.core.randomness``. Elsewhere the modules are as after ``eval()``.
+
     Attributes:
         make: builds (body, head) with the modules' own initialisation; it must be importable, so that a worker can
             build it too.
-        shape: of one sample, for example (1, 28, 28).
+        form: of one sample: the shape, for example (1, 28, 28), if it is one tensor of floating-point numbers; else
+            an ``Input``, or several by name, which the body gets as keyword arguments.
         buffers: what happens to the buffers that a network has besides its weights. "frozen": they stay as the factory
             makes them, in training and in prediction. "local" and "aggregate": batch normalisations normalise by the
             batch, and predictions by statistics that ``idiolect.training.batchnorm`` measures; other buffers stay.
@@ -77,7 +85,7 @@ class Network:
     """
 
     make: Callable[[], tuple[nn.Module, nn.Module]]
-    shape: tuple[int, ...]
+    form: Form
     buffers: Buffers | None = None
     precision: Precision = "float32"
     _parts: tuple[_Pure, _Pure] = field(init=False, repr=False, compare=False)
@@ -89,15 +97,26 @@ class Network:
                    for path, m in root.named_modules()]  # fmt: skip
         layers = {path: m for path, m in modules if isinstance(m, _BatchNorm)}
         _check(self.buffers, layers, [f"{path}.{n}" for path, m in modules for n, _ in m.named_buffers(recurse=False)])
-        if self.buffers == "frozen":
-            body.eval()
-            head.eval()
         object.__setattr__(self, "_norms", _Norms({} if self.buffers == "frozen" else layers))
         half = self.precision == "bf16"
-        object.__setattr__(self, "_parts", (_Pure(body, half), _Pure(head, half)))
+        parts = (
+            _Pure(body, half, lambda: forms.blank(self.inputs, 1)),
+            _Pure(head, half, lambda: torch.zeros(1, self.width)),
+        )
+        object.__setattr__(self, "_parts", parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Network, (self.make, self.shape, self.buffers, self.precision)
+        return Network, (self.make, self.form, self.buffers, self.precision)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The form of a sample, as the network takes it."""
+        return forms.inputs_of(self.form)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of a sample, such as (1, 28, 28); of several tensors their shapes by name."""
+        return forms.shapes(self.inputs)
 
     def _build(self, seed: int) -> tuple[nn.Module, nn.Module]:
         with seeded(seed):
@@ -110,7 +129,12 @@ class Network:
         for module in self._build(0):
             layers = [(path, m) for path, m in module.named_modules() if isinstance(m, _NORMALISATIONS)]
             names.append(
-                tuple(f"{path}.{n}".lstrip(".") for path, m in layers for n, _ in m.named_parameters(recurse=False))
+                tuple(
+                    f"{path}.{n}".lstrip(".")
+                    for path, m in layers
+                    for n, p in m.named_parameters(recurse=False)
+                    if p.requires_grad
+                )
             )
         return NormalisationWeights(*names)
 
@@ -118,22 +142,22 @@ class Network:
     def width(self) -> int:
         """d, the number of features."""
         with tree.unmapped(), torch.no_grad():  # a method may ask for it first within a map over clients
-            return int(self.features(_weights(self._build(0)[0]), torch.zeros(1, *self.shape)).shape[-1])
+            return int(self.features(_weights(self._build(0)[0]), forms.blank(self.inputs, 1)).shape[-1])
 
     def init(self, key: Tensor) -> Model:
         """Fresh weights, a function of the key alone."""
         body, head = self._build(int(key))
         return Model(_weights(body), _weights(head))
 
-    def features(self, body: Weights, x_B: Tensor) -> Tensor:
-        """z (B, d)."""
+    def features(self, body: Weights, x_B: Tree) -> Tensor:
+        """z (B, d) of inputs: a tensor, or several by name."""
         return watch(self._parts[0](body, x_B))
 
     def logits(self, head: Weights, z_Bd: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
         return self._parts[1](head, z_Bd)
 
-    def __call__(self, model: Model, x_B: Tensor) -> Tensor:
+    def __call__(self, model: Model, x_B: Tree) -> Tensor:
         """Logits (B, C) of inputs."""
         return self.logits(model.head, self.features(model.body, x_B))
 
@@ -183,16 +207,8 @@ def new_linear(key: Tensor, inputs: int, outputs: int) -> Weights:
         return _weights(nn.Linear(inputs, outputs))
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Inside the block, torch's own generator has this seed; afterwards it is as before. One thread at a time."""
-    with _SEEDING, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed also notes a traceback for every kind of device
-        yield
-
-
 def _weights(module: nn.Module) -> Weights:
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _check(policy: Buffers | None, layers: Mapping[str, _BatchNorm], buffers: list[str]) -> None:
@@ -268,29 +284,55 @@ class _Pure:
     As torch.func.functional_call, but without its bookkeeping, which takes a sixth of a small network's step.
     """
 
-    def __init__(self, module: nn.Module, half: bool) -> None:
-        self._module, self._half = module, half
+    def __init__(self, module: nn.Module, half: bool, blank: Callable[[], Tree]) -> None:
+        self._module, self._half = module.eval(), half
         first: dict[int, str] = {}  # a tensor that is used in two places has one name
-        self._slots = [
-            (m, n, first.setdefault(id(p), f"{path}.{n}" if path else n))
+        slots = [
+            (m, n, p, first.setdefault(id(p), f"{path}.{n}" if path else n))
             for path, m in module.named_modules() for n, p in m._parameters.items() if p is not None
         ]  # fmt: skip
-        self._buffers = [(m, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+        self._slots = [(m, n, key) for m, n, p, key in slots if p.requires_grad]
+        frozen = [(m._parameters, n, p) for m, n, p, _ in slots if not p.requires_grad]
+        buffers = [(m._buffers, n, b) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+        self._constants: list[tuple[dict[str, Any], str, Tensor]] = [*frozen, *buffers]
         self._at = torch.device("cpu")
+        # a batch normalisation is not asked: it has statistics of its own, or none
+        self._modes = [m.__dict__ for m in module.modules() if not isinstance(m, _NormBase)]
+        weights = _weights(module)
+        self._randomness = Randomness(lambda x: self._train(weights, x), blank)
 
-    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        if x.device != self._at:
-            self._move(x.device)
+    def __call__(self, weights: Weights, x: Tree) -> Tensor:
+        if (draws := draws_of_step()) is None:
+            return self._run(weights, x)
+        with self._randomness.inside(draws, tree.mapped((weights, x))):
+            return self._train(weights, x)
+
+    def _train(self, weights: Weights, x: Tree) -> Tensor:
+        """A pass of the module as after ``train()``."""
+        for mode in self._modes:
+            mode["training"] = True
+        try:
+            return self._run(weights, x)
+        finally:
+            for mode in self._modes:
+                mode["training"] = False
+
+    def _run(self, weights: Weights, x: Tree) -> Tensor:
+        several = type(x) is dict
+        first: Tensor = next(iter(x.values())) if several else x
+        if first.device != self._at:
+            self._move(first.device)
         for module, name, key in self._slots:
             module._parameters[name] = weights[key]
         if not self._half:
-            return self._module(x)  # type: ignore[no-any-return]
+            return self._module(**x) if several else self._module(x)  # type: ignore[no-any-return]
         with torch.autocast("cpu", torch.bfloat16):
-            return self._module(x).to(x.dtype)  # type: ignore[no-any-return]
+            z: Tensor = self._module(**x) if several else self._module(x)
+        return z.to(first.dtype if first.dtype.is_floating_point else torch.get_default_dtype())
 
     def _move(self, device: torch.device) -> None:
-        """Move the buffers to the device of the samples."""
+        """Move frozen weights and buffers to the device of the samples."""
         with tree.unmapped():
-            for module, name, buffer in self._buffers:
-                module._buffers[name] = buffer.to(device)
+            for holder, name, constant in self._constants:
+                holder[name] = constant.to(device)
         self._at = device

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import is_integer
 from idiolect.data.datasets import cache
 
 # R samples, L tokens of a text, d features
@@ -25,15 +26,10 @@ _USUAL = 10e9  # bytes
 _WIDTH = 16  # bytes of a sample's digest
 
 
-def is_ids(x_R: Tensor) -> bool:
-    """Whether samples are rows of whole numbers, such as the tokens of texts."""
-    return x_R.dtype in (torch.int16, torch.int32, torch.int64)
-
-
 def digests(x_R: Tensor) -> list[bytes]:
     """A digest of each sample. That of a text does not depend on how far it is padded with zeros at the end."""
     rows = x_R.numpy()
-    if is_ids(x_R):
+    if is_integer(x_R):
         ids = rows.astype("<i8").reshape(len(rows), -1)
         return [_digest(row[:length].tobytes()) for row, length in zip(ids, lengths(x_R), strict=True)]
     return [_digest(np.ascontiguousarray(row).data) for row in rows]
@@ -41,7 +37,7 @@ def digests(x_R: Tensor) -> list[bytes]:
 
 def lengths(x_R: Tensor) -> list[int]:
     """The tokens of each text, without the zeros at its end; of anything else the numbers in a sample."""
-    if not is_ids(x_R):
+    if not is_integer(x_R):
         return [x_R[0].numel() if len(x_R) else 0] * len(x_R)
     flat = x_R.reshape(len(x_R), -1)
     ends: list[int] = ((flat != 0) * torch.arange(1, flat.shape[1] + 1)).amax(1).tolist()

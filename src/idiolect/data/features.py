@@ -16,11 +16,12 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from idiolect.core.inputs import is_integer
+from idiolect.core.shared_memory import check as check_memory
 from idiolect.data.datasets.dataset import Source
-from idiolect.data.feature_cache import FeatureCache, digests, is_ids, lengths
+from idiolect.data.feature_cache import FeatureCache, digests, lengths
 from idiolect.data.federated import FederatedData, RawSamples, room
 from idiolect.data.normalisation import Normalise, moments
-from idiolect.data.shared_memory import check as check_memory
 
 # R samples of all clients, U different ones, B batch, L tokens of a text, d features
 
@@ -76,13 +77,13 @@ def with_features(
     if missing:
         _fill(z_Ud, data.x_R, {place[key]: r for r, key in reversed([*enumerate(keys_R)]) if key in missing},
               [*place], backbone, cache)  # fmt: skip
-    z_Rd, file = room((len(keys_R), backbone.width), torch.float32)
+    z_Rd, file = room(z_Ud, len(keys_R))
     torch.index_select(z_Ud, 0, torch.tensor([place[key] for key in keys_R], dtype=torch.int64), out=z_Rd)
     source = Source(data.name, z_Rd, data.y_R, data.classes, data.class_names, None, None, len(z_Rd))
     mean, std = moments(source, torch.cat([*data.train[: data.trained]]).numpy(), normalise)
     samples = hashlib.sha256(b"".join(keys_R)).hexdigest()
     raw = RawSamples(data.shape, str(data.x_R.dtype).removeprefix("torch."), samples, backbone.name, backbone.digest)
-    return replace(data, x_R=z_Rd, file=file, mean=mean, std=std, encodings=(), raw=raw)
+    return replace(data, x_R=z_Rd, file=file, mean=mean, std=std, encodings=(), sizes=0, raw=raw)
 
 
 def _fill(
@@ -131,7 +132,7 @@ def _fill(
 def _batches(x_R: Tensor, row: dict[int, int]) -> Iterator[list[int]]:
     """Places of samples of similar length, the longest first, so that memory is enough from the start on."""
     order, start = [*row], 0
-    if not is_ids(x_R):
+    if not is_integer(x_R):
         yield from (order[k : k + _BATCH] for k in range(0, len(order), _BATCH))
         return
     length = dict(zip(row, lengths(x_R[torch.tensor([*row.values()])]), strict=True))
@@ -144,4 +145,4 @@ def _batches(x_R: Tensor, row: dict[int, int]) -> Iterator[list[int]]:
 
 def _cut(x_B: Tensor) -> Tensor:
     """Texts without the columns in which none has a token."""
-    return x_B[:, : max([1, *lengths(x_B)])] if is_ids(x_B) else x_B
+    return x_B[:, : max([1, *lengths(x_B)])] if is_integer(x_B) else x_B

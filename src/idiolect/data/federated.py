@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect.core import keys
+from idiolect.core import keys, shared_memory, tree
 from idiolect.core.errors import InputError, RunError, option
+from idiolect.core.inputs import Inputs, Moments, form_of, shapes
 from idiolect.core.option_spec import Spec
-from idiolect.data import shared_memory
+from idiolect.core.tree import Tree
 from idiolect.data.datasets.catalogue import SETS
 from idiolect.data.datasets.dataset import Encoding, Source, shape
 from idiolect.data.new_clients import new_last, ordered
@@ -26,6 +27,7 @@ from idiolect.data.plan import views_of
 from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
 from idiolect.data.validation import validating
+from idiolect.training.preprocessing import Preprocessing
 
 # R samples of all clients, N samples of one client, K clients
 
@@ -59,15 +61,16 @@ class FederatedData:
 
     Attributes:
         name: of the data set.
-        x_R: images (R, C, H, W), uint8, shifted; or float32 (R, ...), NaN if a value is missing. Client by client,
-            training samples before test samples; without samples that no client has, unless it is a federation
-            ``without_test``, which shares the samples of the whole one.
+        x_R: images (R, C, H, W), uint8, shifted; float32 (R, ...), NaN if a value is missing; whole numbers (R, ...);
+            or several of them by name. Client by client, training samples before test samples; without samples that no
+            client has, unless it is a federation ``without_test``, which shares the samples of the whole one.
         y_R: labels in 0..classes-1, int64.
         train: for each client the numbers of its training samples, int64.
         test: for each client the numbers of its test samples, int64.
         classes: the number of classes.
         class_names: one name per class.
-        mean: per channel (on a scale of 0 to 1, of the data set without shifts) or feature.
+        mean: per channel (on a scale of 0 to 1, of the data set without shifts) or feature; () for whole numbers; by
+            name where a sample has several tensors.
         std: per channel or feature, like ``mean``.
         shifts: for each client the shifts of its samples with all options, comma-separated, in order; "" for none.
         names: the name of each client; () if they have only numbers.
@@ -78,18 +81,20 @@ class FederatedData:
         encodings: for a table, how each of its columns became features.
         official_split: whether clients train on samples of the data set's official training split only, and test on
             those of its official test split only; None if it has no official test split.
+        sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
+            known.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
     name: str
-    x_R: Tensor
+    x_R: Tree
     y_R: Tensor
     train: Sequence[Tensor]
     test: Sequence[Tensor]
     classes: int
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Moments
+    std: Moments
     shifts: tuple[str, ...]
     names: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
@@ -97,6 +102,7 @@ class FederatedData:
     validation: Sequence[Tensor] = ()
     encodings: tuple[Encoding, ...] = ()
     official_split: bool | None = None
+    sizes: int | Mapping[str, int] = 0
     raw: RawSamples | None = None
 
     def __post_init__(self) -> None:
@@ -142,9 +148,33 @@ class FederatedData:
         return self.clients - len(self.conditions)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a row: (C, H, W) for an image."""
-        return tuple(self.x_R.shape[1:])
+    def inputs(self) -> Inputs:
+        """The form of a sample."""
+        return form_of(self.x_R, self.sizes)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of a sample: (C, H, W) for an image; by name where it has several tensors."""
+        return shapes(self.inputs)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What turns samples as stored into what a network takes."""
+        return Preprocessing(self.mean, self.std)
+
+    def some(self, count: int) -> Tree:
+        """The first training samples, as stored."""
+        return tree.rows(self.x_R, torch.cat([*self.train])[:count])
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the samples are 8-bit images."""
+        return isinstance(self.x_R, Tensor) and self.x_R.dtype == torch.uint8
+
+    @property
+    def samples(self) -> int:
+        """R, of all clients."""
+        return len(tree.leaves(self.x_R)[0])
 
 
 def build(
@@ -185,8 +215,8 @@ def build(
         validation: share of a client's training samples that are used for validation and not for training, drawn at
             random from each of its classes (see ``validation.held_out``). New clients have none.
         normalise: with the mean and standard deviation that the literature uses for the set ("reference"; if there are
-            none, as "training"), with those of the training samples before shifts ("training"), or images to [-1, 1]
-            ("symmetric").
+            none, as "training"), with those of the training samples before shifts ("training"), images to [-1, 1]
+            ("symmetric"), or not ("none"; images to [0, 1]).
 
     Raises:
         InputError: unknown partition, shift or option, a client number out of range, or too few samples, also for
@@ -200,7 +230,7 @@ def build(
     whole, split = ordered(whole, order), ordered(split, order)
     views = views_of(whole, split, new, shifts, new_shifts)
     ends = np.cumsum([len(view.at_N) for view in views]).tolist()
-    x_R, file = room((ends[-1], *source.x_R.shape[1:]), source.x_R.dtype)
+    x_R, file = room(source.x_R, ends[-1])
     y_R = torch.empty(ends[-1], dtype=torch.int64)
     says = fill(x_R, y_R, ends, source, views, seed)
     cuts = [end - len(split.test[view.client]) for view, end in zip(views, ends, strict=True)]
@@ -213,7 +243,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, split),
+        _keeps_official(source, split), source.sizes,
     )  # fmt: skip
     _warn(data)
     own = source.name not in SETS
@@ -232,13 +262,13 @@ def _keeps_official(source: Source, split: Split) -> bool | None:
     return bool(train.max() < source.train_rows <= test.min())
 
 
-def room(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, shared_memory.File | None]:
+def room(like: Tree, rows: int) -> tuple[Tree, shared_memory.File | None]:
     """Memory for samples, in a file that worker processes can map; if no file can be made, in this process."""
     try:
-        return shared_memory.shared(shape, dtype)
+        return shared_memory.shared(like, rows)
     except RunError as error:
         log.info("other processes cannot share the samples: %s", error)
-        return torch.empty(shape, dtype=dtype), None
+        return tree.map(lambda a: torch.empty((rows, *a.shape[1:]), dtype=a.dtype), like), None
 
 
 def _warn(data: FederatedData) -> None:
@@ -305,7 +335,7 @@ def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
 
     rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
     owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
-    twice, pair = duplicates(source.x_R[torch.from_numpy(np.concatenate(rows_K))], owner_R)
+    twice, pair = duplicates(tree.rows(source.x_R, torch.from_numpy(np.concatenate(rows_K))), owner_R)
     if pair:
         log.warning(
             "%d samples belong to more than one client (the first to %s and %s): one client may test on what another "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from idiolect.core import keys
+from idiolect.core.inputs import is_integer
 from idiolect.data.federated import FederatedData
 
 # K clients, C classes, D values of a sample, B a block of clients, O clients compared with these
@@ -23,6 +25,7 @@ COMPARED = 2_000
 MATRIX = 60
 """Up to so many clients, the values of all pairs are kept."""
 _BLOCK = 256
+_IDS = 4096  # different ids that are counted apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +119,34 @@ def _entropy(p_CK: Numbers) -> Numbers:
 
 
 def _means(data: FederatedData, parts: Sequence[torch.Tensor]) -> Numbers:
-    """Mean normalised sample (K, D) of each client; a missing value counts as the data set's mean."""
+    """Mean normalised sample (K, D) of each client; a missing value counts as the data set's mean.
+
+    Of ids, how often each occurs in a sample. Of several tensors, one after another.
+    """
+    if isinstance(data.x_R, dict):
+        assert isinstance(data.mean, Mapping)
+        assert isinstance(data.std, Mapping)
+        leaves = [_of_tensor(data.x_R[n], data.mean[n], data.std[n], parts) for n in data.x_R]
+        return np.concatenate(leaves, axis=1)
+    return _of_tensor(data.x_R, data.mean, data.std, parts)
+
+
+def _of_tensor(x_R: Tensor, mean: Any, std: Any, parts: Sequence[Tensor]) -> Numbers:
     means = []
-    shape = (1, -1, *(1,) * (data.x_R.ndim - 2))
-    scale = 255.0 if data.x_R.dtype == torch.uint8 else 1.0
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (data.mean, data.std))
+    if is_integer(x_R):
+        for rows in parts:
+            count_I = torch.zeros(_IDS, dtype=torch.float64)
+            for chunk in torch.split(rows, 2048):
+                count_I += torch.bincount(x_R[chunk].flatten().long() % _IDS, minlength=_IDS)
+            means.append((count_I / len(rows)).numpy())
+        return np.stack(means)
+    shape = (1, -1, *(1,) * (x_R.ndim - 2))
+    scale = 255.0 if x_R.dtype == torch.uint8 else 1.0
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (mean, std))
     for rows in parts:
-        total = torch.zeros(data.shape, dtype=torch.float64)
+        total = torch.zeros(x_R.shape[1:], dtype=torch.float64)
         for chunk in torch.split(rows, 2048):
-            total += data.x_R[chunk].double().div_(scale).sub_(mean).nan_to_num_(0.0).sum(0)
+            total += x_R[chunk].double().div_(scale).sub_(mean).nan_to_num_(0.0).sum(0)
         means.append((total / std[0] / len(rows)).flatten().numpy())
     return np.stack(means)
 

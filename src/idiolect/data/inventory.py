@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.data.federated import FederatedData
 
 
@@ -46,7 +48,7 @@ def manifest(data: FederatedData) -> dict[str, Any]:
     differ by rounding.
     """
     digest = hashlib.sha256("".join(map(str, data.raw or ())).encode())
-    for tensor in (*(() if data.raw else (data.x_R,)), data.y_R, *data.train, *data.test):
+    for tensor in (*(() if data.raw else tree.leaves(data.x_R)), data.y_R, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
     backbone = {"backbone": {"name": data.raw.backbone, "weights": data.raw.weights}} if data.raw else {}
@@ -62,4 +64,6 @@ def _normalisation(data: FederatedData) -> dict[str, Any]:
         features = [(e.name, scale) for e in data.encodings for scale in e.scales]
         scales = zip(features, data.mean, data.std, strict=True)
         return {"columns": {name: {"mean": m, "std": s} for (name, scale), m, s in scales if scale}}
+    if isinstance(data.mean, Mapping) and isinstance(data.std, Mapping):
+        return {"mean": {n: list(v) for n, v in data.mean.items()}, "std": {n: list(v) for n, v in data.std.items()}}
     return {"mean": list(data.mean), "std": list(data.std)}

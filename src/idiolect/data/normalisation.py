@@ -7,25 +7,45 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import Moments, is_integer
 from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions import Rows
 
-Normalise = Literal["reference", "training", "symmetric"]
+Normalise = Literal["reference", "training", "symmetric", "none"]
+_Pair = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel or feature for normalisation; ``row_N`` are the training samples."""
-    x_R = source.x_R
+def moments(source: Source, row_N: Rows, normalise: Normalise) -> tuple[Moments, Moments]:
+    """Mean and standard deviation per channel or feature for normalisation; ``row_N`` are the training samples.
+
+    Whole numbers have none. Samples of several tensors have them by name.
+
+    Raises:
+        InputError: samples that are not images cannot be normalised so.
+    """
+    if isinstance(source.x_R, dict):
+        pairs = {name: _moments(x_R, source, row_N, normalise) for name, x_R in source.x_R.items()}
+        return {name: mean for name, (mean, _) in pairs.items()}, {name: std for name, (_, std) in pairs.items()}
+    return _moments(source.x_R, source, row_N, normalise)
+
+
+def _moments(x_R: Tensor, source: Source, row_N: Rows, normalise: Normalise) -> _Pair:
+    if is_integer(x_R):
+        return (), ()
+    width = x_R.shape[1] if x_R.ndim > 1 else 1
+    if normalise == "none":
+        return (0.0,) * width, (1.0,) * width
     if normalise == "symmetric":
         if x_R.dtype != torch.uint8:
             raise InputError("normalise=symmetric is for images, and these samples are numbers: take training")
-        return (0.5,) * x_R.shape[1], (0.5,) * x_R.shape[1]
+        return (0.5,) * width, (0.5,) * width
     if normalise == "reference" and source.mean is not None and source.std is not None:
-        return _for_each(source.mean, x_R.shape[1]), _for_each(source.std, x_R.shape[1])
+        return _for_each(source.mean, width), _for_each(source.std, width)
     axes = tuple(a for a in range(x_R.ndim) if a != 1)
-    count, total, square = (np.zeros(x_R.shape[1]) for _ in range(3))
+    count, total, square = (np.zeros(width) for _ in range(3))
     for rows in torch.split(torch.from_numpy(row_N), 4096):
         x_N = x_R[rows].numpy().astype(np.float64) / (255 if x_R.dtype == torch.uint8 else 1)
         count += (~np.isnan(x_N)).sum(axes)

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect.core import keys, option_spec
+from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError
+from idiolect.core.tree import Tree
 from idiolect.data import new_clients, plan, shifts
 from idiolect.data.datasets import cache
 from idiolect.data.datasets.dataset import Source
@@ -31,12 +32,15 @@ _KEPT = 4e9  # bytes of all settings' shifted samples
 
 
 def fill(
-    x_R: Tensor, y_R: Tensor, ends: Sequence[int], source: Source, views: Sequence[View], seed: int
+    x_R: Tree, y_R: Tensor, ends: Sequence[int], source: Source, views: Sequence[View], seed: int
 ) -> tuple[str, ...]:
     """Put all clients' samples in place, shifted, and return what was done to each client."""
     steps = list({id(s): s for view in views for _, s in view.steps}.values())
-    images = source.x_R.dtype == torch.uint8 and source.x_R.ndim == 4
+    several = isinstance(source.x_R, dict)
+    images = not several and source.x_R.dtype == torch.uint8 and source.x_R.ndim == 4
     for step in steps:
+        if several:
+            raise InputError(f"shift {step.text} is for samples of one tensor, and these have several: leave it out")
         takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
         if not images and takes == Images:
             raise InputError(f"shift {step.text} changes images, and these samples are numbers: leave it out")
@@ -49,7 +53,7 @@ def fill(
         return tuple(json.loads(entry.about["says"]))
     if not steps:  # at once: a call for each client would cost more than its samples
         row_R = torch.from_numpy(np.concatenate([view.row_N[view.at_N] for view in views]))
-        torch.index_select(source.x_R, 0, row_R, out=x_R)
+        tree.map(lambda all_R, own_R: torch.index_select(all_R, 0, row_R, out=own_R), source.x_R, x_R)
         torch.index_select(source.y_R, 0, row_R, out=y_R)
         return ("",) * len(views)
     begun = time.monotonic()

@@ -20,7 +20,7 @@ EPOCHS = 30
 def alone(task: Task, epochs: int = EPOCHS) -> Method:
     """The bundle's network, trained from its start on the site's samples alone: a method without a federation."""
     if task.network.buffers == "aggregate":  # with nobody else, its own statistics
-        task = replace(task, network=Network(task.network.make, task.network.shape, "local"))
+        task = replace(task, network=Network(task.network.make, task.network.form, "local"))
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         return client, Up(), {}

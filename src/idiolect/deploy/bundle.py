@@ -26,6 +26,7 @@ from idiolect import methods, models
 from idiolect.core import files, keys, tree
 from idiolect.core.documents import sealed_json
 from idiolect.core.errors import InputError, RunError, blame, nearest, option
+from idiolect.core.inputs import blank
 from idiolect.core.method import Down, Method, Task
 from idiolect.core.tree import Tree
 from idiolect.deploy import code
@@ -94,7 +95,7 @@ class Bundle:
         """Check that what is built for these ``size`` bytes of numbers is not much larger than they are."""
         about = self.about
         with limited(self.folder, size, about.method.options, FIX), blame(f"method {about.method.name}, on a sample"):
-            x_R, down, fresh = torch.zeros(1, *about.inputs.shape, dtype=self.dtype), self._down, self.fresh
+            x_R, down, fresh = self._blank, self._down, self.fresh
             if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
                 self.received.predict(down, fresh, x_R)
 
@@ -144,8 +145,8 @@ class Bundle:
     def task(self) -> Task:
         """What the method is told about the problem."""
         about = self.about
-        network = models.build(about.network.model, about.inputs.shape, len(about.classes))
-        inputs = Preprocessing(about.inputs.mean, about.inputs.std)
+        network = models.build(about.network.model, about.inputs.form, len(about.classes))
+        inputs = Preprocessing(*about.inputs.moments)
         return Task(network, len(about.classes), about.clients, training_of(about.training), inputs)
 
     @cached_property
@@ -208,13 +209,16 @@ class Bundle:
             if self.about.kind == "join":
                 return Personal(down, ())
             classes = len(self.about.classes)
-            [data] = trial.samples(self.about.inputs.shape, classes, 2 * classes, dtype=self.dtype)
+            [data] = trial.samples(
+                self.about.inputs.form, classes, 2 * classes, images=self.about.inputs.kind == "images"
+            )
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of samples as stored."""
-        return torch.uint8 if self.about.inputs.kind == "images" else torch.float32
+    def _blank(self) -> Tree:
+        """A sample of zeros, as stored."""
+        zeros = blank(self.about.inputs.form, 1)
+        return zeros.to(torch.uint8) if self.about.inputs.kind == "images" else zeros
 
     @cached_property
     def _file(self) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from idiolect import data, methods, models
 from idiolect.core import files, tree
 from idiolect.core.errors import InputError, RunError, nearest, option
+from idiolect.core.inputs import Input
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
@@ -31,6 +32,7 @@ from idiolect.deploy.schema import (
     Provenance,
     Revealed,
     Scale,
+    TensorPart,
     TrainingPart,
 )
 from idiolect.deploy.units import scale_of
@@ -40,6 +42,7 @@ from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
 from idiolect.simulation.rounds import first_state
+from idiolect.training.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +181,7 @@ def with_memory(about: About, client: Tree, samples: int) -> About:
 def inputs_of(federation: FederatedData) -> Inputs:
     """What the network takes, without texts of columns that fewer than ``RARE`` training samples have."""
     kind: Literal["images", "table", "numbers"] = "table" if federation.encodings else "numbers"
-    if federation.x_R.dtype == torch.uint8:
+    if federation.has_images:
         kind = "images"
     columns, scales = federation.encodings, list[Scale]()
     if columns:
@@ -188,10 +191,18 @@ def inputs_of(federation: FederatedData) -> Inputs:
             number = column.kind == "number" and column.value
             scales.append(scale_of(x_RF[:, at].double().numpy() + column.shift) if number else Scale())
             at += len(column.features)
-    return Inputs(
-        kind=kind, shape=federation.shape, columns=columns, mean=federation.mean, std=federation.std,
-        scales=tuple(scales),
-    )  # fmt: skip
+    if isinstance(form := federation.inputs, dict):
+        tensors = {name: TensorPart(**_tensor(one, federation.preprocessing.of(name))) for name, one in form.items()}
+        return Inputs(kind=kind, tensors=tensors)
+    return Inputs(kind=kind, columns=columns, scales=tuple(scales), **_tensor(form, federation.preprocessing))
+
+
+def _tensor(form: Input, preprocessing: Preprocessing) -> dict[str, Any]:
+    """The fields of one tensor."""
+    return {
+        "shape": form.shape, "mean": preprocessing.mean, "std": preprocessing.std,
+        "ids": form.size if form.integer else None,
+    }  # fmt: skip
 
 
 def frequent(columns: Sequence[Encoding], count_F: Sequence[int]) -> tuple[Encoding, ...]:
@@ -308,7 +319,7 @@ def _name(federation: FederatedData, k: int) -> str:
 
 
 def _revealed(model: str, method: MethodPart, federation: FederatedData) -> Revealed:
-    network = models.build(model, federation.shape, federation.classes)
+    network = models.build(model, federation.inputs, federation.classes)
     anatomy = profile.of(method.name, dict(method.options), network, federation.classes, federation.trained)
     down, up = (anatomy.down_shared, anatomy.down_own), (anatomy.up_value, anatomy.up_weight)
     return Revealed(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from idiolect.core import inputs as forms
 from idiolect.core.method import Augment
 from idiolect.core.option_spec import Spec, complete
 from idiolect.core.schedules import schedule_of
@@ -74,24 +75,50 @@ class Scale(_Part):
         return self
 
 
-class Inputs(_Part):
+class TensorPart(_Part):
+    """One tensor of a sample; its fields are those of ``Inputs``."""
+
+    shape: Annotated[tuple[_Count, ...], Field(max_length=4)] = ()
+    mean: tuple[_Finite, ...] = ()
+    std: tuple[_Size, ...] = ()
+    ids: Annotated[int, Field(ge=0, le=2**40)] | None = None
+
+    @property
+    def input(self) -> forms.Input:
+        """Its form, as a network takes it."""
+        return forms.Input(self.shape, self.ids is not None, self.ids or 0)
+
+
+class Inputs(TensorPart):
     """The samples that the network takes.
 
     Attributes:
         kind: "images" are 8-bit, (channels, height, width); a "table" has named columns; "numbers" are anything else.
-        shape: of one sample as stored.
+        shape: of one sample as stored; () where it has several tensors.
         columns: of a table, in the order of their features.
-        mean: per channel (on a scale of 0 to 1) or feature.
+        mean: per channel (on a scale of 0 to 1) or feature; () for whole numbers and for several tensors.
         std: like ``mean``.
+        ids: of whole numbers, one more than the largest that may occur, 0 if that is not known; None for others.
+        tensors: by name, where a sample has several.
         scales: of a table, for each column how large its numbers are in training; () if that is not known.
     """
 
     kind: Literal["images", "table", "numbers"]
-    shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
     columns: tuple[Encoding, ...] = ()
-    mean: tuple[_Finite, ...]
-    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+    tensors: dict[_Name, TensorPart] = Field(default_factory=dict)
     scales: tuple[Scale, ...] = ()
+
+    @property
+    def form(self) -> forms.Inputs:
+        """The form of a sample, as a network takes it."""
+        return {name: one.input for name, one in self.tensors.items()} or self.input
+
+    @property
+    def moments(self) -> tuple[forms.Moments, forms.Moments]:
+        """Mean and standard deviation, by name where a sample has several tensors."""
+        if not self.tensors:
+            return self.mean, self.std
+        return {n: one.mean for n, one in self.tensors.items()}, {n: one.std for n, one in self.tensors.items()}
 
     @model_validator(mode="after")
     def _scale_of_every_column(self) -> Self:

@@ -165,7 +165,7 @@ def _round(
     build: Any, network: Network, classes: int, clients: int, rows: int, some: int = 3, batch_size: int = 50
 ) -> Round:
     method: Method = build(Task(network, classes, clients, Training(epochs=1, batch_size=batch_size)))
-    data = samples(network.shape, classes, rows, clients=min(some, clients))
+    data = samples(network.form, classes, rows, clients=min(some, clients))
     return Round(method, network.init(keys.key(0)), trial(method, data))
 
 

@@ -322,7 +322,7 @@ def _check_start(name: str, method: Method) -> None:
 def _check_round(name: str, method: Method, task: Task) -> None:
     """Check the states and messages of two clients; whatever else fails there is said where it is run."""
     try:
-        one = trial(method, samples(task.network.shape, task.classes, 2 * task.classes, clients=2))
+        one = trial(method, samples(task.network.form, task.classes, 2 * task.classes, clients=2))
         other = tree.other_form(one.clients[0], one.starts[0])
     except Exception:  # noqa: BLE001
         return

@@ -10,8 +10,10 @@ from functools import partial
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.inputs import Form, Input, Inputs, inputs_of
 from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
+from idiolect.core.tree import Tree
 from idiolect.models import own, pretrained
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
@@ -34,39 +36,44 @@ def names() -> list[str]:
     return list(NETWORKS)
 
 
-def choose(model: Spec | str, shape: Shape) -> str:
+def choose(model: Spec | str, form: Form) -> str:
     """The network that a name means, with its options as they are written; an import path means itself.
 
     Raises:
         InputError: unknown name.
     """
-    spec = _resolve(model, shape)
+    spec = _resolve(model, inputs_of(form))
     return pretrained.text_of(spec) if pretrained.is_pretrained(spec) else str(spec)
 
 
-def build(model: Spec | str, shape: Shape, classes: int, precision: Precision = "float32") -> Network:
+def build(
+    model: Spec | str, form: Form, classes: int, precision: Precision = "float32", samples: Tree | None = None
+) -> Network:
     """A network by name and options; ``auto`` takes the papers' network for the shape.
 
     Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains.
 
     Args:
         model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path (see ``idiolect.models.own``).
-        shape: of a sample.
+        form: of a sample: a shape, or what ``idiolect.core.inputs`` describes.
         classes: of the data.
         precision: of the products: see ``Network``.
+        samples: some, as the network takes them, on which a network of one's own is tried; None takes synthetic ones.
 
     Raises:
         InputError: unknown name or option, or a network that does not take samples of this shape.
     """
-    spec = _resolve(model, shape)
+    inputs = inputs_of(form)
+    spec = _resolve(model, inputs)
     name, what = spec.name, f"model {spec.name}"
     policy = option_spec.check(_for_all, {k: v for k, v in spec.options.items() if k == "buffers"}, what).get("buffers")
     options = {k: v for k, v in spec.options.items() if k != "buffers"}
     if pretrained.is_pretrained(spec):
-        return pretrained.network(spec, policy, shape, classes, precision)
+        return pretrained.network(spec, policy, inputs, classes, precision)
     if name not in NETWORKS:
-        return own.network(name, options, policy, shape, classes, precision)
+        return own.network(name, options, policy, inputs, classes, precision, samples)
     make = NETWORKS[name]
+    shape = _floats(name, inputs)
     return Network(
         partial(make, shape, classes, **option_spec.check(make, options, what, beside=["buffers"])),
         shape,
@@ -79,13 +86,33 @@ def _for_all(*, buffers: Buffers | None = None) -> None:
     """The options that every model has."""
 
 
-def _resolve(model: Spec | str, shape: Shape) -> Spec:
+def _floats(name: str, inputs: Inputs) -> Shape:
+    """The shape of samples that are one tensor of numbers.
+
+    Raises:
+        InputError: they are not.
+    """
+    if isinstance(inputs, dict):
+        raise InputError(
+            f"model {name} takes samples of one tensor, and these have {', '.join(inputs)}: name a network of your own "
+            "by its import path, whose body takes them by name"
+        )
+    if inputs.integer:
+        raise InputError(
+            f"model {name} takes numbers, and these samples are ids, such as those of words: name a network of your "
+            "own by its import path, or make them floating-point numbers if they are amounts"
+        )
+    return inputs.shape
+
+
+def _resolve(model: Spec | str, inputs: Inputs) -> Spec:
     spec = pretrained.spec_of(model) if isinstance(model, str) else model
     name = spec.name
     if pretrained.is_pretrained(spec):
         pretrained.settings_of(spec)
         return spec
     if name == "auto":
+        shape = inputs.shape if isinstance(inputs, Input) else ()
         return spec.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
     if "." not in name and name not in NETWORKS:
         hint = nearest(name, ["auto", *NETWORKS])

@@ -1,7 +1,8 @@
 """A network of your own, by import path.
 
 The path names a function (shape, classes, options) -> (body, head), or a pair of modules (body, head). With a pair, all
-training starts from its weights, for every seed.
+training starts from its weights, for every seed. Where a sample has several tensors, ``shape`` is a dict of their
+shapes by name, and the body is called with the tensors as keyword arguments.
 """
 
 from __future__ import annotations
@@ -15,28 +16,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from idiolect.core import keys, option_spec
+from idiolect.core import keys, option_spec, tree
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import by_path
-from idiolect.core.network import Buffers, Network, Precision, seeded
-from idiolect.models.parts import Parts, Shape
+from idiolect.core.inputs import Inputs, shapes, synthetic
+from idiolect.core.network import Buffers, Network, Precision
+from idiolect.core.randomness import seeded
+from idiolect.core.tree import Tree
+from idiolect.models.parts import Parts
+
+_TRIED = 3
 
 
 def network(
-    path: str, options: Mapping[str, Any], buffers: Buffers | None, shape: Shape, classes: int, precision: Precision
-) -> Network:
-    """The network at an import path, built once and tried on synthetic samples.
+    path: str, options: Mapping[str, Any], buffers: Buffers | None, inputs: Inputs, classes: int, precision: Precision,
+    samples: Tree | None = None,
+) -> Network:  # fmt: skip
+    """The network at an import path, built once and tried on some samples.
 
     Args:
         path: such as ``my_package.nets.hospital``; found from the current folder, or installed.
         options: of the function, checked where it annotates them.
         buffers: the policy.
-        shape: of a sample.
+        inputs: the form of a sample.
         classes: of the data.
         precision: of the products.
+        samples: some, as the network takes them; None takes synthetic ones.
 
     Raises:
         InputError: there is nothing at the path, or not a network that fits these data.
@@ -53,18 +60,18 @@ def network(
             )
         elif options:
             raise InputError(f"{what} is a pair of modules, which has no option {next(iter(options))!r}: leave it out")
-        make = partial(_parts, path, shape, classes, dict(options))
+        make = partial(_parts, path, shapes(inputs), classes, dict(options))
         torch.manual_seed(0)
         parts = make()
         _sound(parts, what)
         torch.manual_seed(0)
         _same(parts, make(), what)
-    result = Network(make, shape, buffers, precision)
-    _try(result, what, classes)
+    result = Network(make, inputs, buffers, precision)
+    _try(result, what, classes, samples if samples is not None else synthetic(inputs, _TRIED, keys.key(0, "rows")))
     return result
 
 
-def _parts(path: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Parts:
+def _parts(path: str, shape: Any, classes: int, options: Mapping[str, Any]) -> Parts:
     """Body and head, built again in every process that needs them."""
     target = by_path(path, "model")
     try:
@@ -106,21 +113,19 @@ def _are_modules(value: object) -> bool:
 
 
 def _sound(parts: Parts, what: str) -> None:
-    """Raise if a parameter would not train, or if a random draw would not come from a key."""
+    """Raise if a size is not known, or if body and head share a weight that trains."""
     owner: dict[int, str] = {}
     for part, module in zip(("body", "head"), parts, strict=True):
-        for name, m in module.named_modules():
-            if isinstance(m, _DropoutNd) and m.p > 0:
-                raise InputError(f"{what}: {part}.{name} is dropout, whose draws have no seed here: set its p to 0")
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if is_lazy(tensor):
                 raise InputError(f"{what}: the size of {part}.{name} is not known yet: give lazy layers their sizes")
         for name, p in module.named_parameters():
             where = f"{part}.{name}"
-            if not p.requires_grad:
-                raise InputError(f"{what}: {where} has requires_grad=False: make it a buffer, or let it train")
-            if owner.setdefault(id(p), where) != where:
-                raise InputError(f"{what}: body and head share {where}: give each weights of its own")
+            if p.requires_grad and owner.setdefault(id(p), where) != where:
+                raise InputError(
+                    f"{what}: body and head share {where}, and may train apart: give each weights of its own, or set "
+                    "its requires_grad to False"
+                )
 
 
 def _same(parts: Parts, twin: Parts, what: str) -> None:
@@ -136,10 +141,9 @@ def _same(parts: Parts, twin: Parts, what: str) -> None:
                 )
 
 
-def _try(network: Network, what: str, classes: int) -> None:
-    """Raise unless synthetic samples pass through body and head, twice alike, and a sample alone as among others."""
+def _try(network: Network, what: str, classes: int, x_B: Tree) -> None:
+    """Raise unless samples pass through body and head, twice alike, and a sample alone as among others."""
     model = network.init(keys.key(0))
-    x_B = keys.normal(keys.key(0, "rows"), (3, *network.shape))
 
     def run(part: str, forward: Callable[[], Tensor], inputs: str) -> Any:
         try:
@@ -150,18 +154,19 @@ def _try(network: Network, what: str, classes: int) -> None:
         except (Exception, SystemExit) as error:
             raise InputError(f"{what}: its {part} fails on {inputs} ({_text_of(error)}): fix it") from error
 
-    def predict(x_B: Tensor) -> tuple[Tensor, Tensor]:
-        samples = f"{len(x_B)} sample{'s' * (len(x_B) > 1)}"
+    def predict(x_B: Tree) -> tuple[Tensor, Tensor]:
+        count = len(tree.leaves(x_B)[0])
+        samples = f"{count} sample{'s' * (count > 1)}"
         z_Bd = run("body", lambda: network.features(model.body, x_B), f"{samples} of shape {network.shape}")
-        if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != len(x_B) or not z_Bd.shape[1]:
+        if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or len(z_Bd) != count or not z_Bd.shape[1]:
             raise InputError(
-                f"{what}: from {samples} its body makes {_kind(z_Bd)}: make it ({len(x_B)}, d) with d of at least 1, "
+                f"{what}: from {samples} its body makes {_kind(z_Bd)}: make it ({count}, d) with d of at least 1, "
                 "as nn.Flatten() does"
             )
         logit_BC = run("head", lambda: network.logits(model.head, z_Bd), f"features of shape {tuple(z_Bd.shape)}")
-        if not isinstance(logit_BC, Tensor) or logit_BC.shape != (len(x_B), classes):
+        if not isinstance(logit_BC, Tensor) or logit_BC.shape != (count, classes):
             raise InputError(
-                f"{what}: from {samples} its head makes {_kind(logit_BC)}: make it ({len(x_B)}, {classes}), one number "
+                f"{what}: from {samples} its head makes {_kind(logit_BC)}: make it ({count}, {classes}), one number "
                 "per class"
             )
         for part, output in (("body", z_Bd), ("head", logit_BC)):
@@ -172,7 +177,7 @@ def _try(network: Network, what: str, classes: int) -> None:
     outputs = predict(x_B)
     if not all(map(torch.equal, outputs, predict(x_B))):
         raise InputError(f"{what} gives another result for the same samples each time: remove what it draws or counts")
-    single = predict(x_B[:1])
+    single = predict(tree.rows(x_B, slice(1)))
     if network.buffers in (None, "frozen") and not all(map(_close, outputs, single)):
         raise InputError(
             f"{what} gives another result for a sample alone than for the same sample among others: predict every "

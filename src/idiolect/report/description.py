@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from idiolect.core import files, keys
+from idiolect.core import files, keys, tree
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import is_integer
 from idiolect.core.terminal import Text
+from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, holdings
 from idiolect.data.heterogeneity import COMPARED, Description
 from idiolect.report.figures import Figure, partition_figures
@@ -46,10 +47,8 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     """The facts about the setting, in words."""
     clients = len(about.train_KC)
     new = clients - data.trained
-    shape = "x".join(map(str, data.shape))
-    numbers = data.x_R[0].numel()
-    form = f"{numbers:,} number{'s' * (numbers > 1)}" if data.x_R.ndim == 2 else f"{shape} {str(data.x_R.dtype)[6:]}"
-    memory = data.x_R.numel() * data.x_R.element_size()
+    form = _form(data.x_R)
+    memory = tree.nbytes(data.x_R)
     shifts = Counter(map(short, data.shifts[:clients]))
     del shifts[""]
     texts = [f"{shift} on {count}" for shift, count in shifts.items()]
@@ -72,6 +71,16 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     ]
     conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
     return lines + ([("New clients also under", ", ".join(conditions))] if conditions else [])
+
+
+def _form(x_R: Tree) -> str:
+    """The form of a sample, in words."""
+    if isinstance(x_R, dict):
+        return "; ".join(f"{name}: {_form(leaf)}" for name, leaf in x_R.items())
+    if x_R.ndim != 2:
+        return f"{'x'.join(map(str, x_R.shape[1:]))} {str(x_R.dtype)[6:]}"
+    numbers = x_R.shape[1]
+    return f"{numbers:,} {'id' if is_integer(x_R) else 'number'}{'s' * (numbers > 1)}"
 
 
 def _spread(count_K: Any, total: bool = True) -> str:
@@ -133,7 +142,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
         "dataset": data.name,
         "partition": study["partition"],
         "official_split": data.official_split,
-        "shape": list(data.shape),
+        "shape": {n: list(v) for n, v in data.shape.items()} if isinstance(data.shape, dict) else list(data.shape),
         "class_names": list(data.class_names),
         "label_divergence": {"mean": about.label_mean, "at_random": about.label_chance},
         "feature_distance": {"mean": about.feature_mean, "at_random": about.feature_chance},
@@ -210,7 +219,7 @@ def names_of(data: FederatedData) -> list[str]:
 
 
 def _images(data: FederatedData) -> bool:
-    return data.x_R.dtype == torch.uint8 and data.x_R.ndim == 4
+    return data.has_images and len(data.shape) == 3
 
 
 def _sample(data: FederatedData, client: int, name: str) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _step(task: Task, x_B: torch.Tensor, y_B: torch.Tensor) -> None:
 def _made_up(about: dict[str, Any], trained: int, tested: int) -> FederatedData:
     """Two clients with random samples of a data set's shape."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
-    data = samples(shape, classes, trained + tested, clients=2, dtype=torch.uint8)
+    data = samples(shape, classes, trained + tested, clients=2, images=True)
     return FederatedData(
         name="random", x_R=data[0].x_R, y_R=data[0].y_R, classes=classes,
         train=tuple(d.row_N[:trained] for d in data), test=tuple(d.row_N[trained:] for d in data),

@@ -276,16 +276,14 @@ class ClientRunner:
         longest = max(map(len, rows))
         if not longest or 2 * tree.nbytes((downs[0].own, clients[0])) > tree.nbytes(downs[0].shared):
             return None
-        x_M = self.job.data.x_R[pad_sequence([*rows], batch_first=True).flatten()]  # with the first sample of all
-        if x_M.ndim == 4:
-            x_M = x_M.clone(
-                memory_format=torch.channels_last
-            )  # the memory layout of mapped images cannot be changed later
+        row_M = pad_sequence([*rows], batch_first=True).flatten()  # with the first sample of all
+        x_M = tree.map(_for_mapping, tree.rows(self.job.data.x_R, row_M))
         predict = torch.func.vmap(method.predict, in_dims=(Down(None, 0), 0, 0))
         try:
             down = Down(tree.map(layout_copy, downs[0].shared), tree.stack([d.own for d in downs]))
             with torch.no_grad():
-                logp_KNC = predict(down, tree.stack(clients), x_M.view(len(ids), longest, *x_M.shape[1:]))
+                x_KN = tree.map(lambda a_M: a_M.view(len(ids), longest, *a_M.shape[1:]), x_M)
+                logp_KNC = predict(down, tree.stack(clients), x_KN)
         except Exception:  # noqa: BLE001  a network that does not map, or states of unlike sizes: one after another, then
             return None
         return [logp_NC[: len(r)] for logp_NC, r in zip(logp_KNC, rows, strict=True)]
@@ -318,7 +316,7 @@ class ClientRunner:
         parts = []
         for some in torch.split(rows, _CHUNK):
             with watching() as records, torch.no_grad():
-                self.of(phase).predict(down, client, self.job.data.x_R[some])
+                self.of(phase).predict(down, client, tree.rows(self.job.data.x_R, some))
             if not records:
                 what = f"{self.job.name} records no representation to observe"
                 raise InputError(f"{what}: let it call idiolect.core.network.watch, or leave observe out")
@@ -354,6 +352,11 @@ class ClientRunner:
             return result
         validation = float(right_N[test_count:].mean()), float(nll_loss(logp_NC[test_count:], y_N[test_count:]))
         return result._replace(validation_accuracy=validation[0], validation_loss=validation[1])
+
+
+def _for_mapping(x_M: Tensor) -> Tensor:
+    """Images in the memory layout in which they are faster: that of mapped ones cannot be changed later."""
+    return x_M.clone(memory_format=torch.channels_last) if x_M.ndim == 4 else x_M
 
 
 def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:

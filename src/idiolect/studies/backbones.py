@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from idiolect.core.errors import InputError
 from idiolect.data import FederatedData
 from idiolect.models import pretrained
+from idiolect.training import Preprocessing
 
 if TYPE_CHECKING:
     from idiolect.studies.config import Study
@@ -33,6 +32,12 @@ def on_backbone(study: Study, federation: FederatedData) -> FederatedData:
     return with_features(federation, backbone, study.normalise)
 
 
+def preprocessing_of(study: Study, federation: FederatedData) -> Preprocessing:
+    """What turns samples into what the network takes: a backbone normalises images itself."""
+    own = pretrained.is_pretrained(study.model) and federation.raw is None
+    return Preprocessing() if own else federation.preprocessing
+
+
 def check_augment(study: Study, federation: FederatedData) -> None:
     """Raise InputError unless the samples can be changed at random in each step, if the study asks for that."""
     if study.augment == "none":
@@ -43,5 +48,5 @@ def check_augment(study: Study, federation: FederatedData) -> None:
             f"augment={study.augment} does not go with adapt=frozen, which computes the features of a sample once: "
             "leave augment out, or write adapt=full"
         )
-    if federation.x_R.dtype != torch.uint8:
+    if not federation.has_images:
         raise InputError(f"augment={study.augment} is for images, and these samples are numbers: leave it out")

@@ -30,7 +30,7 @@ from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
-from idiolect.studies.backbones import check_augment, on_backbone
+from idiolect.studies.backbones import check_augment, on_backbone, preprocessing_of
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.display import Display
@@ -47,7 +47,7 @@ from idiolect.studies.naming import (
 )
 from idiolect.studies.settings import OWN_DATA, SETTINGS, field
 from idiolect.studies.study_file import names_code, settings_of_file
-from idiolect.training import Preprocessing, training_of
+from idiolect.training import training_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
+_TRIED = 3  # samples on which a network of one's own is tried
 _OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
@@ -149,9 +150,8 @@ class Study(Display, LocalTraining):
     def _data(cls, value: object) -> object:
         if value is not None and not isinstance(value, str | Path | Source):
             how = "from_frame" if hasattr(value, "columns") else "from_arrays or from_dataset"
-            raise ValueError(
-                f"data is a {type(value).__name__}: give a path, or read it with idiolect.data.{how} first"
-            )
+            kind = type(value).__name__
+            raise ValueError(f"data is a {kind}: give a path, or read it with idiolect.data.{how} first")
         return str(value) if isinstance(value, Path) else value
 
     @pydantic.field_serializer("data")
@@ -325,8 +325,7 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: the data are missing or broken, or do not allow the partition.
         """
-        source = self._source()
-        partition = self.partition
+        source, partition = self._source(), self.partition
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it was given in a Python program: run the study from there")
         no_clients = partition is None and source.client_column is None
@@ -365,8 +364,9 @@ class Study(Display, LocalTraining):
             InputError: the network or the augmentation does not fit the samples.
         """
         check_augment(self, federation)
-        network = models.build(self.model, federation.shape, federation.classes, self.precision)
-        inputs = Preprocessing(federation.mean, federation.std)
+        inputs = preprocessing_of(self, federation)
+        some = inputs(federation.some(_TRIED)) if federation.samples else None
+        network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:

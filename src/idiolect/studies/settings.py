@@ -84,8 +84,8 @@ SETTINGS = {
     ),
     "normalise": Setting(
         DATA,
-        "By the literature's mean and std for the set (reference), by those of the training samples (training), or to "
-        "-1..1 (symmetric).",
+        "By the literature's mean and std for the set (reference), by those of the training samples (training), to "
+        "-1..1 (symmetric), or not at all (none).",
         "reference",
     ),
     "clients": Setting(

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     step: int | Tensor
     """Its number."""
     key: Tensor = torch.zeros((), dtype=torch.int64)
-    """One key for all steps; by it and ``step`` images are augmented."""
+    """One key for all steps; by it and ``step`` images are augmented, and random layers draw."""
     rate: float | Tensor = 1.0
     """By what the step's learning rate is multiplied: see ``idiolect.core.schedules``."""
 

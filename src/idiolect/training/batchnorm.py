@@ -190,7 +190,7 @@ def _aggregate(method: Method, task: Task) -> Method:
 
 def _first_statistics(method: Method, task: Task, server: Tree) -> Statistics:
     """Mean 0 and variance 1, in the layout that a prediction on synthetic samples shows."""
-    [data] = trial.samples(task.network.shape, task.classes, 2)
+    [data] = trial.samples(task.network.form, task.classes, 2)
     down, client = trial.personal(method, server, data)
     layout = measure(method, task.network, down, client, data)
     return {name: BatchMoments(torch.zeros_like(m.mean_MC), torch.ones_like(m.square_MC)) for name, m in layout.items()}

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.inputs import Moments, is_integer
+from idiolect.core.tree import Tree
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """Normalises samples (B, ...) per channel or feature: (x - mean) / std, 8-bit images on a scale of 0 to 1.
 
-    A missing value (NaN) among floats becomes the mean. Images come out channels-last, which is faster.
+    A missing value (NaN) among floats becomes the mean. Images come out channels-last, which is faster. Whole numbers,
+    such as the ids of words, stay as they are, as int64.
 
     Args:
-        mean: one number per channel or feature, or one for all.
+        mean: one number per channel or feature, or one for all; of samples with several tensors this by name.
         std: the same, not 0.
     """
 
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    mean: Moments = (0.0,)
+    std: Moments = (1.0,)
 
-    def __call__(self, x_B: Tensor) -> Tensor:
-        """The samples as the network takes them, in the default floating-point type."""
+    def __call__(self, x_B: Tree) -> Any:
+        """The samples as the network takes them, numbers in the default floating-point type."""
+        if isinstance(x_B, dict):
+            return {name: self.of(name)(leaf_B) for name, leaf_B in x_B.items()}
+        return x_B.long() if is_integer(x_B) else self._scaled(x_B)
+
+    def of(self, name: str) -> Preprocessing:
+        """What is done to the tensor of this name."""
+        assert isinstance(self.mean, Mapping)
+        assert isinstance(self.std, Mapping)
+        return Preprocessing(self.mean[name], self.std[name])
+
+    def _scaled(self, x_B: Tensor) -> Tensor:
+        assert isinstance(self.mean, tuple)
+        assert isinstance(self.std, tuple)
         if x_B.dtype != torch.uint8:
             return self._numbers(x_B.to(torch.get_default_dtype()))
         if x_B.ndim == 4 and not tree.mapped(x_B):

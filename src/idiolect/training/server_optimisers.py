@@ -127,7 +127,7 @@ def _with_optimiser(
 ) -> Rounds[WithOptimiser, Tree]:  # fmt: skip
     def init_server(key: Tensor) -> WithOptimiser:
         method = Method(start, init_client, down, local, parts, add, unchanged, lambda down, client, x_B: x_B)
-        data = samples(task.network.shape, task.classes, 2)
+        data = samples(task.network.form, task.classes, 2)
         [up] = trial(method, data).ups
         flat = tree.leaves(up.value)
         zeros = tuple(torch.zeros_like(flat[k]) for k in Reduction(parts, up).increments)

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from idiolect.core import tree
 from idiolect.core.method import Optimiser
+from idiolect.core.randomness import drawing
 from idiolect.core.tree import Tree
 from idiolect.training.batches import Batch
 from idiolect.training.optimisers import in_layout_of, in_place, mapped_step, optimiser_state
@@ -65,7 +66,8 @@ def sgd_from(
     step, state_now = in_place(rule, flat, state, build)
     extras = []
     for batch in batches:
-        value, extra = loss(build(flat), batch)
+        with drawing(batch.key, batch.step):
+            value, extra = loss(build(flat), batch)
         grads = list(torch.autograd.grad(value, flat, materialize_grads=True))
         with torch.no_grad():
             if rule.clip is not None and (scale := _shrink(grads, rule.clip)) != 1:
@@ -81,7 +83,8 @@ def _mapped_sgd(
     gradient = torch.func.grad(loss, has_aux=True)
     extras = []
     for batch in batches:
-        g, extra = gradient(weights, batch)
+        with drawing(batch.key, batch.step):
+            g, extra = gradient(weights, batch)
         if rule.clip is not None:
             scale = _shrink(tree.leaves(g), rule.clip)
             g = tree.map(lambda a, scale=scale: a * scale, g)

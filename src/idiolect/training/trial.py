@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from idiolect.core import keys, tree
+from idiolect.core.inputs import Form, inputs_of, synthetic
 from idiolect.core.method import Data, Down, Method, Up
 from idiolect.core.tree import Tree
 
@@ -31,22 +32,21 @@ class Trial(NamedTuple):
         return Down(self.down.shared, tree.rows(self.down.own, client))
 
 
-def samples(
-    shape: tuple[int, ...], classes: int, rows: int, *, clients: int = 1, dtype: torch.dtype | None = None
-) -> list[Data]:
+def samples(form: Form, classes: int, rows: int, *, clients: int = 1, images: bool = False) -> list[Data]:
     """Samples of some clients, drawn at random, with labels in turn.
 
     Args:
-        shape: of a sample.
+        form: of a sample: a shape, or what ``idiolect.core.inputs`` describes.
         classes: C.
         rows: samples of each client.
         clients: how many.
-        dtype: torch.uint8 gives images, another type normal draws; None takes torch's default.
+        images: whether they are 8-bit images as stored; else normal draws, and ids where the form says so.
     """
-    draws = keys.normal(keys.key(1), (clients * rows, *shape), None if dtype == torch.uint8 else dtype)
-    x_R = (draws * 64 + 128).clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else draws
-    y_R = torch.arange(len(x_R)) % classes
-    return [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in torch.arange(len(x_R)).view(clients, rows)]
+    x_R, count = synthetic(inputs_of(form), clients * rows, keys.key(1)), clients * rows
+    if images:
+        x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8)
+    y_R = torch.arange(count) % classes
+    return [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in torch.arange(count).view(clients, rows)]
 
 
 def trial(method: Method, data: Sequence[Data]) -> Trial:

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.names import look
 from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
@@ -92,10 +94,11 @@ def from_arrays(
     )
 
 
-def duplicates(x_R: Tensor, code_R: NDArray[np.int64]) -> Duplicates:
+def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:
     """The samples whose exact content more than one client has; ``code_R`` says which client each belongs to."""
-    x_RB = np.ascontiguousarray(x_R.numpy()).reshape(len(x_R), -1)
-    digest_R = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB], dtype="V16")
+    arrays = [np.ascontiguousarray(leaf.numpy()).reshape(len(leaf), -1) for leaf in tree.leaves(x_R)]
+    digests = [[hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB] for x_RB in arrays]
+    digest_R = np.array([b"".join(row) for row in zip(*digests, strict=True)], dtype=f"V{16 * len(arrays)}")
     _, content_R = np.unique(digest_R, return_inverse=True)
     pairs = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
     is_common = np.bincount(pairs[:, 0]) > 1

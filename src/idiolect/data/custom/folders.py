@@ -16,11 +16,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, read_json, read_parquet, to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
-from idiolect.data import shared_memory
 from idiolect.data.custom.columns import find_target, listed
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from idiolect.core import shared_memory
 from idiolect.core.errors import InputError
 from idiolect.core.processor import cores
-from idiolect.data import shared_memory
 from idiolect.data.datasets import cache
 
 # R images, C channels, H height, W width

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.tree import Tree
 
 # R samples, C channels, H height, W width, F features
 
@@ -74,30 +76,33 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A labelled set of rows: 8-bit images, or numbers.
+    """A labelled set of rows: 8-bit images, numbers, ids, or several of them by name.
 
     Attributes:
         name: the name by which it was loaded.
         x_R: images (R, C, H, W), uint8, mapped from the cache file if there is one, to save memory; or float32
-            (R, ...). In a table (R, F), NaN is a missing value.
+            (R, ...). In a table (R, F), NaN is a missing value. Whole numbers (R, ...) of 16 bits or more, such as the
+            ids of words, stay as they are. A dict of such tensors, by name, where a sample has several.
         y_R: labels in 0..classes-1, int64.
         classes: the number of classes.
         class_names: one name per class.
         mean: per channel or feature (axis 1), or one number for all, on a scale of 0 to 1 for images; None to take the
-            training samples'.
+            training samples', and for a dict.
         std: per channel or feature, like ``mean``, and above 0.
         train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
         columns: by name, what else is known of each sample.
         client_column: the column that says which client a sample belongs to, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
+        sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
+            known.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
     """
 
     name: str
-    x_R: Tensor
+    x_R: Tree
     y_R: Tensor
     classes: int
     class_names: tuple[str, ...]
@@ -108,8 +113,13 @@ class Source:
     client_column: str | None = None
     encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
+    sizes: int | Mapping[str, int] = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.x_R, dict):
+            if self.mean is not None or self.std is not None:
+                raise InputError(f"{self.name}: mean and std are for samples of one tensor: leave them out")
+            return
         if (self.mean is None) != (self.std is None):
             raise InputError(f"{self.name}: mean and std belong together: give both, or neither")
         width = self.x_R.shape[1] if self.x_R.ndim > 1 else 1
@@ -140,15 +150,18 @@ class Source:
         return f"Source({self.name!r}, x_R={shape(self.x_R)}, y_R={shape(self.y_R)}, classes={self.classes}{of})"
 
 
-def shape(x: Tensor) -> str:
-    """A tensor without its values: ``float32 (569, 31)``."""
+def shape(x: Tree) -> str:
+    """A tensor without its values: ``float32 (569, 31)``; several by name."""
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{name}: {shape(leaf)}" for name, leaf in x.items()) + "}"
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
 def digest(source: Source) -> str:
     """A short fingerprint of a source's samples, labels and columns."""
     hasher = hashlib.blake2b(digest_size=8)
-    for array in (source.x_R.numpy(), source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
+    leaves = [leaf.numpy() for leaf in tree.leaves(source.x_R)]
+    for array in (*leaves, source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
         hasher.update(str((array.shape, array.dtype)).encode())
         hasher.update(np.ascontiguousarray(array).data)
     return hasher.hexdigest()

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.core import shared_memory
 from idiolect.core.errors import InputError
-from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
 from idiolect.data.datasets.dataset import Column
 from idiolect.data.datasets.files import PartFiles

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, parquet_batches, read_parquet
 from idiolect.core.errors import InputError
-from idiolect.data import shared_memory
 from idiolect.data.datasets.catalogue import Card
 from idiolect.data.datasets.files import PartFiles, first_line
 

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 
 import numpy as np
-import torch
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import Spec, check
 from idiolect.data.datasets.dataset import Column, Source
@@ -176,7 +176,7 @@ def _part(source: Source, row_R: Rows, domain: str) -> Source:
     return dataclasses.replace(
         source,
         name=f"{source.name} ({domain})",
-        x_R=torch.empty((len(row_R), *source.x_R.shape[1:]), dtype=source.x_R.dtype, device="meta"),
+        x_R=tree.map(lambda a: a.new_empty((len(row_R), *a.shape[1:]), device="meta"), source.x_R),
         y_R=source.y_R[row_R],
         train_rows=int((row_R < source.train_rows).sum()),
         columns={name: part(column) for name, column in source.columns.items()},

@@ -15,11 +15,12 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
 
+from idiolect.core import shared_memory, tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.processor import cores
 from idiolect.core.tree import Tree
-from idiolect.data import FederatedData, shared_memory
+from idiolect.data import FederatedData
 from idiolect.engines import serialization
 from idiolect.engines.processes.batch import Batch
 from idiolect.engines.processes.fork_server import ChildProcess, ForkServer
@@ -242,13 +243,14 @@ class _Pool:
         self._bell, self._ear = Pipe()
         self._thread = Thread(target=self._serve, daemon=True)
         file = data.file
-        if file is None or file.address != data.x_R.data_ptr():  # samples that the caller made
-            rows, file = shared_memory.shared(tuple(data.x_R.shape), data.x_R.dtype)
-            rows.copy_(data.x_R)
+        if file is None or file.address != tree.leaves(data.x_R)[0].data_ptr():  # samples that the caller made
+            rows, file = shared_memory.shared(data.x_R, data.samples)
+            tree.map(lambda own, given: own.copy_(given), rows, data.x_R)
         try:
             for _ in range(workers):
                 self._workers.append(Worker(file.fileno()))
-            start = serialization.pack(("start", replace(data, x_R=data.x_R[:0], file=None), len(data.x_R)))
+            none = replace(data, x_R=tree.rows(data.x_R, slice(0)), file=None)
+            start = serialization.pack(("start", none, data.samples))
             for worker in self._workers:
                 worker.send("at the start", start)
             for worker in self._workers:

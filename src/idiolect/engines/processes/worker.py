@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from idiolect.core import shared_memory
 from idiolect.core.errors import CodeError, IdiolectError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
-from idiolect.data import FederatedData, shared_memory
+from idiolect.data import FederatedData
 from idiolect.engines import serialization
 from idiolect.simulation.adding import Adder, Places
 from idiolect.simulation.client_runner import ClientRunner, Phase
@@ -51,9 +52,8 @@ class Worker:
             ), None
 
     def start(self, data: FederatedData, rows: int) -> bool:
-        """Map the samples that the engine stored; ``data`` comes with an empty tensor of their kind and shape."""
-        x_R = shared_memory.mapped(self._rows, (rows, *data.x_R.shape[1:]), data.x_R.dtype)
-        self.data = replace(data, x_R=x_R)
+        """Map the samples that the engine stored; ``data`` comes with empty tensors of their kind and shape."""
+        self.data = replace(data, x_R=shared_memory.mapped(self._rows, data.x_R, rows))
         return True
 
     def job(self, number: int, job: bytes) -> None:

@@ -182,8 +182,8 @@ class Ray:
     def _start(self, records: list[dict[str, Any]], data: FederatedData) -> None:
         ray = import_ray()
         try:  # freed when all these nodes have their own copy
-            rows = ray.put(data.x_R.numpy())
-            rest = ray.put(pack(replace(data, x_R=data.x_R[:0], file=None)))
+            rows = ray.put(tree.map(lambda a: a.numpy(), data.x_R))
+            rest = ray.put(pack(replace(data, x_R=tree.rows(data.x_R, slice(0)), file=None)))
         except ray.exceptions.RayError as error:
             what = f"Ray cannot hold {tree.nbytes(data.x_R) / 1e6:,.0f} MB of samples ({one_line(error)})"
             raise RunError(f"{what}: start it with more --object-store-memory") from error

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idiolect.core import tree
+from idiolect.core import shared_memory, tree
 from idiolect.core.errors import IdiolectError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
-from idiolect.data import FederatedData, shared_memory
+from idiolect.data import FederatedData
 from idiolect.engines.processes import Processes
 from idiolect.engines.ray.cluster import versions
 from idiolect.engines.ray.messages import one_line, pack, unpack, version_of
@@ -60,11 +60,11 @@ class Host:
         self._states: dict[tuple[int, int], tuple[int, Tree]] = {}
         self._bytes = 0
 
-    def start(self, inner: str, workers: int, rows: NDArray[Any], rest: NDArray[np.uint8]) -> str:
+    def start(self, inner: str, workers: int, rows: Any, rest: NDArray[np.uint8]) -> str:
         """Copy the samples from Ray's store into a file that workers map; return the versions of this node."""
         data: FederatedData = unpack(rest)
-        x_R, file = shared_memory.shared(rows.shape, data.x_R.dtype)
-        np.copyto(x_R.numpy(), rows)
+        x_R, file = shared_memory.shared(data.x_R, len(data.y_R))
+        tree.map(lambda own, stored: np.copyto(own.numpy(), stored), x_R, rows)
         self._data = replace(data, x_R=x_R, file=file)
         self._engine = _engine(inner, workers).__enter__()
         self._turn: AbstractContextManager[Any] = nullcontext() if inner == "processes" else threading.Lock()

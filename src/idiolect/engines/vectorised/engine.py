@@ -86,7 +86,7 @@ class Vectorised:
         self.chunk, self.precision, self.convolution, self.graphs = chunk, precision, convolution, graphs
         self.seconds = 0.0
         self.total = self.real = 0
-        self._rows: tuple[FederatedData, Tensor, Tensor] | None = None
+        self._rows: tuple[FederatedData, Tree, Tensor] | None = None
 
     @property
     def padding(self) -> float:
@@ -110,7 +110,7 @@ class Vectorised:
         if self._rows is None or self._rows[0] is not job.data:
             self._rows = None  # before the next ones use their memory
             try:
-                self._rows = job.data, job.data.x_R.to(self.device), job.data.y_R.to(self.device)
+                self._rows = job.data, tree.map(lambda a: a.to(self.device), job.data.x_R), job.data.y_R.to(self.device)
             except torch.cuda.OutOfMemoryError:
                 size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
                 what = f"the samples of {job.data.name} ({size}) do not fit in the memory of {self.device}"
@@ -155,7 +155,7 @@ def _device(name: str | None) -> torch.device:
 class Chunks:
     """A job whose clients run in chunks."""
 
-    def __init__(self, job: Job, engine: Vectorised, x_R: Tensor, y_R: Tensor) -> None:
+    def __init__(self, job: Job, engine: Vectorised, x_R: Tree, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
         self._runner, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
         self._fits: dict[Phase, Fit] = {}
@@ -346,7 +346,7 @@ class Chunks:
             parts = torch.split(row_KN, max(1, _ROWS // len(places)), 1)
             with self._engine.arithmetic("evaluate"), naming_refusal("predict"), torch.no_grad():
                 predict = vmap_of(method.predict, (_OWN, 0, 0))
-                logp_KNC = torch.cat([predict(some, states, self._x_R[at_KN]) for at_KN in parts], 1).cpu()
+                logp_KNC = torch.cat([predict(some, states, tree.rows(self._x_R, at_KN)) for at_KN in parts], 1).cpu()
             for k, logp_NC in zip(places, logp_KNC, strict=True):
                 results[k] = self._runner.measure(round, ids[k], logp_NC[: len(rows[k])])
         if self._runner.job.watch is None:

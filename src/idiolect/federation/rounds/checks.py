@@ -31,7 +31,7 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
         RunError: the method raised.
     """
     with blame(f"{name}, on synthetic samples"):
-        samples = trial.samples(data.shape, data.classes, 2 * data.classes, dtype=data.x_R.dtype)
+        samples = trial.samples(data.inputs, data.classes, 2 * data.classes, images=data.has_images)
         return trial.trial(method, samples).ups[0]
 
 

@@ -7,9 +7,11 @@ import hashlib
 import torch
 from torch import Tensor
 
-from idiolect.core.errors import InputError
+from idiolect.core.inputs import Input, form_of
 from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec
+from idiolect.core.tree import Tree
+from idiolect.models.pretrained.networks import check_inputs
 from idiolect.models.pretrained.readers import read
 from idiolect.models.pretrained.settings import Pretrained, is_pretrained, settings_of, spec_of
 
@@ -38,12 +40,10 @@ class FrozenBackbone:
         self.digest = hashlib.sha256(f"1 {weights} {precision} {self._device.type}".encode()).hexdigest()
         self.width = self._backbone.width
 
-    def check(self, x_R: Tensor) -> None:
+    def check(self, x_R: Tree) -> None:
         """Raise InputError unless samples are of the kind that the backbone takes."""
-        kind = self._backbone.kind
-        if (x_R.dtype == torch.uint8 and x_R.ndim == 4) != (kind == "images"):
-            what = "images" if x_R.dtype == torch.uint8 else "numbers"
-            raise InputError(f"{self.settings.title} takes {kind}, and these samples are {what}: choose another model")
+        numbers = isinstance(x_R, Tensor) and x_R.is_floating_point()
+        check_inputs(self.settings, Input((0,)) if numbers else form_of(x_R))
 
     def __call__(self, x_B: Tensor) -> Tensor:
         """Features (B, d), float32, of samples as stored."""

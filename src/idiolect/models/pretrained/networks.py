@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core.errors import InputError
-from idiolect.models.parts import Parts, Shape, dense
+from idiolect.core.inputs import Inputs
+from idiolect.models.parts import Parts, dense
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.readers import read
 from idiolect.models.pretrained.settings import Pretrained
@@ -72,9 +73,12 @@ def on_samples(settings: Pretrained, classes: int) -> Parts:
     return body, nn.Linear(body.width, classes)
 
 
-def check_shape(settings: Pretrained, shape: Shape, *, is_ids: bool) -> None:
-    """Raise InputError unless samples of this shape are what the backbone takes."""
+def check_inputs(settings: Pretrained, inputs: Inputs) -> None:
+    """Raise InputError unless samples of this form are what the backbone takes."""
     kind = read(settings).backbone.kind
-    if (kind == "texts") != is_ids or (kind == "images" and len(shape) != 3):
-        what = "texts" if is_ids else "images" if len(shape) == 3 else "numbers"
+    if isinstance(inputs, dict):
+        what = "several tensors"
+    else:
+        what = "texts" if inputs.integer else "images" if len(inputs.shape) == 3 else "numbers"
+    if what != kind:
         raise InputError(f"{settings.title} takes {kind}, and these samples are {what}: choose another model")

@@ -1,4 +1,4 @@
-"""Samples that processes share: one copy, in a file without a name, which each process maps."""
+"""Tensors that processes share, as samples: one copy, in a file without a name, which each process maps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError, RunError
+from idiolect.core.tree import Tree
 
+_ALIGNED = 64  # bytes
 _UNKNOWN = 32e9  # bytes of memory, if the machine does not say
 
 
@@ -42,9 +45,9 @@ class File:
 
 
 class Shared(NamedTuple):
-    """An empty tensor and the file that contains it."""
+    """Tensors whose values are not set, and the file that contains them."""
 
-    rows: Tensor
+    rows: Tree
     file: File
 
 
@@ -86,13 +89,17 @@ def _memory() -> float:
     return min(limits) if len(limits) > 1 else _UNKNOWN
 
 
-def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
+def shared(like: Tree, rows: int) -> Shared:
     """Memory for samples that other processes can map too, with ``mapped``.
+
+    Args:
+        like: a tensor of such samples, or a tree of them, with any number of samples.
+        rows: the number of samples.
 
     Raises:
         RunError: the folder for temporary files has too little space.
     """
-    size = math.prod(shape) * dtype.itemsize
+    size = _ends(like, rows)[-1]
     try:
         with tempfile.TemporaryFile() as opened:
             file = File(os.dup(opened.fileno()))
@@ -103,14 +110,23 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Shared:
             f"cannot put {size / 1e6:,.0f} MB of samples into a temporary file ({error.strerror}): set TMPDIR to a "
             "folder with room"
         ) from error
-    rows = _view(memory, shape, dtype)
-    file.address = rows.data_ptr()
-    return Shared(rows, file)
+    views = _views(memory, like, rows)
+    file.address = tree.leaves(views)[0].data_ptr()
+    return Shared(views, file)
 
 
-def mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def mapped(descriptor: int, like: Tree, rows: int) -> Tree:
     """The samples of such a file in another process; other processes do not see changes to them."""
-    return _view(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), shape, dtype)
+    return _views(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), like, rows)
+
+
+def _ends(like: Tree, rows: int) -> list[int]:
+    """Where each tensor ends in the file, in bytes; each begins at the next multiple of ``_ALIGNED``."""
+    ends = [0]
+    for leaf in tree.leaves(like):
+        start = -(-ends[-1] // _ALIGNED) * _ALIGNED
+        ends.append(start + rows * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize)
+    return ends
 
 
 def _make_room(descriptor: int, size: int) -> None:
@@ -123,7 +139,13 @@ def _make_room(descriptor: int, size: int) -> None:
                 raise
 
 
-def _view(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _views(memory: mmap.mmap, like: Tree, rows: int) -> Tree:
+    flat, build = tree.flatten(like)
+    starts = [-(-end // _ALIGNED) * _ALIGNED for end in _ends(like, rows)]
+    return build([_view(memory, start, (rows, *a.shape[1:]), a.dtype) for start, a in zip(starts, flat, strict=False)])
+
+
+def _view(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not math.prod(shape):  # which frombuffer refuses
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
