@@ -48,6 +48,10 @@ class SiteStudy(Study):
             raise InputError("the samples are at the sites: run this study with idiolect federation serve")
         return self._at_sites
 
+    def samples(self) -> FederatedData:
+        """As ``federation``."""
+        return self.federation()
+
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
