@@ -114,7 +114,7 @@ def federation(kind: str) -> FederatedData:
 
 def task_of(model: str, data: FederatedData, **settings: Any) -> Task:
     network = models.build(f"nets_of_mine.{model}", data.inputs, C, "float32", data.preprocessing(data.some(3)))
-    training = Training(2, 4, SGD(0.1, 0.5, 0.0), **settings)
+    training = Training(2, 4, SGD(0.05, 0.5, 0.0), **settings)
     return Task(network, C, K, training, data.preprocessing)
 
 

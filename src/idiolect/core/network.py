@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from idiolect.core import inputs as forms
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.frozen import Frozen, frozen, rebuilt
 from idiolect.core.inputs import Form, Inputs
 from idiolect.core.randomness import Randomness, draws_of_step, seeded
 from idiolect.core.tree import Tree
@@ -64,8 +65,9 @@ class Network:
     own network may have another, so a method calls ``logits``, or makes a layer of its own by ``new_linear``.
 
     A parameter with ``requires_grad=False`` is frozen: it is no weight of the model, never trains and is never sent,
-    and stays as the factory made it. Dropout and whatever else is random acts in gradient steps alone: see
-    ``idiolect.core.randomness``. Elsewhere the modules are as after ``eval()``.
+    and stays as the factory made it. All processes of a machine share one copy (``idiolect.core.frozen``). Dropout and
+    whatever else is random acts in gradient steps alone (``idiolect.core.randomness``). Elsewhere the modules are as
+    after ``eval()``.
 
     Attributes:
         make: builds (body, head) with the modules' own initialisation; it must be importable, so that a worker can
@@ -90,6 +92,7 @@ class Network:
     precision: Precision = "float32"
     _parts: tuple[_Pure, _Pure] = field(init=False, repr=False, compare=False)
     _norms: _Norms = field(init=False, repr=False, compare=False)
+    _frozen: Frozen | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         body, head = self._build(0)
@@ -97,6 +100,7 @@ class Network:
                    for path, m in root.named_modules()]  # fmt: skip
         layers = {path: m for path, m in modules if isinstance(m, _BatchNorm)}
         _check(self.buffers, layers, [f"{path}.{n}" for path, m in modules for n, _ in m.named_buffers(recurse=False)])
+        object.__setattr__(self, "_frozen", frozen({"body": body, "head": head}))
         object.__setattr__(self, "_norms", _Norms({} if self.buffers == "frozen" else layers))
         half = self.precision == "bf16"
         parts = (
@@ -106,7 +110,18 @@ class Network:
         object.__setattr__(self, "_parts", parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Network, (self.make, self.form, self.buffers, self.precision)
+        handle = self._frozen and self._frozen.handle
+        return rebuilt, (handle, Network, self.make, self.form, self.buffers, self.precision)
+
+    @property
+    def frozen_digest(self) -> str:
+        """SHA-256 of the frozen weights; "" if there are none."""
+        return self._frozen.digest if self._frozen else ""
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Of the frozen weights."""
+        return tree.nbytes(self._frozen.tensors) if self._frozen else 0
 
     @property
     def inputs(self) -> Inputs:

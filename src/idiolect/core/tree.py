@@ -143,6 +143,12 @@ def rows(tree: T, index: Any) -> T:
     return map(lambda a: a[index], tree)
 
 
+def split(tree: T, rows: int) -> list[T]:
+    """The tree in pieces of at most so many rows, in their order; one without rows is one piece."""
+    count = len(leaves(tree)[0])
+    return [map(lambda a, k=k: a[k : k + rows], tree) for k in range(0, max(1, count), rows)]
+
+
 def add(a: T, b: T) -> T:
     """a + b, leaf by leaf."""
     return map(torch.add, a, b)

@@ -146,6 +146,11 @@ class Bundle:
         """What the method is told about the problem."""
         about = self.about
         network = models.build(about.network.model, about.inputs.form, len(about.classes))
+        if (about.network.frozen or "") != network.frozen_digest:
+            raise InputError(
+                f"{self.folder} was made with other frozen weights of {about.network.model} than those that are here: "
+                "use the weights of that time"
+            )
         inputs = Preprocessing(*about.inputs.moments)
         return Task(network, len(about.classes), about.clients, training_of(about.training), inputs)
 
@@ -350,8 +355,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def log_probabilities(model: Personal, method: Method, x_R: Tensor) -> Tensor:
+def log_probabilities(model: Personal, method: Method, x_R: Tree) -> Tensor:
     """Log-probabilities (R, C) of samples as stored."""
-    size = _CHUNK if x_R.ndim > 2 else 32 * _CHUNK
+    is_table = isinstance(x_R, Tensor) and x_R.ndim == 2 and x_R.dtype.is_floating_point
+    parts = tree.split(x_R, 32 * _CHUNK if is_table else _CHUNK)
     with torch.no_grad():
-        return torch.cat([method.predict(model.down, model.client, x_B) for x_B in torch.split(x_R, size)])
+        return torch.cat([method.predict(model.down, model.client, x_B) for x_B in parts])

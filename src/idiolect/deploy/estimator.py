@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -15,12 +17,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import text_of
 from idiolect.data.custom.parts import Part
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import candidates_of, shipping_weights
+from idiolect.deploy.schema import TensorPart
 
 
 class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -53,7 +58,7 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: a data frame with the bundle's columns, an array (N, columns), or images, 8-bit, (N, H, W), (N, C, H, W),
-                (N, H, W, C) or (N, pixels).
+                (N, H, W, C) or (N, pixels); other arrays as in training; several by name in a dict.
             y: the labels (N,), each one of the bundle's classes.
 
         Raises:
@@ -69,8 +74,9 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x_N = self._samples(X)
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
-        if y.ndim != 1 or len(y) != len(x_N):
-            raise ValueError(f"y has the shape {y.shape} for {len(x_N)} samples: give one label per sample")
+        count = len(tree.leaves(x_N)[0])
+        if y.ndim != 1 or len(y) != count:
+            raise ValueError(f"y has the shape {y.shape} for {count} samples: give one label per sample")
         y_N = torch.from_numpy(samples.labels(pd.Series(y), bundle.about.classes, "y"))
         candidates = candidates_of(bundle, samples.Samples(x_N, y_N))
         if self.ships not in (None, "global", "personal", "local"):
@@ -101,9 +107,11 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def n_features_in_(self) -> int:
-        """The number of columns, or of pixels and channels."""
+        """The number of columns, of pixels and channels, or of other numbers of a sample."""
         inputs = self._open().about.inputs
-        return len(inputs.columns) if inputs.kind == "table" else int(np.prod(inputs.shape))
+        if inputs.kind == "table":
+            return len(inputs.columns)
+        return sum(int(np.prod(one.shape)) for one in inputs.tensors.values()) or int(np.prod(inputs.shape))
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
@@ -135,14 +143,13 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._method = bundle.predicting if weights is None else bundle.method_of(weights)
         return self._model, self._method
 
-    def _samples(self, X: Any) -> Tensor:
+    def _samples(self, X: Any) -> Tree:
         inputs = self._open().about.inputs
         if inputs.kind == "table":
             return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
         if inputs.kind == "images":
             return _images(np.asarray(X), inputs.shape)
-        x_N = np.asarray(X, dtype=np.float32)
-        return torch.from_numpy(x_N.reshape(-1, *inputs.shape))
+        return _tensors(X, inputs.tensors) if inputs.tensors else _tensor(X, inputs, "X")
 
     def _frame(self, X: Any) -> pd.DataFrame:
         names = [column.name for column in self._open().about.inputs.columns]
@@ -167,6 +174,31 @@ def load(path: str | Path, *, client: str | int | None = None, allow_import: boo
     if classifier._open().about.kind == "models":
         classifier._ready()
     return classifier
+
+
+def _tensors(X: Any, forms: Mapping[str, TensorPart]) -> dict[str, Tensor]:
+    if not isinstance(X, Mapping) or set(X) != set(forms):
+        got = f"the names {', '.join(map(str, X))}" if isinstance(X, Mapping) else f"a {type(X).__name__}"
+        raise ValueError(f"X is {got}: give a dict of arrays with the names {', '.join(forms)}")
+    x_N = {name: _tensor(X[name], form, f"X[{name!r}]") for name, form in forms.items()}
+    if len(lengths := {len(leaf) for leaf in x_N.values()}) > 1:
+        raise ValueError(
+            f"the arrays of X have {' and '.join(map(str, sorted(lengths)))} samples: give as many of each"
+        )
+    return x_N
+
+
+def _tensor(X: Any, form: TensorPart, what: str) -> Tensor:
+    """Samples (N, ...) of a form; whole numbers stay so."""
+    x_N = np.asarray(X)
+    if x_N.dtype.kind not in "biuf" or x_N.ndim == 0 or x_N[:1].size not in (0, math.prod(form.shape)):
+        raise ValueError(f"{what} has the shape {x_N.shape} of {x_N.dtype}: give numbers of shape (N, *{form.shape})")
+    if form.ids is None:
+        return torch.from_numpy(x_N.astype(np.float32).reshape(-1, *form.shape))
+    if x_N.dtype.kind == "f" or (x_N.size and not 0 <= x_N.min() <= x_N.max() < (form.ids or np.inf)):
+        most = f" below {form.ids}" if form.ids else ""
+        raise ValueError(f"{what} has numbers that are no ids: give whole numbers from 0 on{most}")
+    return torch.from_numpy(x_N.astype(np.int64).reshape(-1, *form.shape))
 
 
 def _images(x_N: NDArray[Any], shape: tuple[int, ...]) -> Tensor:

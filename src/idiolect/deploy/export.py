@@ -17,9 +17,10 @@ from idiolect.core import files, tree
 from idiolect.core.errors import RunError
 from idiolect.core.import_path import optional
 from idiolect.core.method import Method
+from idiolect.core.tree import Tree
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
-from idiolect.deploy.schema import Inputs
+from idiolect.deploy.schema import Inputs, TensorPart
 
 # B samples, F features, C classes
 
@@ -48,7 +49,7 @@ class _Module(nn.Module):
             self.register_buffer(f"leaf{k}", leaf)
         self._count, self._method = len(leaves), method
 
-    def forward(self, samples: Tensor) -> Tensor:
+    def forward(self, samples: Tree) -> Tensor:
         """Probabilities (B, C) of samples as stored."""
         model = self._build([getattr(self, f"leaf{k}") for k in range(self._count)])
         return self._method.predict(model.down, model.client, samples).exp()
@@ -60,12 +61,13 @@ def export(
     *,
     format: Format = "onnx",
     client: str | int | None = None,
-    x_R: Tensor | None = None,
+    x_R: Tree | None = None,
 ) -> Check:
     """Write a model as one file, and compare its probabilities with the bundle's before it has its name.
 
     ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
-    or texts with "" where a value is missing; or ``samples`` (B, ...), float32. The output ``probabilities`` (B, C).
+    or texts with "" where a value is missing; or ``samples`` (B, ...), float32, or int64 where they are ids; or one
+    input for each of several tensors, by its name. The output ``probabilities`` (B, C).
     The classes are in the file's metadata. ``torch``: a program of torch.export from samples as stored.
 
     Args:
@@ -89,7 +91,7 @@ def export(
         return _torch(module, out, x_R, reference)
     optional("onnxscript", "onnx", "exporting to ONNX")
     onnx, runtime = optional("onnx", "onnx", "exporting to ONNX"), optional("onnxruntime", "onnx", "exporting to ONNX")
-    program = _program(module, x_R, "images" if inputs.kind == "images" else "samples")
+    program = _program(module, x_R, [*inputs.tensors] or ["images" if inputs.kind == "images" else "samples"])
     if inputs.kind == "table":
         program = onnx.compose.merge_models(_columns(onnx, inputs.columns), program, [("samples", "samples")])
     _describe(onnx, program, bundle)
@@ -101,15 +103,14 @@ def export(
     return check
 
 
-def examples(inputs: Inputs) -> Tensor:
+def examples(inputs: Inputs) -> Tree:
     """Synthetic samples as stored, in the range of the real ones."""
+    if inputs.tensors:
+        return {name: _numbers(one) for name, one in inputs.tensors.items()}
     draw = torch.Generator().manual_seed(0)
     if inputs.kind == "images":
         return torch.randint(0, 256, (_EXAMPLES, *inputs.shape), dtype=torch.uint8, generator=draw)
-    axes = (-1,) + (1,) * (len(inputs.shape) - 1)
-    mean, std = (torch.tensor(v, dtype=torch.float32).view(axes) for v in (inputs.mean, inputs.std))
-    x_R = torch.randn(_EXAMPLES, *inputs.shape, generator=draw) * std + mean
-    at = 0
+    x_R, at = _numbers(inputs, draw), 0
     for encoding in inputs.columns:
         width = len(encoding.features)
         if encoding.kind == "text":
@@ -125,13 +126,23 @@ def examples(inputs: Inputs) -> Tensor:
     return x_R
 
 
-def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
+def _numbers(form: TensorPart, draw: torch.Generator | None = None) -> Tensor:
+    """One tensor of synthetic samples."""
+    draw = draw or torch.Generator().manual_seed(0)
+    if form.ids is not None:
+        return torch.randint(form.ids or 2, (_EXAMPLES, *form.shape), generator=draw)
+    axes = (-1,) + (1,) * (len(form.shape) - 1)
+    mean, std = (torch.tensor(v, dtype=torch.float32).view(axes) for v in (form.mean, form.std))
+    return torch.randn(_EXAMPLES, *form.shape, generator=draw) * std + mean
+
+
+def _program(module: nn.Module, x_R: Tree, names: list[str]) -> Any:
     """The module as an ONNX model of samples as stored."""
     try:
         with _quietly():
             program = torch.onnx.export(
-                _with_constants(module, x_R), (x_R[:2],), dynamo=True, opset_version=_OPSET, input_names=[name],
-                output_names=["probabilities"], dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
+                _with_constants(module, x_R), (_two(x_R),), dynamo=True, opset_version=_OPSET, input_names=names,
+                output_names=["probabilities"], dynamic_shapes=_dynamic(x_R),
                 custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
             )  # fmt: skip
     except Exception as error:
@@ -141,10 +152,20 @@ def _program(module: nn.Module, x_R: Tensor, name: str) -> Any:
     return program.model_proto
 
 
-def _with_constants(module: nn.Module, x_R: Tensor) -> nn.Module:
+def _two(x_R: Tree) -> Tree:
+    """The first two samples."""
+    return tree.rows(x_R, slice(2))
+
+
+def _dynamic(x_R: Tree) -> tuple[Any]:
+    """That there may be any number of samples, for torch."""
+    any_number = {0: torch.export.Dim("samples", min=1)}
+    return (dict.fromkeys(x_R, any_number) if isinstance(x_R, dict) else any_number,)
+
+
+def _with_constants(module: nn.Module, x_R: Tree) -> nn.Module:
     """The module with all that does not depend on the samples computed: ONNX has no Cholesky factors."""
-    shapes = ({0: torch.export.Dim("samples", min=1)},)
-    program: Any = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False).module()
+    program: Any = torch.export.export(module, (_two(x_R),), dynamic_shapes=_dynamic(x_R), strict=False).module()
     graph = program.graph
     value: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -213,8 +234,10 @@ def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
     return make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=10)
 
 
-def _feed(inputs: Inputs, x_R: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+def _feed(inputs: Inputs, x_R: Tree) -> dict[str, np.ndarray[Any, Any]]:
     """Samples as stored, as the file takes them."""
+    if inputs.tensors:
+        return {name: leaf.numpy() for name, leaf in x_R.items()}
     if inputs.kind != "table":
         return {"images" if inputs.kind == "images" else "samples": x_R.numpy()}
     values, at = {}, 0
@@ -242,10 +265,9 @@ def _describe(onnx: Any, program: Any, bundle: Bundle) -> None:
     )
 
 
-def _torch(module: nn.Module, out: Path, x_R: Tensor, reference: np.ndarray[Any, Any]) -> Check:
+def _torch(module: nn.Module, out: Path, x_R: Tree, reference: np.ndarray[Any, Any]) -> Check:
     with _quietly():
-        shapes = ({0: torch.export.Dim("samples", min=1)},)
-        program = torch.export.export(module, (x_R[:2],), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module, (_two(x_R),), dynamic_shapes=_dynamic(x_R), strict=False)
         with torch.no_grad():
             check = _check(program.module()(x_R).numpy(), reference)
         with files.drafted(out) as file:

@@ -69,7 +69,7 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
     def fit(name: harm.Name) -> harm.Fit:
         def from_rows(row_N: Tensor) -> Callable[[Tensor], Tensor]:
             model = Personal(down, client_of(name, row_N))
-            return lambda held: log_probabilities(model, bundle.methods[name], samples.x_N[held]).double()
+            return lambda held: log_probabilities(model, bundle.methods[name], tree.rows(samples.x_N, held)).double()
 
         return from_rows
 

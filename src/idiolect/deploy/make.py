@@ -149,11 +149,12 @@ def about_of(
         provenance: where it is from.
         client: whose random draws are its; None is the first one that did not train.
     """
-    network = models.choose(str(study["model"]), federation.shape)
+    network = models.choose(str(study["model"]), federation.inputs)
+    frozen = models.build(network, federation.inputs, federation.classes).frozen_digest
     return About(
         kind=kind,
         method=MethodPart.model_validate(dict(method) | {"code": methods.code(method["name"])}),
-        network=NetworkPart(model=network, code=code.digest_of(network)),
+        network=NetworkPart(model=network, code=code.digest_of(network), frozen=frozen or None),
         classes=federation.class_names,
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),

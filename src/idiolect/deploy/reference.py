@@ -14,8 +14,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.network import watching
+from idiolect.core.tree import Tree
 from idiolect.deploy.bundle import Bundle, Personal
 from idiolect.deploy.harm import fold_numbers
 from idiolect.deploy.samples import Samples
@@ -54,10 +56,10 @@ class Reference(NamedTuple):
     distance_N: Tensor
 
 
-def features(bundle: Bundle, x_R: Tensor) -> Tensor:
+def features(bundle: Bundle, x_R: Tree) -> Tensor:
     """The global model's representation (R, d) of samples as stored; its log-probabilities where it notes none."""
     model, method, parts = Personal(bundle.model().down, bundle.fresh), bundle.received, []
-    for x_B in torch.split(x_R, _CHUNK):
+    for x_B in tree.split(x_R, _CHUNK):
         with watching() as representations, torch.no_grad():
             logp_BC = method.predict(model.down, model.client, x_B)
         parts.append((representations[0] if representations else logp_BC).flatten(1).double())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
+from idiolect.core.tree import Tree
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
 from idiolect.data.custom.images import EncodedImage
@@ -39,7 +40,7 @@ IMAGES, ROWS = 4096, 32768
 class Samples(NamedTuple):
     """Samples as stored, and their labels."""
 
-    x_N: Tensor
+    x_N: Tree
     y_N: Tensor
     """Places among the bundle's classes, int64."""
 

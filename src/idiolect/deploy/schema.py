@@ -15,6 +15,7 @@ from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.limits import COUNT
 
 VERSION = 1
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
 _Weight = Annotated[float, Field(gt=0, le=3)]
@@ -36,10 +37,14 @@ class MethodPart(_Part):
 
 
 class NetworkPart(_Part):
-    """The network. ``code`` is the SHA-256 of the file that defines a network of one's own, else None."""
+    """The network. ``code`` is the SHA-256 of the file that defines a network of one's own, else None.
+
+    ``frozen`` is the SHA-256 of the network's frozen weights, which are not in the bundle; None if it has none.
+    """
 
     model: _Name
-    code: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    code: _Digest | None = None
+    frozen: _Digest | None = None
 
 
 class TrainingPart(_Part):

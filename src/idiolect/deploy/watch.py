@@ -113,7 +113,7 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     near_HP = torch.zeros_like(own.near_HP)
     said_C = torch.zeros(classes, dtype=torch.int64)
     with OneThread():
-        for x_B in [x_M] if isinstance(x_M, Tensor) else x_M:
+        for x_B in [x_M] if isinstance(x_M, Tensor | dict) else x_M:
             z_Bd = reference.features(bundle, x_B)
             for half, distances in enumerate(far):
                 far_B, near_B = reference.nearest(z_Bd, gaussians[half], own.count_HP[half])

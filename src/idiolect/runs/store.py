@@ -209,6 +209,11 @@ class Store(Generic[S]):
             raise InputError(
                 f"{self.folder} has another study ({differs}): {elsewhere()}, or resume with the same settings"
             )
+        if beginning.get("frozen", "") != manifest.get("frozen", ""):
+            raise InputError(
+                f"the frozen weights of the network have changed since the run in {self.folder} began: use the weights "
+                f"of that time, or {elsewhere()}"
+            )
         if not same:
             raise InputError(f"the data have changed since the run in {self.folder} began: {elsewhere()}")
         if self._has_rounds():

@@ -141,6 +141,8 @@ def manifest_of(study: Study, federation: FederatedData) -> dict[str, Any]:
     manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
     if hostile := attackers(study.attacks, federation.trained):
         manifest["attackers"] = hostile
+    if digest := study.task_of(federation).network.frozen_digest:
+        manifest["frozen"] = digest
     return manifest
 
 

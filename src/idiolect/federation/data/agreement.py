@@ -82,6 +82,8 @@ class Agreement(BaseModel):
     test: tuple[tuple[int, ...], ...]
     validation: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
+    frozen: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the network's frozen weights, which each has by itself: they are never sent; "" if it has none."""
 
     def federation(self, name: str) -> FederatedData:
         """The clients' data without the samples: who has how many of which class."""
@@ -294,7 +296,8 @@ def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
 def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str) -> Agreement:
     """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
 
-    ``normalise`` is the study's: "symmetric" brings images to [-1, 1]; else the numbers of the training samples count.
+    ``normalise`` is the study's: "symmetric" brings images to [-1, 1], "none" leaves numbers as they are and brings
+    images to [0, 1]; else the numbers of the training samples count.
     """
     width = len(inputs.mean)
     count, total, square = (
@@ -308,6 +311,8 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
     mean[plain] = 0.0
     if normalise == "symmetric" and inputs.kind == "images":
         mean, std = np.full(width, 0.5), np.full(width, 0.5)
+    if normalise == "none":
+        mean, std = np.zeros(width), np.ones(width)
     numbers = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
     return Agreement(
         inputs=inputs.model_copy(update=numbers),

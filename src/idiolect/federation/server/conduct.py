@@ -161,6 +161,8 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     )
     agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, study.normalise)
     texts = texts_of(inputs, list(site_sums.values()))
+    network = study.task_of(agreement.federation(study.name)).network
+    agreement = agreement.model_copy(update={"frozen": network.frozen_digest})
     site_run = SiteRun(text, run_id, agreement.among(talk.sites), secrets.randbits(62), texts)
     ask("begin", site_sums, lambda i, m: None, {"agreement": site_run.agreement.model_dump(mode="json")})
     for i in range(count):

@@ -15,7 +15,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from idiolect.core import keys, tree
+from idiolect.core import frozen, keys, tree
 from idiolect.core.documents import read_json
 from idiolect.core.errors import Diverged, IdiolectError, Interrupted, RunError
 from idiolect.core.method import Down
@@ -194,6 +194,8 @@ class Worker:
             agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table",
             validation=study.protocol.validation,
         )  # fmt: skip
+        data = alone(samples, agreement, self._number, study.name)
+        frozen.check(agreement.frozen, study.task_of(data).network.frozen_digest)
         entry = self._participations[study_digest, run] = _Participation(study, folder, samples, agreement)
         return entry
 
