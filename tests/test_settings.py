@@ -71,7 +71,7 @@ def study_of(line: str) -> Study:
         raise Parsed(study)
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(Study, "federation", stop)
+        m.setattr(Study, "samples", stop)
         with pytest.raises(Parsed) as caught:
             cli.app(shlex.split(line)[1:], standalone_mode=False)
     study: Study = caught.value.args[0]

@@ -38,7 +38,7 @@ def describe_command(
     from idiolect.report import description as drawing
 
     whole = study_of(study, settings, [], None, allow_import)
-    federation = whole.federation()
+    federation = whole.samples()
     whole.task_of(federation)  # here a network that does not fit the samples is an error
     about = heterogeneity.describe_clients(federation)
     values = whole.model_dump(mode="json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,24 @@ _MANY = 0.1  # of the test samples
 _SAY_SO = ("dominant", "pathological")  # themselves, where they cannot keep the official splits
 
 
+class RawSamples(NamedTuple):
+    """The samples that a frozen backbone has made features of.
+
+    Attributes:
+        shape: of one.
+        dtype: their type, by name.
+        digest: SHA-256 of all of them.
+        backbone: its name.
+        weights: the digest of the backbone with its preprocessing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+    backbone: str
+    weights: str
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """All clients' samples, each stored once, and which client has which.
@@ -67,6 +85,7 @@ class FederatedData:
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
         tokens: of texts, how they became ids.
+        raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
     name: str
@@ -87,6 +106,7 @@ class FederatedData:
     official_split: bool | None = None
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
+    raw: RawSamples | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):
@@ -213,7 +233,7 @@ def build(
     whole, split = ordered(whole, order), ordered(split, order)
     views = views_of(whole, split, new, shifts, new_shifts)
     ends = np.cumsum([len(view.at_N) for view in views]).tolist()
-    x_R, file = _room(source.x_R, ends[-1])
+    x_R, file = room(source.x_R, ends[-1])
     y_R = torch.empty(ends[-1], dtype=torch.int64)
     says = fill(x_R, y_R, ends, source, views, seed)
     cuts = [end - len(split.test[view.client]) for view, end in zip(views, ends, strict=True)]
@@ -245,7 +265,7 @@ def _keeps_official(source: Source, split: Split) -> bool | None:
     return bool(train.max() < source.train_rows <= test.min())
 
 
-def _room(like: Tree, rows: int) -> tuple[Tree, shared_memory.File | None]:
+def room(like: Tree, rows: int) -> tuple[Tree, shared_memory.File | None]:
     """Memory for samples, in a file that worker processes can map; if no file can be made, in this process."""
     try:
         return shared_memory.shared(like, rows)

@@ -42,12 +42,17 @@ def holdings(data: FederatedData) -> dict[str, Any]:
 
 
 def manifest(data: FederatedData) -> dict[str, Any]:
-    """The ``holdings``, the statistics for normalisation, and a SHA-256 over samples, labels and sample numbers."""
-    digest = hashlib.sha256()
-    for tensor in (*tree.leaves(data.x_R), data.y_R, *data.train, *data.test):
+    """The ``holdings``, the statistics for normalisation, and a SHA-256 over samples, labels and sample numbers.
+
+    Features of a frozen backbone count by its digest and by the samples that it made them of: on another machine they
+    differ by rounding.
+    """
+    digest = hashlib.sha256("".join(map(str, data.raw or ())).encode())
+    for tensor in (*(() if data.raw else tree.leaves(data.x_R)), data.y_R, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
-    return holdings(data) | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
+    backbone = {"backbone": {"name": data.raw.backbone, "weights": data.raw.weights}} if data.raw else {}
+    return holdings(data) | backbone | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
 
 
 def _normalisation(data: FederatedData) -> dict[str, Any]:

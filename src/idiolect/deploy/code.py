@@ -10,15 +10,15 @@ from pathlib import Path
 from idiolect import methods
 from idiolect.core.errors import InputError, option
 from idiolect.core.import_path import by_path
-from idiolect.core.option_spec import Spec
 from idiolect.deploy.schema import About
+from idiolect.models.pretrained import spec_of
 
 log = logging.getLogger(__name__)
 
 
 def digest_of(model: str) -> str | None:
     """SHA-256 of the file that defines a network of one's own; None for a network of this library."""
-    path = Spec.parse(model).name
+    path = spec_of(model).name
     if "." not in path:
         return None
     module = inspect.getmodule(by_path(path, "model")) or __import__(path.rpartition(".")[0], fromlist=["_"])
@@ -32,7 +32,7 @@ def check(folder: Path, about: About, allow_import: bool) -> None:
     Raises:
         InputError: it is not here, may not be imported, or is another version of a network or a method of one's own.
     """
-    name, made_with, network = about.method.name, about.method.code, Spec.parse(about.network.model).name
+    name, made_with, network = about.method.name, about.method.code, spec_of(about.network.model).name
     own = {"method": name} if methods.registry.is_path(name) else {}
     own |= {"network": network} if "." in network else {}
     for what, path in own.items():

@@ -97,6 +97,11 @@ def make(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
             f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
         )
+    if federation.raw is not None:
+        raise InputError(
+            f"{run} learned on features of {federation.raw.backbone}, and no bundle can hold that yet: use the run "
+            "where it is"
+        )
     records = reader.read(run)
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)

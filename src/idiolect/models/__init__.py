@@ -1,4 +1,4 @@
-"""Networks in two parts, body and head: those of the papers, small ones, and the user's own by import path.
+"""Networks in two parts, body and head: those of the papers, small ones, pretrained ones, and the user's own.
 
 Adding a network here is adding a function (shape, classes, *, options) -> (body, head) to ``NETWORKS``.
 """
@@ -14,7 +14,7 @@ from idiolect.core.inputs import Form, Input, Inputs, inputs_of
 from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
-from idiolect.models import own
+from idiolect.models import own, pretrained
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
 from idiolect.models.mobilenet import mobilenetv3_small
@@ -46,7 +46,8 @@ def choose(model: Spec | str, form: Form) -> str:
     Raises:
         InputError: unknown name.
     """
-    return str(_resolve(model, inputs_of(form)))
+    spec = _resolve(model, inputs_of(form))
+    return pretrained.text_of(spec) if pretrained.is_pretrained(spec) else str(spec)
 
 
 def build(
@@ -72,6 +73,8 @@ def build(
     name, what = spec.name, f"model {spec.name}"
     policy = option_spec.check(_for_all, {k: v for k, v in spec.options.items() if k == "buffers"}, what).get("buffers")
     options = {k: v for k, v in spec.options.items() if k != "buffers"}
+    if pretrained.is_pretrained(spec):
+        return pretrained.network(spec, policy, inputs, classes, precision)
     if name not in NETWORKS:
         return own.network(name, options, policy, inputs, classes, precision, samples)
     make, shape = NETWORKS[name], _shape(name, inputs)
@@ -106,8 +109,11 @@ def _shape(name: str, inputs: Inputs) -> Shape:
 
 
 def _resolve(model: Spec | str, inputs: Inputs) -> Spec:
-    spec = Spec.parse(model) if isinstance(model, str) else model
+    spec = pretrained.spec_of(model) if isinstance(model, str) else model
     name = spec.name
+    if pretrained.is_pretrained(spec):
+        pretrained.settings_of(spec)
+        return spec
     if name == "auto":
         return spec.model_copy(update={"name": _usual(inputs) if isinstance(inputs, Input) else "mlp"})
     if "." not in name and name not in NETWORKS:

@@ -18,7 +18,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
-from idiolect.core.option_spec import Spec, scalar, split_list
+from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import TaskName
@@ -28,6 +28,7 @@ from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
+from idiolect.studies.backbones import check_augment, on_backbone, preprocessing_of
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.display import Display
@@ -38,7 +39,9 @@ from idiolect.studies.naming import (
     complete_partition,
     is_path,
     known_name,
+    new_clients_of,
     path_of_model,
+    share_of,
 )
 from idiolect.studies.settings import OWN_DATA, SETTINGS, field
 from idiolect.studies.source import OBJECT, source_of
@@ -149,9 +152,8 @@ class Study(Display, LocalTraining):
     def _data(cls, value: object) -> object:
         if value is not None and not isinstance(value, str | Path | Source):
             how = "from_frame" if hasattr(value, "columns") else "from_arrays or from_dataset"
-            raise ValueError(
-                f"data is a {type(value).__name__}: give a path, or read it with idiolect.data.{how} first"
-            )
+            kind = type(value).__name__
+            raise ValueError(f"data is a {kind}: give a path, or read it with idiolect.data.{how} first")
         return str(value) if isinstance(value, Path) else value
 
     @pydantic.field_serializer("data")
@@ -183,21 +185,12 @@ class Study(Display, LocalTraining):
     @pydantic.field_validator("keep", mode="before")
     @classmethod
     def _share(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        per_cent = value.strip().endswith("%")
-        number = scalar(value.strip().removesuffix("%"))
-        if not isinstance(number, int | float) or (per_cent and number > 100):
-            raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of samples")
-        return number / 100 if per_cent else number
+        return share_of(value)
 
     @pydantic.field_validator("new_clients", mode="before")
     @classmethod
     def _number(cls, value: object) -> object:
-        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        if isinstance(number, int) and number < 1:
-            raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
-        return number
+        return new_clients_of(value)
 
     @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "attacks", "seeds", mode="before")
     @classmethod
@@ -321,13 +314,20 @@ class Study(Display, LocalTraining):
         return study
 
     def federation(self) -> FederatedData:
-        """The clients' data: loaded, partitioned, shifted.
+        """The clients' data: loaded, partitioned, shifted, and as features where a frozen backbone makes them.
+
+        Raises:
+            InputError: as ``samples``, or the backbone cannot be read or does not take the samples.
+        """
+        return on_backbone(self, self.samples())
+
+    def samples(self) -> FederatedData:
+        """The clients' data before a backbone sees them.
 
         Raises:
             InputError: the data are missing or broken, or do not allow the partition.
         """
-        source = source_of(self)
-        partition = self.partition
+        source, partition = source_of(self), self.partition
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it was given in a Python program: run the study from there")
         no_clients = partition is None and source.client_column is None
@@ -349,9 +349,8 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: the network or the augmentation does not fit the samples.
         """
-        if self.augment != "none" and not federation.has_images:
-            raise InputError(f"augment={self.augment} is for images, and these samples are numbers: leave it out")
-        inputs = federation.preprocessing
+        check_augment(self, federation)
+        inputs = preprocessing_of(self, federation)
         some = inputs(federation.some(_TRIED)) if federation.samples else None
         network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)

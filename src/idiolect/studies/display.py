@@ -24,7 +24,7 @@ class Display:
         """
         from idiolect.report.overview import Overview
 
-        federation = self.federation()
+        federation = self.samples()
         self.task_of(federation)
         return Overview(federation, self.model_dump(mode="json"))
 

@@ -14,7 +14,8 @@ from idiolect.core.defaults import USUAL_PARTITION
 from idiolect.core.errors import InputError, brief, nearest
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import may_import
-from idiolect.core.option_spec import Spec, lower, options_of
+from idiolect.core.option_spec import Spec, lower, options_of, scalar
+from idiolect.models.pretrained import spec_of
 
 T = TypeVar("T")
 _EXAMPLES = {
@@ -38,8 +39,8 @@ def known_name(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def path_of_model(name: str) -> str | None:
-    """The import path of a network; None for a network by name."""
-    network = Spec.parse(models.choose(name, (1, 8, 8))).name
+    """The import path of a network; None for a network by name or a pretrained one."""
+    network = spec_of(models.choose(name, (1, 8, 8))).name
     return network if "." in network else None
 
 
@@ -66,6 +67,33 @@ def complete_shift(spec: Spec) -> Spec:
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
     options = options_of(function) if inspect.isfunction(function) else {}
     return {k: p.default for k, p in options.items() if p.default is not None and p.default is not p.empty}
+
+
+def share_of(value: object) -> object:
+    """A share, as ``25%`` or ``0.25``, or a number of samples.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if not isinstance(value, str):
+        return value
+    per_cent = value.strip().endswith("%")
+    number = scalar(value.strip().removesuffix("%"))
+    if not isinstance(number, int | float) or (per_cent and number > 100):
+        raise ValueError(f"keep={value!r} is not valid: write a share such as 25% or 0.25, or a number of samples")
+    return number / 100 if per_cent else number
+
+
+def new_clients_of(value: object) -> object:
+    """A number of new clients as a number; a share or names as they are.
+
+    Raises:
+        ValueError: the number is below 1.
+    """
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if isinstance(number, int) and number < 1:
+        raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
+    return number
 
 
 def all_different(what: str, values: T, names: Sequence[Any]) -> T:

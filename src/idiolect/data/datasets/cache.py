@@ -59,11 +59,13 @@ def load(path: Path) -> CacheEntry | None:
     return CacheEntry(tensors, about) if about.pop("crc", None) == _crc(tensors) else None
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bool:
-    """Write into a second file and rename it; returns whether this worked."""
+def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str], mode: int | None = None) -> bool:
+    """Write into a second file and rename it; returns whether this worked. A ``mode`` is the file's from the start."""
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if mode is not None:
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         save_file(dict(tensors), draft, metadata={**about, "crc": _crc(tensors)})
         draft.replace(path)
     except (OSError, SafetensorError) as error:

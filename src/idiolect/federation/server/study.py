@@ -12,6 +12,7 @@ from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.server.engine import Remote
 from idiolect.federation.server.run import SiteRun
+from idiolect.models.pretrained import is_pretrained
 from idiolect.simulation import Job
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
@@ -47,6 +48,10 @@ class SiteStudy(Study):
             raise InputError("the samples are at the sites: run this study with idiolect federation serve")
         return self._at_sites
 
+    def samples(self) -> FederatedData:
+        """As ``federation``."""
+        return self.federation()
+
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
@@ -72,6 +77,8 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         )
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
+    if is_pretrained(study.model):
+        raise InputError(f"{path}: model {study.model} is for a simulation as yet: take a built-in one")
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"

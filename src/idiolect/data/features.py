@@ -1,0 +1,148 @@
+"""A federation whose samples are the features that a frozen backbone makes of them, each computed once."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import rich.console
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from idiolect.core.inputs import is_integer
+from idiolect.core.shared_memory import check as check_memory
+from idiolect.data.datasets.dataset import Source
+from idiolect.data.feature_cache import FeatureCache, digests, lengths
+from idiolect.data.federated import FederatedData, RawSamples, room
+from idiolect.data.normalisation import Normalise, moments
+
+# R samples of all clients, U different ones, B batch, L tokens of a text, d features
+
+log = logging.getLogger(__name__)
+
+_BATCH = 64  # samples
+_TOKENS = 4096  # of a batch of texts, with padding
+_SECONDS = 60.0  # after which what is done is kept, and said where nothing shows the progress
+
+
+class Backbone(Protocol):
+    """What makes features.
+
+    Attributes:
+        name: how the study names it.
+        digest: of everything that features depend on beside the samples.
+        width: d.
+    """
+
+    name: str
+    digest: str
+    width: int
+
+    def __call__(self, x_B: Tensor) -> Tensor:
+        """Features (B, d), float32, of samples as stored."""
+
+
+def with_features(
+    data: FederatedData, backbone: Backbone, normalise: Normalise, folder: Path | None = None
+) -> FederatedData:
+    """The same clients with features (d,) as their samples.
+
+    Equal samples are computed once, and what is computed is kept on disk, so that another study of the same samples
+    finds it. What was done is kept from time to time, so that after a stop the rest is computed.
+
+    Args:
+        data: the federation.
+        backbone: makes the features.
+        normalise: how the network's inputs, the features, are normalised: see ``build``.
+        folder: where features are kept; None takes the user's cache folder.
+
+    Raises:
+        InputError: there is no room for the features, in memory or on the disk.
+    """
+    keys_R = digests(data.x_R)
+    place: dict[bytes, int] = {}
+    for key in keys_R:
+        place.setdefault(key, len(place))
+    check_memory(4 * backbone.width * (len(keys_R) + len(place)), "the features", "take fewer samples")
+    z_Ud = torch.empty(len(place), backbone.width)
+    cache = FeatureCache(backbone.digest, folder)
+    missing = place.keys() - cache.read(place, z_Ud)
+    if missing:
+        _fill(z_Ud, data.x_R, {place[key]: r for r, key in reversed([*enumerate(keys_R)]) if key in missing},
+              [*place], backbone, cache)  # fmt: skip
+    z_Rd, file = room(z_Ud, len(keys_R))
+    torch.index_select(z_Ud, 0, torch.tensor([place[key] for key in keys_R], dtype=torch.int64), out=z_Rd)
+    source = Source(data.name, z_Rd, data.y_R, data.classes, data.class_names, None, None, len(z_Rd))
+    mean, std = moments(source, torch.cat([*data.train[: data.trained]]).numpy(), normalise)
+    samples = hashlib.sha256(b"".join(keys_R)).hexdigest()
+    raw = RawSamples(data.shape, str(data.x_R.dtype).removeprefix("torch."), samples, backbone.name, backbone.digest)
+    return replace(data, x_R=z_Rd, file=file, mean=mean, std=std, encodings=(), sizes=0, raw=raw)
+
+
+def _fill(
+    z_Ud: Tensor, x_R: Tensor, row: dict[int, int], keys: list[bytes], backbone: Backbone, cache: FeatureCache
+) -> None:
+    """Compute the features of some samples, and keep them.
+
+    Args:
+        z_Ud: for the features of different samples.
+        x_R: samples as stored.
+        row: for the place in ``z_Ud`` of each sample to compute, its number in ``x_R``.
+        keys: of the different samples.
+        backbone: makes the features.
+        cache: keeps them.
+    """
+    size = 4 * backbone.width * len(row)
+    kept = cache.check(size)
+    log.warning(
+        "computing features of %s samples by %s, %d numbers each: %s MB, %s",
+        f"{len(row):,}", backbone.name, backbone.width, f"{size / 1e6:,.1f}",
+        f"kept in {cache.folder}" if kept else "not kept, because IDIOLECT_FEATURES allows less on the disk",
+    )  # fmt: skip
+    done: list[int] = []
+    start = last = time.monotonic()
+    console = rich.console.Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("Features", total=len(row))
+        count = 0
+        for places in _batches(x_R, row):
+            x_B = x_R[torch.tensor([row[u] for u in places])]
+            z_Ud[torch.tensor(places)] = backbone(_cut(x_B))
+            done, count = done + places, count + len(places)
+            progress.update(bar, completed=count)
+            if (now := time.monotonic()) - last >= _SECONDS and count < len(row):
+                last = now
+                if kept:
+                    cache.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
+                    done = []
+                if progress.disable:
+                    left = (now - start) / count * (len(row) - count)
+                    log.warning("features of %s of %s samples, %.0f s left", f"{count:,}", f"{len(row):,}", left)
+    if kept and done:
+        cache.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
+
+
+def _batches(x_R: Tensor, row: dict[int, int]) -> Iterator[list[int]]:
+    """Places of samples of similar length, the longest first, so that memory is enough from the start on."""
+    order, start = [*row], 0
+    if not is_integer(x_R):
+        yield from (order[k : k + _BATCH] for k in range(0, len(order), _BATCH))
+        return
+    length = dict(zip(row, lengths(x_R[torch.tensor([*row.values()])]), strict=True))
+    order.sort(key=lambda u: -length[u])
+    while start < len(order):
+        end = start + max(1, _TOKENS // max(1, length[order[start]]))
+        yield order[start:end]
+        start = end
+
+
+def _cut(x_B: Tensor) -> Tensor:
+    """Texts without the columns in which none has a token."""
+    return x_B[:, : max([1, *lengths(x_B)])] if is_integer(x_B) else x_B

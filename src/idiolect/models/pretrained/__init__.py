@@ -1,0 +1,34 @@
+"""Backbones that others have trained: read by well-kept libraries, and frozen, adapted or trained on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from idiolect.core.inputs import Input, Inputs
+from idiolect.core.network import Buffers, Network, Precision
+from idiolect.core.option_spec import Spec
+from idiolect.models.pretrained.features import FrozenBackbone, frozen_backbone
+from idiolect.models.pretrained.networks import check_inputs, on_features, on_samples
+from idiolect.models.pretrained.settings import is_pretrained, settings_of, spec_of, text_of
+
+__all__ = ["FrozenBackbone", "frozen_backbone", "is_pretrained", "network", "settings_of", "spec_of", "text_of"]
+
+
+def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, precision: Precision) -> Network:
+    """The network of a pretrained model.
+
+    Args:
+        spec: the model.
+        buffers: the policy.
+        inputs: the form of a sample: numbers (d,) where the samples are a frozen backbone's features.
+        classes: of the data.
+        precision: of the products.
+
+    Raises:
+        InputError: an option is not possible, or the backbone does not take the samples.
+    """
+    settings = settings_of(spec)
+    if isinstance(inputs, Input) and settings.adapt == "frozen" and len(inputs.shape) == 1 and not inputs.integer:
+        return Network(partial(on_features, inputs.shape[0], classes, *settings.body), inputs, buffers, precision)
+    check_inputs(settings, inputs)
+    return Network(partial(on_samples, settings, classes), inputs, buffers or "frozen", precision)

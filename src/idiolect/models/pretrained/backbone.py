@@ -1,0 +1,84 @@
+"""A pretrained network without its last layers: raw samples in, features out."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from idiolect.models.pretrained.pixels import Pixels
+from idiolect.models.pretrained.settings import Pooling
+
+# B samples, L tokens or places, C channels, d features
+
+Kind = Literal["images", "texts"]
+
+
+class Backbone(nn.Module):
+    """A pretrained network whose output is pooled to one row of features for each sample.
+
+    Args:
+        module: the network.
+        pixels: what is done with images before; None for texts.
+        pooling: see ``Pretrained``.
+        first: class tokens and others that come before those of the places.
+        about: what the network computes with its weights, as a text.
+    """
+
+    def __init__(self, module: nn.Module, pixels: Pixels | None, pooling: Pooling, first: int, about: str) -> None:
+        super().__init__()
+        self.module, self.pixels, self.pooling, self.first, self.about = module, pixels, pooling, first, about
+
+    @cached_property
+    def width(self) -> int:
+        """d, the number of features."""
+        with torch.no_grad():
+            return int(self(self.example()).shape[1])
+
+    def example(self) -> Tensor:
+        """Two samples, as ``forward`` takes them."""
+        if self.pixels is None:
+            return torch.ones(2, 3, dtype=torch.int64)
+        return torch.zeros(2, self.pixels.form.channels, 32, 32)
+
+    @property
+    def kind(self) -> Kind:
+        """What a sample is."""
+        return "texts" if self.pixels is None else "images"
+
+    def forward(self, x_B: Tensor) -> Tensor:
+        """Features (B, d) of images (B, C, H, W) on a scale of 0 to 1, or of texts (B, L).
+
+        A text is the tokenizer's ids, each plus one; 0 stands for nothing and comes last.
+        """
+        return self._of_texts(x_B) if self.pixels is None else self._of_images(self.pixels(x_B))
+
+    def _of_texts(self, x_BL: Tensor) -> Tensor:
+        real_BL = (x_BL > 0).long()
+        ids_BL = (x_BL.long() - 1).clamp(min=0)
+        z_BLd: Tensor = self.module(input_ids=ids_BL, attention_mask=real_BL).last_hidden_state
+        if self.pooling == "cls":
+            return z_BLd[:, 0]
+        weight_BL = real_BL.to(z_BLd.dtype)
+        return (z_BLd * weight_BL[..., None]).sum(1) / weight_BL.sum(1, keepdim=True).clamp(min=1)
+
+    def _of_images(self, x_BCHW: Tensor) -> Tensor:
+        output = self.module(x_BCHW)
+        z: Tensor = getattr(output, "last_hidden_state", output)
+        if z.ndim == 4:  # of a convolution
+            return z.flatten(2).mean(2)
+        if z.ndim == 2:
+            return z
+        return z[:, 0] if self.pooling == "cls" else z[:, self.first :].mean(1)
+
+    def digest(self) -> str:
+        """The SHA-256 of everything that the features depend on: weights, preprocessing, pooling."""
+        form = self.pixels and self.pixels.form
+        about = hashlib.sha256(repr((self.about, self.kind, form, self.pooling, self.first)).encode())
+        for name, tensor in sorted(self.module.state_dict().items()):
+            about.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            about.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return about.hexdigest()

@@ -1,0 +1,84 @@
+"""Networks on a pretrained backbone, or on the features that it has made."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from idiolect.core.errors import InputError
+from idiolect.core.inputs import Inputs
+from idiolect.models.parts import Parts, dense
+from idiolect.models.pretrained.backbone import Backbone
+from idiolect.models.pretrained.readers import read
+from idiolect.models.pretrained.settings import Pretrained
+
+# B samples, d features
+
+
+class OnFeatures(nn.Module):
+    """What is learnt between features and head, by itself or behind the backbone that makes the features.
+
+    Its weights have the same names in both cases, so that what was learnt on stored features goes with the backbone.
+
+    Args:
+        width: d.
+        kind: "identity", "linear", or "mlp", a linear layer and its ReLU.
+        units: of the layer; 0 for "identity".
+        backbone: None where the samples are features.
+        is_frozen: whether the backbone stays as it is, also its dropout.
+    """
+
+    def __init__(
+        self, width: int, kind: str, units: int, backbone: Backbone | None = None, *, is_frozen: bool = True
+    ) -> None:
+        super().__init__()
+        layers: tuple[nn.Module, ...] = ()
+        if kind == "linear":
+            layers = (nn.Linear(width, units),)
+        elif kind == "mlp":
+            layers = dense(width, units)
+        self.body = nn.Sequential(*layers)
+        self.is_frozen, self.width = is_frozen, units or width
+        self.backbone = backbone
+        if backbone is not None and is_frozen:
+            backbone.requires_grad_(False)
+
+    def forward(self, x_B: Tensor) -> Tensor:
+        """(B, d) -> (B, units), or of samples where there is a backbone."""
+        if self.backbone is None:
+            return self.body(x_B)  # type: ignore[no-any-return]
+        if not self.is_frozen:
+            return self.body(self.backbone(x_B))  # type: ignore[no-any-return]
+        with torch.no_grad():
+            z_Bd = self.backbone.eval()(x_B)  # in a gradient step too
+        return self.body(z_Bd)  # type: ignore[no-any-return]
+
+
+def on_features(width: int, classes: int, kind: str, units: int) -> Parts:
+    """Body and linear head on features (d,): see ``OnFeatures``."""
+    body = OnFeatures(width, kind, units)
+    return body, nn.Linear(body.width, classes)
+
+
+def on_samples(settings: Pretrained, classes: int) -> Parts:
+    """Body and linear head on samples as they are; the body begins with the backbone.
+
+    Raises:
+        InputError: the backbone cannot be read.
+    """
+    backbone = copy.deepcopy(read(settings).backbone)
+    body = OnFeatures(backbone.width, *settings.body, backbone, is_frozen=settings.adapt == "frozen")
+    return body, nn.Linear(body.width, classes)
+
+
+def check_inputs(settings: Pretrained, inputs: Inputs) -> None:
+    """Raise InputError unless samples of this form are what the backbone takes."""
+    kind = read(settings).backbone.kind
+    if isinstance(inputs, dict):
+        what = "several tensors"
+    else:
+        what = "texts" if inputs.integer else "images" if len(inputs.shape) == 3 else "numbers"
+    if what != kind:
+        raise InputError(f"{settings.title} takes {kind}, and these samples are {what}: choose another model")

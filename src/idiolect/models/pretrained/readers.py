@@ -1,0 +1,36 @@
+"""Reads backbones, each once in a process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from idiolect.models.pretrained import hugging_face, timm_models
+from idiolect.models.pretrained.backbone import Backbone
+from idiolect.models.pretrained.settings import Pretrained
+
+_READERS = {"hf": hugging_face.load, "timm": timm_models.load}
+
+
+class WholeBackbone(NamedTuple):
+    """A backbone with its weights."""
+
+    backbone: Backbone
+    digest: str
+    """See ``Backbone.digest``."""
+
+
+def read(settings: Pretrained) -> WholeBackbone:
+    """A backbone with its weights, which nobody may change.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _read(settings.library, settings.name, settings.pooling, settings.weights)
+
+
+@lru_cache(maxsize=1)  # several studies and networks of a process may use it
+def _read(library: str, name: str, pooling: object, weights: str | None) -> WholeBackbone:
+    settings = Pretrained(library, name, pooling=pooling, weights=weights)  # type: ignore[arg-type]
+    backbone = _READERS[library](settings)
+    return WholeBackbone(backbone, backbone.digest())

@@ -1,0 +1,111 @@
+"""How a pretrained backbone is written as a model: ``hf:NAME_OR_FOLDER,adapt=frozen,body=mlp:64``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from idiolect.core import option_spec
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.option_spec import Spec
+
+LIBRARIES = {"hf": "transformers", "timm": "timm"}
+"""The libraries by the names that models begin with."""
+Pooling = Literal["mean", "cls"]
+_BODIES = "identity, linear:64 or mlp:64"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pretrained backbone and what is done with it.
+
+    Attributes:
+        library: of ``LIBRARIES``.
+        name: of the backbone in that library, or its folder.
+        adapt: "frozen" learns on its features, "full" trains all its weights.
+        body: what is learnt between the features and the head: its kind and width, 0 for none.
+        pooling: "mean" is the mean over a text's tokens or an image's places, "cls" takes the class token.
+        weights: a folder that is read in place of ``name``, or a file of weights for the network that ``name`` has.
+    """
+
+    library: str
+    name: str
+    adapt: Literal["frozen", "full"] = "frozen"
+    body: tuple[str, int] = ("identity", 0)
+    pooling: Pooling | None = None
+    weights: str | None = None
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"model {self.library}:{self.name}"
+
+
+def is_pretrained(model: Spec | str) -> bool:
+    """Whether a model is a pretrained backbone."""
+    name = model.name if isinstance(model, Spec) else model.partition(":")[0].strip()
+    return name in LIBRARIES
+
+
+def spec_of(model: str) -> Spec:
+    """A model's name and options; after ``hf:`` and ``timm:`` comes the backbone's name, without ``name=``.
+
+    Raises:
+        InputError: the text cannot be read.
+
+    >>> spec_of("hf:/models/minilm,body=mlp:64").options
+    {'name': '/models/minilm', 'body': 'mlp:64'}
+    """
+    library, colon, rest = (piece.strip() for piece in model.partition(":"))
+    if library not in LIBRARIES or not colon or re.match(r"\w+\s*=", rest):
+        return Spec.parse(model)
+    name, _, options = rest.partition(",")
+    more = Spec.parse(f"{library}:{options}").options
+    if "name" in more:
+        raise InputError(f"model {library} has two names, {name.strip()!r} and {more['name']!r}: leave one out")
+    return Spec(name=library, options={"name": name.strip(), **more})
+
+
+def text_of(spec: Spec) -> str:
+    """How ``spec_of`` reads a pretrained backbone."""
+    rest = Spec(name=spec.name, options={k: v for k, v in spec.options.items() if k != "name"})
+    options = str(rest).partition(":")[2]
+    return f"{spec.name}:{spec.options.get('name', '')}" + (f",{options}" if options else "")
+
+
+def settings_of(spec: Spec) -> Pretrained:
+    """What a model's text says, checked.
+
+    Raises:
+        InputError: an option is unknown or not possible, or there is no name.
+    """
+    what = f"model {spec.name}"
+    values = option_spec.check(_options, spec.options, what, beside=["buffers"])
+    name = str(values.get("name", "")).strip()
+    if not name:
+        example = "hf:sentence-transformers/all-MiniLM-L6-v2" if spec.name == "hf" else "timm:resnet18"
+        raise InputError(f"{what} does not say which: write {example}, or the folder of one after {spec.name}:")
+    kind = str(values.get("adapt", "frozen"))
+    if kind not in ("frozen", "full"):
+        raise InputError(f"{what}: adapt={kind} is not valid; {nearest(kind, ['frozen', 'full'])}")
+    return Pretrained(
+        spec.name, name, "full" if kind == "full" else "frozen", _body(str(values.get("body", "identity")), what),
+        values.get("pooling"), values.get("weights"),
+    )  # fmt: skip
+
+
+def _options(
+    *, name: str = "", adapt: str = "frozen", body: str = "identity", pooling: Pooling | None = None,
+    weights: str | None = None,
+) -> None:  # fmt: skip
+    """The options of a pretrained backbone."""
+
+
+def _body(text: str, what: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(linear|mlp)[:(]\s*([1-9]\d{0,5})\s*\)?", text.strip())
+    if match:
+        return match[1], int(match[2])
+    if text.strip() == "identity":
+        return "identity", 0
+    raise InputError(f"{what}: body={text} is not valid: write {_BODIES}")

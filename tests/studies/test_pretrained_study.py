@@ -1,0 +1,156 @@
+"""Studies on the features of a frozen backbone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import idiolect as idl
+from idiolect import data, methods
+from idiolect.cli import app
+from idiolect.core.errors import InputError
+from idiolect.models import pretrained
+
+hf: Any = pytest.importorskip("transformers")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tiny_backbones import write_bert, write_vit  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def images(rows: int = 60) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(1)
+    y = np.arange(rows) % 3
+    x = rng.integers(0, 120, (rows, 3, 16, 16)) + 60 * y[:, None, None, None] * (np.arange(3) == 1)[None, :, None, None]
+    return x.astype(np.uint8), y, np.array(["ann", "bob", "cyd"])[np.arange(rows) // (rows // 3)]
+
+
+def study(model: str, x: Any = None, **more: Any) -> idl.Study:
+    own, y, clients = images()
+    source = data.from_arrays(own if x is None else x, y, clients=clients, name="mine")
+    settings: dict[str, Any] = {"methods": "fedavg,fedpac,local", "rounds": 2, "local_epochs": 1, "batch_size": 10}
+    return idl.Study(data=source, model=model, **settings | more)
+
+
+def records(result: idl.Result) -> pd.DataFrame:
+    table = pd.read_parquet(result.folder / "records.parquet")
+    return table[~table["metric"].str.contains("bytes|seconds")].drop(columns="study").reset_index(drop=True)
+
+
+OWN = """
+from torch import nn
+def identity(shape, classes): return nn.Sequential(), nn.Linear(*shape, classes)
+def linear(shape, classes): return nn.Sequential(nn.Linear(*shape, 7)), nn.Linear(7, classes)
+def mlp(shape, classes): return nn.Sequential(nn.Linear(*shape, 5), nn.ReLU()), nn.Linear(5, classes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "engine"),
+    [
+        ("identity", "sequential"), ("linear:7", "sequential"), ("mlp:5", "sequential"), ("identity", "processes"),
+        ("linear:7", "vectorised:device=cpu"),
+    ],
+)  # fmt: skip
+def test_a_study_is_that_of_a_user_who_computed_the_features(
+    tmp_path: Path, body: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "users_own_nets.py").write_text(OWN)
+    folder = write_vit(tmp_path / "vit")
+    backbone = pretrained.frozen_backbone(f"hf:{folder}", "float32")
+    assert backbone is not None
+    z = backbone(torch.from_numpy(images()[0])).numpy()
+    model = f"hf:{folder},body={body}"
+    workers = 2 if engine == "processes" else None
+    ours = idl.run(study(model), out="ours", engine=engine, workers=workers)
+    own = study(f"users_own_nets.{body.partition(':')[0]}", z)
+    by_hand = idl.run(own, out="by_hand", engine=engine, workers=workers)
+    pd.testing.assert_frame_equal(records(ours), records(by_hand), rtol=1e-5)
+    manifest = json.loads((ours.folder / "manifest.json").read_text())
+    assert manifest["backbone"] == {"name": f"hf:{folder}", "weights": backbone.digest}
+
+
+def test_no_method_of_ours_fails_on_a_body_without_weights(tmp_path: Path) -> None:
+    one = study(f"hf:{write_vit(tmp_path / 'vit')}", methods=sorted(methods.ours()), rounds=1)
+    result = idl.run(one, out="r", engine="sequential")
+    assert len(result.accuracy()) == len(methods.ours())
+    assert not result.diverged
+
+
+def test_a_resumed_run_and_another_one_compute_nothing_again(tmp_path: Path, caplog: Any) -> None:
+    model = f"hf:{write_vit(tmp_path / 'vit')}"
+    idl.run(study(model), out="r", engine="sequential")
+    assert "computing features of 60 samples" in caplog.text
+    caplog.clear()
+    idl.run(study(model), out="r", engine="sequential", resume=True)
+    idl.run(study(model, seeds=(1,), methods="fedavg"), out="other", engine="sequential")
+    assert "computing" not in caplog.text
+
+
+def test_a_backbone_that_has_changed_since_the_run_began_is_noticed(tmp_path: Path) -> None:
+    folder = write_vit(tmp_path / "vit")
+    idl.run(study(f"hf:{folder}"), out="r", engine="sequential")
+    write_vit(folder, seed=1)
+    pretrained.readers._read.cache_clear()
+    with pytest.raises(InputError, match="have changed"):
+        idl.run(study(f"hf:{folder}"), out="r", engine="sequential", resume=True)
+
+
+def test_the_command_line_and_a_file(tmp_path: Path) -> None:
+    folder, (x, y, _) = write_vit(tmp_path / "vit"), images()
+    for k, (image, label) in enumerate(zip(x, y, strict=True)):
+        place = tmp_path / "photos" / str(label) / f"{k}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        from PIL import Image
+
+        Image.fromarray(image.transpose(1, 2, 0)).save(place)
+    options = ["--data", "photos", "--clients", "3", "--methods", "fedavg", "--rounds", "1", "--engine", "sequential"]
+    model = f"hf:{folder},body=linear:4,weights={folder}"
+    done = CliRunner().invoke(app, ["run", *options, "--model", model, "--out", "r"])
+    assert done.exit_code == 0, done.output
+    settings = yaml.safe_load(Path("r/study.yaml").read_text())
+    assert settings["model"] == model
+    assert idl.Study.look("r/study.yaml").model == model
+    described = CliRunner().invoke(app, ["describe", *options[:4], "--model", model, "--json"])
+    assert described.exit_code == 0, described.output
+    assert json.loads(described.stdout)["bytes" if "bytes" in described.stdout else "page"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_images_cannot_be_changed_at_random_before_a_frozen_backbone(tmp_path: Path, own: bool) -> None:
+    more: dict[str, Any] = {"methods": "fedavg:augment=crop_flip"} if own else {"augment": "crop_flip"}
+    with pytest.raises(InputError, match="augment=crop_flip does not go with adapt=frozen, which computes"):
+        study(f"hf:{write_vit(tmp_path / 'vit')}", **more).federation()
+    assert not Path("cache").exists()
+
+
+@pytest.mark.parametrize("shape", [(60, 4), (60, 3, 16, 16), (60, 5, 6)])
+def test_samples_that_a_backbone_does_not_take_are_said_before_anything_is_computed(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    folder = write_bert(tmp_path / "m") if len(shape) == 4 else write_vit(tmp_path / "m")
+    x = np.random.default_rng(0).integers(0, 9, shape).astype(np.uint8 if len(shape) == 4 else np.float32)
+    with pytest.raises(InputError, match=r"takes (images|texts), and these samples are"):
+        study(f"hf:{folder}", x).federation()
+
+
+def test_describe_shows_samples_and_computes_no_features(tmp_path: Path, caplog: Any) -> None:
+    one = study(f"hf:{write_vit(tmp_path / 'vit')}")
+    assert one.describe() is not None
+    assert one.samples().x_R.dtype == torch.uint8
+    assert "computing" not in caplog.text
