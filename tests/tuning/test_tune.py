@@ -448,6 +448,26 @@ def test_all_trials_may_be_refused(tmp_path: Path) -> None:
         assert tuning.tuned.methods == study.methods
 
 
+@pytest.mark.parametrize(
+    ("methods", "lr", "trials"),
+    [
+        (["fedavg"], "1e28..1e32:log", 4),
+        (["fedavg"], [1e30, 1e31], 2),
+        (["local", "fedper"], [1e30], 1),
+        (["local", "fedavg"], "1e25..1e33:log", 3),
+    ],
+)
+def test_all_trials_may_diverge_before_the_cut(tmp_path: Path, methods: list[str], lr: Any, trials: int) -> None:
+    study = idl.Study(methods=methods, **SMALL)
+    for resume in (False, True):
+        tuning = idl.tune(
+            study, {"lr": lr}, tmp_path / "search", trials=trials, engine="sequential", resume=resume
+        )  # fmt: skip
+        assert tuning.trials()["state"].tolist() == ["diverged"] * trials * len(methods)
+        assert tuning.tuned.methods == study.methods
+        assert sum("no trial reached the last round" in note for note in tuning.notes()) == len(methods)
+
+
 def test_new_clients_are_not_measured_in_trials(tmp_path: Path) -> None:
     study = idl.Study(methods=["fedavg"], **SMALL | {"new_clients": 1, "protocol": "clients=new"})
     tuning = idl.tune(study, {"lr": "0.1,0.2"}, tmp_path / "search", trials=2, engine="sequential", refit=True)

@@ -166,6 +166,8 @@ class Trials:
             schedule = Schedule(store, engine, Tracking(()), ends_at, joins=False)
             alive = list(uses)
             for rung, until in enumerate(self.ends):
+                if not alive:  # all have diverged
+                    break
                 self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
                 watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
                 schedule.run([jobs[key] for key in alive], watcher, signals, until)
