@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import optional
+from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.pixels import ImageForm, Pixels
 from idiolect.models.pretrained.settings import Pretrained
@@ -38,7 +39,7 @@ def load(settings: Pretrained) -> Backbone:
     what = settings.title
     transformers = optional("transformers", "pretrained", what)
     place, file = _place(settings)
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+    with quiet(transformers), seeded(0):  # weights that nothing needs and no file has are drawn
         config = _read(transformers.AutoConfig, place, what)
         module = _module(transformers, place, file, config, what)
         if module.main_input_name == "pixel_values":
@@ -223,7 +224,7 @@ def _try(backbone: Backbone, what: str) -> None:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without the library's notes and progress bars: what matters is said in our own sentences."""
     chatter = transformers.utils.logging
     level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import Inputs
 from idiolect.models.parts import Parts, dense
+from idiolect.models.pretrained.adapters import add_adapters
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.readers import read
-from idiolect.models.pretrained.settings import Pretrained
+from idiolect.models.pretrained.settings import LoRA, Pretrained
 
 # B samples, d features
 
@@ -27,7 +28,7 @@ class OnFeatures(nn.Module):
         kind: "identity", "linear", or "mlp", a linear layer and its ReLU.
         units: of the layer; 0 for "identity".
         backbone: None where the samples are features.
-        is_frozen: whether the backbone stays as it is, also its dropout.
+        is_frozen: whether the backbone makes the same features in each step, without dropout and gradients.
     """
 
     def __init__(
@@ -42,8 +43,6 @@ class OnFeatures(nn.Module):
         self.body = nn.Sequential(*layers)
         self.is_frozen, self.width = is_frozen, units or width
         self.backbone = backbone
-        if backbone is not None and is_frozen:
-            backbone.requires_grad_(False)
 
     def forward(self, x_B: Tensor) -> Tensor:
         """(B, d) -> (B, units), or of samples where there is a backbone."""
@@ -68,9 +67,30 @@ def on_samples(settings: Pretrained, classes: int) -> Parts:
     Raises:
         InputError: the backbone cannot be read.
     """
-    backbone = copy.deepcopy(read(settings).backbone)
+    backbone = read(settings).backbone
+    if settings.adapt == "full":
+        backbone = copy.deepcopy(backbone)
+        for parameter in _used(backbone):
+            parameter.requires_grad_()
+    else:
+        # the frozen weights themselves are not copied, so that all networks of the process have the same ones
+        constants = [*backbone.parameters(), *backbone.buffers()]
+        backbone = copy.deepcopy(backbone, {id(tensor): tensor for tensor in constants})
+    if isinstance(settings.adapt, LoRA):
+        add_adapters(backbone, settings.adapt, settings.title)
     body = OnFeatures(backbone.width, *settings.body, backbone, is_frozen=settings.adapt == "frozen")
     return body, nn.Linear(body.width, classes)
+
+
+def _used(backbone: Backbone) -> list[nn.Parameter]:
+    """The weights on which features depend; the others, such as those of a pooling that is not used, stay frozen."""
+    every = [*backbone.parameters()]
+    with torch.enable_grad():
+        for parameter in every:
+            parameter.requires_grad_()
+        grads = torch.autograd.grad(backbone(backbone.example()).sum(), every, allow_unused=True)
+    backbone.requires_grad_(False)
+    return [parameter for parameter, grad in zip(every, grads, strict=True) if grad is not None]
 
 
 def check_inputs(settings: Pretrained, inputs: Inputs) -> None:
