@@ -142,7 +142,7 @@ def with_nan(x):
         (with_nan(GREY), Y, {}, r"x holds a number that is not finite \(row 2"),
         (np.full((6, 2), np.inf), Y, {}, r"x holds an infinite number \(row 0"),
         (GREY.astype(np.int64), Y, {}, "x holds int64 of shape .*: give images as uint8"),
-        (np.array([["a"]] * 6), Y, {}, "not numbers: give images as uint8"),
+        (np.array([["a"]] * 6), Y, {}, "x has texts of shape .*: give one text per row"),
         (np.zeros(6), Y, {}, r"x has the shape \(6,\)"),
         (np.zeros((0, 3)), [], {}, r"x has the shape \(0, 3\)"),
         (np.zeros((6, 5, 7, 4), np.uint8), Y, {}, "has no axis of 1 or 3 channels: give grey images as"),

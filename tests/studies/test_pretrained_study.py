@@ -154,3 +154,71 @@ def test_describe_shows_samples_and_computes_no_features(tmp_path: Path, caplog:
     assert one.describe() is not None
     assert one.samples().x_R.dtype == torch.uint8
     assert "computing" not in caplog.text
+
+
+def reviews(rows: int = 48) -> pd.DataFrame:
+    rng = np.random.default_rng(2)
+    words = {"good": ["good", "very", "film", "the", "was"], "bad": ["bad", "not", "dog", "the", "was"]}
+    label = np.array(["good", "bad"])[np.arange(rows) % 2]
+    text = [" ".join(rng.choice(words[name], rng.integers(1, 30))) for name in label]
+    return pd.DataFrame({"text": text, "label": label, "who": np.array(["a", "b", "c"])[np.arange(rows) * 3 // rows]})
+
+
+def of_texts(folder: Path, texts: Any) -> Any:
+    """Mean-pooled features by the library alone: its tokenizer, which cuts, and its network, one text at a time."""
+    tokenizer, network = hf.AutoTokenizer.from_pretrained(folder), hf.BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return np.array(
+            [
+                network(**tokenizer(t, truncation=True, max_length=24, return_tensors="pt"))
+                .last_hidden_state[0]
+                .mean(0)
+                for t in texts
+            ]
+        )
+
+
+def test_texts_of_a_file_are_divided_by_the_backbones_own_tokenizer(tmp_path: Path, caplog: Any) -> None:
+    folder, frame = write_bert(tmp_path / "bert"), reviews()
+    frame.to_csv("reviews.csv", index=False)
+    one = idl.Study(data="reviews.csv", text="text", client_column="who", model=f"hf:{folder}", rounds=1)
+    federation = one.federation()
+    assert "have more than 24 tokens and are cut (the longest has 30)\n" in caplog.text
+    own = [sorted(frame["text"][frame["who"] == who]) for who in ("a", "b", "c")]
+    for k, texts in enumerate(own):
+        rows = torch.cat([federation.train[k], federation.test[k]])
+        ours, theirs = federation.x_R[rows].numpy(), of_texts(folder, texts)
+        order = [np.lexsort(a.round(3).T) for a in (ours, theirs)]
+        np.testing.assert_allclose(ours[order[0]], theirs[order[1]], atol=2e-3)
+    assert one.samples().tokens.encoder.decode(one.samples().x_R[0]) in set(frame["text"]) | {
+        " ".join(text.split()[:22]) for text in frame["text"]
+    }
+
+
+def test_texts_given_in_python_name_the_tokenizer(tmp_path: Path) -> None:
+    folder, frame = write_bert(tmp_path / "bert"), reviews()
+    source = data.from_arrays(list(frame["text"]), frame["label"], clients=frame["who"], tokens=f"hf:{folder}")
+    result = idl.run(idl.Study(data=source, model=f"hf:{folder},body=mlp:4", rounds=1), out="r", engine="sequential")
+    assert len(result.accuracy()) == 2
+    other = data.from_arrays(list(frame["text"]), frame["label"], clients=frame["who"])
+    with pytest.raises(InputError, match=r"these samples are ids of words, and hf:.* divides texts itself: read them"):
+        idl.Study(data=other, model=f"hf:{folder}").federation()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"tokens": "words"}, "has a tokenizer of its own: leave tokens out"),
+        ({"max_tokens": 25}, "max_tokens=25 is more than hf:.* takes: give at most 24"),
+        ({"text": None}, "takes texts, and these samples are numbers"),
+        ({"model": "hf:{vit}"}, "the tokenizer of model hf:.*vit cannot be read from the folder"),
+        ({"model": "timm:resnet18"}, "takes images, and a text needs a tokenizer: name a backbone for texts"),
+    ],
+)
+def test_texts_that_a_backbone_cannot_take(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    folder, vit = write_bert(tmp_path / "bert"), write_vit(tmp_path / "vit")
+    reviews().assign(age=1.5).to_csv("reviews.csv", index=False)
+    settings = {"data": "reviews.csv", "text": "text", "client_column": "who", "model": f"hf:{folder}"} | more
+    settings["model"] = settings["model"].format(vit=vit)
+    with pytest.raises(InputError, match=said):
+        idl.Study(**settings).federation()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 
@@ -108,14 +107,17 @@ def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
     assert len({s["lr"] for s in proposals.batch("fedavg", 1)}) == 3
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5, 30, 200, 1000])
-@pytest.mark.parametrize("share", [1, 2, 3, 10])
-def test_rungs_grow_by_the_share_up_to_the_last_round(rounds: int, share: int) -> None:
-    ends = rungs(rounds, share)
-    assert ends[-1] == rounds
-    assert 1 <= len(ends) <= 3
-    assert all(low == math.ceil(high / share) for low, high in itertools.pairwise(ends))
-    assert share > 1 or ends == (rounds,)
+@pytest.mark.parametrize(
+    ("rounds", "every", "ends"),
+    [
+        (1, 1, (1,)), (2, 1, (2,)), (3, 1, (2, 3)), (10, 1, (2, 10)), (11, 1, (3, 11)), (200, 1, (40, 200)),
+        (10, 5, (5, 10)), (100, 15, (30, 100)), (4, 4, (4,)), (7, 10, (7,)),
+    ],
+)  # fmt: skip
+def test_trials_are_cut_once_after_a_fifth_of_the_rounds(rounds: int, every: int, ends: tuple[int, ...]) -> None:
+    """Two rounds at the least, and in a round that is evaluated; nothing is cut where no round would be left."""
+    assert rungs(rounds, 4, every) == rungs(rounds, 2, every) == ends
+    assert rungs(rounds, 1, every) == (rounds,)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -47,7 +47,7 @@ def same(a: Tuning, b: Tuning) -> None:
 
 def test_every_method_has_the_same_trials_and_rounds(tuning: Tuning) -> None:
     trials = tuning.trials()
-    ends = rungs(STUDY.rounds, 3)
+    ends = rungs(STUDY.rounds, 4)
     for use in STUDY.methods:
         mine = trials[trials["method"] == use.label]
         assert mine["trial"].tolist() == list(range(1, 7))
@@ -55,6 +55,22 @@ def test_every_method_has_the_same_trials_and_rounds(tuning: Tuning) -> None:
         assert (mine["state"] == "complete").sum() == 2
     first = trials[trials["trial"] <= 3].pivot(index="trial", columns="method", values="lr")
     assert (first.nunique(axis=1) == 1).all()  # the first half is alike, so that methods share trainings
+
+
+def test_a_fourth_of_a_batch_goes_on_to_the_end_and_nothing_is_cut_between(tmp_path: Path) -> None:
+    """Of nine and nine trials three and three (a fourth, rounded up): the best after a fifth of the rounds."""
+    study = idl.Study(methods=["fedavg"], **SMALL)
+    tuning = idl.tune(study, {"lr": "0.001..0.5:log"}, tmp_path / "search", trials=18, engine="sequential")
+    trials = tuning.trials()
+    assert trials["rounds"].value_counts().to_dict() == {2: 12, 9: 6}
+    for number in (1, 2):
+        records = pd.read_parquet(tuning.folder / f"trials-{number}" / "records.parquet")
+        cut = records[records["round"] == 2].pivot_table(index="method", columns="metric", values="value")
+        cut = cut.assign(trial=[int(str(label).rpartition("#")[2]) for label in cut.index])
+        best = cut.sort_values(["validation_accuracy", "validation_loss", "trial"], ascending=[False, True, True])[:3]
+        mine = trials[(trials["trial"] <= 9) == (number == 1)]
+        assert set(mine.loc[mine["state"] == "complete", "trial"]) == set(best["trial"])
+    assert "trained until round 2, one in 4 until round 9" in tuning.notes()[0]
 
 
 def test_the_choice_is_the_best_of_the_complete_on_validation_samples(tuning: Tuning) -> None:
@@ -266,11 +282,11 @@ def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) 
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
 
 
-@pytest.mark.parametrize("calls", [1, 9, 13, 14])
-def test_a_search_ends_the_same_that_stops_between_a_job_and_its_records(
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5])
+def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """The last round of a job is in its cell, and not yet in the records of all."""
+    """At the end of each of its four rungs, and in the refit: the rounds are in cells, not in the records of all."""
     merge, count = Store.merge, 0
 
     def stops(store: Any) -> None:

@@ -20,7 +20,7 @@ def describe_command(
     show: Annotated[
         str | None,
         option(
-            "Clients whose images are shown, for example 0-2+50.",
+            "Clients whose images, texts or windows are shown, for example 0-2+50.",
             "the first of each shift",
             metavar="CLIENTS",
             panel=OUTPUT,

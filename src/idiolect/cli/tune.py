@@ -48,7 +48,9 @@ def tune_command(
     ] = None,
     halving: Annotated[
         int | None,
-        option("One in so many trials goes on from each rung; 1 trains all to the end.", "3", panel=SEARCH),
+        option(
+            "One in so many trials goes on after a fifth of the rounds; 1 trains all to the end.", "4", panel=SEARCH
+        ),
     ] = None,
     seed: Annotated[
         int | None, option("Seed of the trials, and of what they try.", "the study's first seed", panel=SEARCH)

@@ -26,6 +26,7 @@ from idiolect.data.partitions.sizes import scarce
 from idiolect.data.plan import views_of
 from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
+from idiolect.data.text.tokens import Tokens
 from idiolect.data.validation import validating
 from idiolect.training.preprocessing import Preprocessing
 
@@ -83,6 +84,7 @@ class FederatedData:
             those of its official test split only; None if it has no official test split.
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
+        tokens: of texts, how they became ids.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
@@ -103,6 +105,7 @@ class FederatedData:
     encodings: tuple[Encoding, ...] = ()
     official_split: bool | None = None
     sizes: int | Mapping[str, int] = 0
+    tokens: Tokens | None = None
     raw: RawSamples | None = None
 
     def __post_init__(self) -> None:
@@ -243,7 +246,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, split), source.sizes,
+        _keeps_official(source, split), source.sizes, source.tokens,
     )  # fmt: skip
     _warn(data)
     own = source.name not in SETS

@@ -40,7 +40,8 @@ class Description:
         label_K: for each client the mean Jensen-Shannon divergence between its training labels and another client's, in
             bits: 0 for the same mixture of classes, 1 for no class in common.
         feature_K: for each client the mean distance between its mean training sample and another client's: root mean
-            square over a sample's values, each in standard deviations of the data set.
+            square over a sample's values, each in standard deviations of the data set. Of texts and other ids the
+            Hellinger distance between how often each id occurs: 0 for the same frequencies, 1 for no id in common.
         label_chance: the mean over pairs that clients of these sizes have if samples are distributed at random.
         feature_chance: the same for the distance of mean samples.
         label_KK: the divergence of each pair, for up to 60 clients; None for more.
@@ -121,24 +122,26 @@ def _entropy(p_CK: Numbers) -> Numbers:
 def _means(data: FederatedData, parts: Sequence[torch.Tensor]) -> Numbers:
     """Mean normalised sample (K, D) of each client; a missing value counts as the data set's mean.
 
-    Of ids, how often each occurs in a sample. Of several tensors, one after another.
+    Of ids, the square roots of how often each occurs. Of several tensors, one after another.
     """
     if isinstance(data.x_R, dict):
         assert isinstance(data.mean, Mapping)
         assert isinstance(data.std, Mapping)
-        leaves = [_of_tensor(data.x_R[n], data.mean[n], data.std[n], parts) for n in data.x_R]
+        leaves = [_of_tensor(data.x_R[n], data.mean[n], data.std[n], parts, False) for n in data.x_R]
         return np.concatenate(leaves, axis=1)
-    return _of_tensor(data.x_R, data.mean, data.std, parts)
+    return _of_tensor(data.x_R, data.mean, data.std, parts, data.tokens is not None)
 
 
-def _of_tensor(x_R: Tensor, mean: Any, std: Any, parts: Sequence[Tensor]) -> Numbers:
+def _of_tensor(x_R: Tensor, mean: Any, std: Any, parts: Sequence[Tensor], padded: bool) -> Numbers:
     means = []
     if is_integer(x_R):
         for rows in parts:
             count_I = torch.zeros(_IDS, dtype=torch.float64)
             for chunk in torch.split(rows, 2048):
-                count_I += torch.bincount(x_R[chunk].flatten().long() % _IDS, minlength=_IDS)
-            means.append((count_I / len(rows)).numpy())
+                id_N = x_R[chunk].flatten().long()
+                count_I += torch.bincount((id_N[id_N != 0] if padded else id_N) % _IDS, minlength=_IDS)
+            share_I = count_I / count_I.sum().clamp(min=1)
+            means.append((share_I * _IDS / 2).sqrt().numpy())  # whose distance, below, is Hellinger's
         return np.stack(means)
     shape = (1, -1, *(1,) * (x_R.ndim - 2))
     scale = 255.0 if x_R.dtype == torch.uint8 else 1.0

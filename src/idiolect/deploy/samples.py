@@ -57,8 +57,8 @@ def read(
     """A site's labelled samples.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl), or a folder of images as ``<class>/<image>`` or beside a
-            metadata.csv.
+        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or beside
+            a metadata.csv.
         inputs: what the bundle takes.
         classes: the names of its classes.
         target: the column of labels; folders of classes need none.

@@ -18,16 +18,20 @@ from idiolect.models import own, pretrained
 from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
 from idiolect.models.mobilenet import mobilenetv3_small
-from idiolect.models.parts import Parts, Shape
+from idiolect.models.parts import Parts, Shape, with_vocabulary
 from idiolect.models.resnet import resnet18, resnet18_cifar, wrn16_2
+from idiolect.models.sensors import LEAST, har_cnn
+from idiolect.models.text import char_lstm, embedding_mean, text_cnn
 
 NETWORKS: dict[str, Callable[..., Parts]] = {
     f.__name__: f
     for f in (
         fmnist_cnn, cifar_cnn, fedcr_mlp, fedcr_fmnist_cnn, fedcr_cifar_cnn,
-        resnet18, resnet18_cifar, wrn16_2, mobilenetv3_small, small_cnn, mlp,
+        resnet18, resnet18_cifar, wrn16_2, mobilenetv3_small, small_cnn, mlp, har_cnn,
+        embedding_mean, text_cnn, char_lstm,
     )
 }  # fmt: skip
+_OF_IDS = ("embedding_mean", "text_cnn", "char_lstm")
 _AUTO: dict[Shape, str] = {(1, 28, 28): "fmnist_cnn", (3, 32, 32): "cifar_cnn"}
 
 
@@ -51,7 +55,8 @@ def build(
 ) -> Network:
     """A network by name and options; ``auto`` takes the papers' network for the shape.
 
-    Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains.
+    Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains. The option ``vocabulary``
+    of a network that has it is one more than the largest id in the data, unless it is given.
 
     Args:
         model: such as ``wrn16_2:norm=batch,buffers=local``, or an import path (see ``idiolect.models.own``).
@@ -72,22 +77,17 @@ def build(
         return pretrained.network(spec, policy, inputs, classes, precision)
     if name not in NETWORKS:
         return own.network(name, options, policy, inputs, classes, precision, samples)
-    make = NETWORKS[name]
-    shape = _floats(name, inputs)
-    return Network(
-        partial(make, shape, classes, **option_spec.check(make, options, what, beside=["buffers"])),
-        shape,
-        policy,
-        precision,
-    )
+    make, shape = NETWORKS[name], _shape(name, inputs)
+    options = option_spec.check(make, with_vocabulary(make, options, inputs, what), what, beside=["buffers"])
+    return Network(partial(make, shape, classes, **options), inputs if name in _OF_IDS else shape, policy, precision)
 
 
 def _for_all(*, buffers: Buffers | None = None) -> None:
     """The options that every model has."""
 
 
-def _floats(name: str, inputs: Inputs) -> Shape:
-    """The shape of samples that are one tensor of numbers.
+def _shape(name: str, inputs: Inputs) -> Shape:
+    """The shape of samples that are one tensor of numbers, or of ids where the network takes ids.
 
     Raises:
         InputError: they are not.
@@ -97,11 +97,14 @@ def _floats(name: str, inputs: Inputs) -> Shape:
             f"model {name} takes samples of one tensor, and these have {', '.join(inputs)}: name a network of your own "
             "by its import path, whose body takes them by name"
         )
-    if inputs.integer:
+    if inputs.integer and name not in _OF_IDS:
         raise InputError(
-            f"model {name} takes numbers, and these samples are ids, such as those of words: name a network of your "
-            "own by its import path, or make them floating-point numbers if they are amounts"
+            f"model {name} takes numbers, and these samples are ids, such as those of words: choose model auto, or "
+            "make them floating-point numbers if they are amounts"
         )
+    if not inputs.integer and name in _OF_IDS:
+        raise InputError(f"model {name} takes ids, such as those of words, and these samples are numbers: choose model "
+                         "auto, or say with text which column has texts")  # fmt: skip
     return inputs.shape
 
 
@@ -112,15 +115,21 @@ def _resolve(model: Spec | str, inputs: Inputs) -> Spec:
         pretrained.settings_of(spec)
         return spec
     if name == "auto":
-        shape = inputs.shape if isinstance(inputs, Input) else ()
-        return spec.model_copy(update={"name": _AUTO.get(shape) or _usual(shape)})
+        return spec.model_copy(update={"name": _usual(inputs) if isinstance(inputs, Input) else "mlp"})
     if "." not in name and name not in NETWORKS:
         hint = nearest(name, ["auto", *NETWORKS])
         raise InputError(f"unknown model {name!r}; {hint}; name one of your own by its import path, my_package.my_net")
     return spec
 
 
-def _usual(shape: Shape) -> str:
+def _usual(inputs: Input) -> str:
+    shape = inputs.shape
+    if inputs.integer:
+        return "embedding_mean"
+    if shape in _AUTO:
+        return _AUTO[shape]
+    if len(shape) == 2 and shape[1] >= LEAST:
+        return "har_cnn"
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
     return "resnet18" if min(shape[1:]) >= 64 else "small_cnn"

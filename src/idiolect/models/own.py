@@ -25,7 +25,7 @@ from idiolect.core.inputs import Inputs, shapes, synthetic
 from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.randomness import seeded
 from idiolect.core.tree import Tree
-from idiolect.models.parts import Parts
+from idiolect.models.parts import Parts, with_vocabulary
 
 _TRIED = 3
 
@@ -52,7 +52,7 @@ def network(
     with seeded(0):
         target = by_path(path, "model")
         if callable(target) and not isinstance(target, nn.Module):
-            options = _options_of(target, options, what)
+            options = _options_of(target, with_vocabulary(target, options, inputs, what), what)
         elif not _are_modules(target):
             raise InputError(
                 f"{what} is of type {type(target).__name__}: "

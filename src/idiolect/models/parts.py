@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm
 
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import Inputs
 
 Shape = tuple[int, ...]
 Parts = tuple[nn.Module, nn.Module]
@@ -28,6 +31,24 @@ def image(name: str, shape: Shape, least: int) -> Shape:
         size = f"{shape[1]}x{shape[2]}"
         raise InputError(f"model {name} needs images of at least {least}x{least}, these are {size}: choose model auto")
     return shape
+
+
+def with_vocabulary(make: Callable[..., Any], options: Mapping[str, Any], inputs: Inputs, what: str) -> dict[str, Any]:
+    """A factory's options with ``vocabulary``, one more than the largest id, if it has it and it is not given.
+
+    Raises:
+        InputError: the data do not say it, and the factory needs it.
+    """
+    parameters = inspect.signature(make).parameters
+    if "vocabulary" not in parameters or "vocabulary" in options:
+        return dict(options)
+    each = inputs.values() if isinstance(inputs, dict) else [inputs]
+    sizes = [one.size for one in each if one.integer]
+    if len(sizes) == 1 and sizes[0]:
+        return {**options, "vocabulary": sizes[0]}
+    if parameters["vocabulary"].default is inspect.Parameter.empty:
+        raise InputError(f"{what}: give vocabulary, one more than the largest id, which these data do not say")
+    return dict(options)
 
 
 def needs(name: str, shape: Shape, only: Shape) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from idiolect.core.terminal import Text
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, holdings
 from idiolect.data.heterogeneity import COMPARED, Description
+from idiolect.report import examples
 from idiolect.report.figures import Figure, partition_figures
 from idiolect.report.formatting import divided, short
 from idiolect.report.page import render_page
@@ -31,7 +30,8 @@ from idiolect.runs.reader import Run
 LEGEND = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "
     "classes, 1 for no class in common. Feature distance: root mean square distance of two clients' mean training "
-    "samples, in standard deviations of the data set. Both are means over the other clients, or over "
+    "samples, in standard deviations of the data set; of texts, Hellinger distance of the frequencies of their tokens, "
+    "0 for the same and 1 for no token in common. Both are means over the other clients, or over "
     f"{COMPARED:,} drawn at random if there are more. At random: the mean over pairs if clients of these sizes got "
     "their samples at random."
 )
@@ -39,7 +39,6 @@ _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
 LINES = 1_000  # of the page's table
-_IMAGES = 10
 _SAID = 6
 
 
@@ -47,7 +46,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     """The facts about the setting, in words."""
     clients = len(about.train_KC)
     new = clients - data.trained
-    form = _form(data.x_R)
+    form = _form(data)
     memory = tree.nbytes(data.x_R)
     shifts = Counter(map(short, data.shifts[:clients]))
     del shifts[""]
@@ -66,6 +65,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
         ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
+        *_tokens(data),
         ("Shifts", ", ".join(texts) or "none"),
         ("Memory", f"{size(memory)} of samples"),
     ]
@@ -73,10 +73,28 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     return lines + ([("New clients also under", ", ".join(conditions))] if conditions else [])
 
 
-def _form(x_R: Tree) -> str:
+def _form(data: FederatedData) -> str:
     """The form of a sample, in words."""
+    if data.tokens is not None:
+        return f"a text of up to {data.x_R.shape[1]:,} {data.tokens.encoder.name}"
+    if examples.kind_of(data) == "windows":
+        channels, time = data.shape
+        return f"a window of {channels:,} channel{'s' * (channels > 1)} and {time:,} time steps"
+    return _numbers(data.x_R)
+
+
+def _tokens(data: FederatedData) -> list[tuple[str, str]]:
+    """How long training texts are."""
+    if data.tokens is None:
+        return []
+    kind = data.tokens.encoder.name
+    return [(f"{kind.capitalize()} per text", examples.spread_of_lengths(examples.training_lengths(data)))]
+
+
+def _numbers(x_R: Tree) -> str:
+    """The form of numbers, or of several tensors by name, in words."""
     if isinstance(x_R, dict):
-        return "; ".join(f"{name}: {_form(leaf)}" for name, leaf in x_R.items())
+        return "; ".join(f"{name}: {_numbers(leaf)}" for name, leaf in x_R.items())
     if x_R.ndim != 2:
         return f"{'x'.join(map(str, x_R.shape[1:]))} {str(x_R.dtype)[6:]}"
     numbers = x_R.shape[1]
@@ -154,7 +172,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
 def write_description(
     facts: Sequence[tuple[str, str]], data: FederatedData, about: Description, clients: Sequence[int], out: Path
 ) -> Path:
-    """Write the page: facts, who has what, sizes, divergences, sample images of the clients ``shown``.
+    """Write the page: facts, who has what, sizes, divergences, examples of some clients' samples.
 
     Raises:
         InputError: ``out`` is a folder.
@@ -162,7 +180,7 @@ def write_description(
     """
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, for example {out / 'describe.html'}")
-    count = len(about.train_KC)
+    count, kind = len(about.train_KC), examples.kind_of(data)
     figures = figures_of(data, about)
     names = names_of(data)
     listed_K = np.arange(count)
@@ -186,7 +204,8 @@ def write_description(
         title=f"{data.name}, {count} clients",
         facts=facts,
         figures=figures,
-        samples=[_sample(data, k, names[k]) for k in clients] if _images(data) else [],
+        shown=examples.HEADINGS.get(kind, ""),
+        samples=[examples.of_client(data, k, names[k]) for k in clients] if kind else [],
         headers=["Training samples", "Test samples", "Classes", "Label divergence", "Feature distance"],
         lines=lines,
         clients=count,
@@ -201,11 +220,12 @@ def figures_of(data: FederatedData, about: Description) -> list[Figure]:
     """The figures of the page."""
     inventory = holdings(data)
     inventory["clients"] = inventory["clients"][: len(about.train_KC)]
-    return partition_figures(Run(data.name, {}, inventory, pd.DataFrame(), pd.DataFrame()), about)
+    figures = partition_figures(Run(data.name, {}, inventory, pd.DataFrame(), pd.DataFrame()), about)
+    return [*figures, examples.figure_of_lengths(data)] if data.tokens is not None else figures
 
 
 def typical(data: FederatedData, about: Description) -> list[int]:
-    """Clients whose images are shown: the first without a shift, and the first of each shift, six at most."""
+    """Clients whose samples are shown: the first without a shift, and the first of each shift, six at most."""
     first = {shift: k for k, shift in reversed(list(enumerate(data.shifts[: len(about.train_KC)])))}
     clients = sorted(first.values())[:6]
     return clients if len(clients) > 1 else list(range(min(3, len(about.train_KC))))
@@ -216,21 +236,3 @@ def names_of(data: FederatedData) -> list[str]:
     client_names = data.names or tuple(map(str, range(data.clients)))
     new = ["" if k < data.trained else " (new)" for k in range(data.clients)]
     return [name + more for name, more in zip(client_names, new, strict=True)]
-
-
-def _images(data: FederatedData) -> bool:
-    return data.has_images and len(data.shape) == 3
-
-
-def _sample(data: FederatedData, client: int, name: str) -> dict[str, Any]:
-    from PIL import Image
-
-    images = []
-    for row in data.train[client][:_IMAGES].tolist():
-        x_HWC = data.x_R[row].permute(1, 2, 0).numpy()
-        buffer = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(x_HWC[..., 0] if x_HWC.shape[2] == 1 else x_HWC)).save(buffer, "PNG")
-        address = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-        images.append({"data": address, "label": data.class_names[int(data.y_R[row])]})
-    shift = data.shifts[client]
-    return {"who": f"{name} · {short(shift)}" if shift else name, "images": images}

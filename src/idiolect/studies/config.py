@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import pydantic
 import yaml
@@ -16,7 +15,6 @@ from idiolect import data, methods, models
 from idiolect.core.defaults import USUAL_CLIENTS, USUAL_DATASET, USUAL_PARTITION
 from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
@@ -46,6 +44,7 @@ from idiolect.studies.naming import (
     share_of,
 )
 from idiolect.studies.settings import OWN_DATA, SETTINGS, field
+from idiolect.studies.source import OBJECT, source_of
 from idiolect.studies.study_file import names_code, settings_of_file
 from idiolect.training import training_of
 from idiolect.training.server_optimisers import server_optimiser_of
@@ -57,7 +56,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
 _TRIED = 3  # samples on which a network of one's own is tried
-_OBJECT = "given: "  # in a file, starts the text for an object that was given in Python
 
 
 class Study(Display, LocalTraining):
@@ -78,6 +76,10 @@ class Study(Display, LocalTraining):
     client_column: str | None = field("client_column")
     drop: tuple[str, ...] = field("drop")
     resize: str | None = field("resize")
+    text: str | None = field("text")
+    tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
+    max_tokens: PositiveInt | None = field("max_tokens")
+    columns: str | None = field("columns")
     partition: Any = field("partition")
     sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
     keep: Keep | None = field("keep")
@@ -156,12 +158,12 @@ class Study(Display, LocalTraining):
 
     @pydantic.field_serializer("data")
     def _data_text(self, value: str | Source | None) -> str | None:
-        return f"{_OBJECT}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
+        return f"{OBJECT}{value.name}, {data.digest(value)}" if isinstance(value, Source) else value
 
     @pydantic.field_validator("partition", mode="before")
     @classmethod
     def _partitioner(cls, value: object) -> object:
-        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(_OBJECT)):
+        if value is None or hasattr(value, "load_partition") or (isinstance(value, str) and value.startswith(OBJECT)):
             return value
         return complete_partition(Spec.model_validate(value))
 
@@ -169,7 +171,7 @@ class Study(Display, LocalTraining):
     def _partition_text(self, value: Any) -> Any:
         if value is None or isinstance(value, str):
             return value
-        return value.model_dump() if isinstance(value, Spec) else f"{_OBJECT}{type(value).__name__}"
+        return value.model_dump() if isinstance(value, Spec) else f"{OBJECT}{type(value).__name__}"
 
     @pydantic.field_validator("sizes", "drop", mode="before")
     @classmethod
@@ -325,7 +327,7 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: the data are missing or broken, or do not allow the partition.
         """
-        source, partition = self._source(), self.partition
+        source, partition = source_of(self), self.partition
         if isinstance(partition, str):
             raise InputError(f"partition {partition}: it was given in a Python program: run the study from there")
         no_clients = partition is None and source.client_column is None
@@ -340,22 +342,6 @@ class Study(Display, LocalTraining):
         if no_clients:
             warn_of_no_clients(federation, source, partition)
         return flip_labels(federation, self.attacks)
-
-    def _source(self) -> Source:
-        if isinstance(self.data, Source):
-            return self.data
-        if self.data is not None:
-            if self.data.startswith(_OBJECT):
-                raise InputError(f"data {self.data}: they were given in a Python program: run the study from there")
-            return data.open_data(
-                self.data, target=self.target, client_column=self.client_column, drop=self.drop, resize=self.resize,
-                task=self.task,
-            )  # fmt: skip
-        folder = None if self.data_dir is None else Path(os.path.expanduser(self.data_dir))
-        if folder and not folder.is_dir():
-            fix = about_backslashes(folder) or f"leave it out to download {self.dataset} by name"
-            raise InputError(f"data_dir={self.data_dir}: there is no such folder; {fix}")
-        return data.load(str(self.dataset), folder)
 
     def task_of(self, federation: FederatedData) -> Task:
         """The task that the methods get.

@@ -30,10 +30,21 @@ from idiolect.training.sharing import same_training
 
 
 class Schedule:
-    """The jobs of a study on one engine, as many side by side as keep its workers busy."""
+    """The jobs of a study on one engine, as many side by side as keep its workers busy.
 
-    def __init__(self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None) -> None:
-        self._store, self._engine, self._tracking, self._ends = store, engine, tracking, ends
+    Args:
+        store: the folder of the run.
+        engine: runs the clients.
+        tracking: told what is measured.
+        ends: when to stop, on the clock of ``time.monotonic``.
+        joins: whether the run's records are joined whenever a job has ended, so that they can be read at once. It
+            reads the records of all jobs each time.
+    """
+
+    def __init__(
+        self, store: Store[Study], engine: Engine, tracking: Tracking, ends: float | None = None, joins: bool = True
+    ) -> None:
+        self._store, self._engine, self._tracking, self._ends, self._joins = store, engine, tracking, ends, joins
         self._halt, self._lock = threading.Event(), threading.Lock()
         self._progress: dict[tuple[str, int], int] = {}
         self._until = store.study.rounds
@@ -139,8 +150,9 @@ class Schedule:
             writers = [writer for writer in writers if writer not in group]
             if group[0].latest.round < self._until:
                 self._fit(group, stop)
-                with self._lock:
-                    self._store.merge()
+                if self._joins:
+                    with self._lock:
+                        self._store.merge()
 
     def _writer_of(self, job: Job, watcher: Watcher) -> _CellWriter | None:
         """A job from its state on disk; None if it has diverged or has stopped early."""

@@ -17,7 +17,7 @@ from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 DEFENCE = "Privacy and attacks"
-OWN_DATA = ("target", "task", "client_column", "drop", "resize")
+OWN_DATA = ("target", "task", "client_column", "drop", "resize", "text", "tokens", "max_tokens", "columns")
 """The settings that say how the user's own ``data`` are read."""
 
 
@@ -79,6 +79,16 @@ SETTINGS = {
         DATA, "Columns to leave out, joined by +; a name that has a + in double quotes.", (), metavar="COLUMNS"
     ),
     "resize": Setting(DATA, "Bring images to one size, as 32 or 32x24 (width x height).", metavar="SIZE"),
+    "text": Setting(
+        DATA, "Column of texts to learn from; several joined by + become one text. Other columns are not used.",
+        metavar="COLUMN",
+    ),
+    "tokens": Setting(DATA, "What a text is divided into: words, characters or bytes.", unset="words"),
+    "max_tokens": Setting(DATA, "Tokens of a text that are used; longer texts are cut.", unset="256", type=int),
+    "columns": Setting(
+        DATA, "Names for the columns of a CSV or ARFF file without names, joined by +.", unset="the file's",
+        metavar="COLUMNS",
+    ),
     "data_dir": Setting(
         DATA, "Folder that holds DATASET/{train,test}.parquet.", unset="$IDIOLECT_DATA, else the hub", type=Path
     ),

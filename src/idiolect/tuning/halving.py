@@ -1,8 +1,12 @@
-"""Synchronous successive halving: all trials train some rounds, the best of them more, the best of these to the end.
+"""Successive halving with one cut: all trials train a fifth of the rounds, and the best of them to the end.
 
 Source: Jamieson & Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016. The
 pruner of Optuna decides as trials report, so that the choice depends on which is first; here all of a rung are
 compared when all have ended, and the number of workers changes nothing.
+
+There is one cut, where the source may have several. It drops what trains badly, which is seen early. A second would
+choose among trials that differ by less than a few validation samples can tell, and every cut needs an evaluation of
+all clients: with one cut, more trials train to the end in the same time.
 """
 
 from __future__ import annotations
@@ -12,28 +16,23 @@ from typing import NamedTuple
 
 from idiolect.studies import Study
 
-_LEAST = 2  # rounds of the first rung
-_RUNGS = 3
+_PARTS = 5  # of the rounds, of which trials train one before the cut
+_LEAST = 2  # rounds before the cut
 
 
 def rungs(rounds: int, share: int, every: int = 1) -> tuple[int, ...]:
-    """The rounds after which trials are compared, the last one included: three at the most.
+    """The rounds after which trials are compared: that of the cut, if there is one, and the last.
 
     Args:
         rounds: of the study.
         share: one in ``share`` trials goes on; 1: all train to the end.
         every: rounds between evaluations, of which all but the last are multiples.
 
-    >>> rungs(30, 3), rungs(200, 3), rungs(5, 3), rungs(30, 1), rungs(30, 3, every=3)
-    ((4, 10, 30), (23, 67, 200), (2, 5), (30,), (6, 12, 30))
+    >>> rungs(10, 4), rungs(200, 4), rungs(2, 4), rungs(30, 1), rungs(100, 4, every=15)
+    ((2, 10), (40, 200), (2,), (30,), (30, 100))
     """
-    ends = [rounds]
-    while share > 1 and len(ends) < _RUNGS and (end := -(-ends[0] // share)) >= _LEAST:
-        end = -(-end // every) * every
-        if end >= ends[0]:
-            break
-        ends.insert(0, end)
-    return tuple(ends)
+    cut = -(-max(_LEAST, -(-rounds // _PARTS)) // every) * every
+    return (cut, rounds) if share > 1 and cut < rounds else (rounds,)
 
 
 def rungs_of(study: Study, share: int) -> tuple[int, ...]:
@@ -59,7 +58,7 @@ def order(value: Value) -> tuple[float, float, int]:
 def promoted(values: Sequence[Value], share: int, trials: int) -> list[int]:
     """The trials that go on: the best of ``values``, one in ``share`` of all that were in the rung, at least one.
 
-    >>> promoted([Value(0.5, 1.0, 0), Value(0.7, 1.0, 1), Value(0.7, 0.9, 2)], 3, 4)
+    >>> promoted([Value(0.5, 1.0, 0), Value(0.7, 1.0, 1), Value(0.7, 0.9, 2)], 4, 6)
     [1, 2]
     """
     best = sorted(values, key=order)[: max(1, -(-trials // share))]

@@ -154,9 +154,8 @@ class Tuning:
     def notes(self) -> list[str]:
         """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""
         plan, every = self.plan, self.chosen()
-        ends = rungs_of(self.study, plan.halving)
-        how = f"until rounds {', '.join(map(str, ends[:-1]))} and {ends[-1]}, one in {plan.halving} going on"
-        steps = how if len(ends) > 1 else f"until round {ends[-1]}"
+        *cut, last = rungs_of(self.study, plan.halving)
+        steps = f"until round {cut[0]}, one in {plan.halving} until round {last}" if cut else f"until round {last}"
         count = f"{samples:,} " if (samples := self._validation_samples()) else ""
         notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
         notes += [

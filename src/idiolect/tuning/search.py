@@ -36,7 +36,7 @@ def tune(
     *,
     trials: int = 20,
     sampler: str | Sampler = "tpe",
-    halving: int = 3,
+    halving: int = 4,
     seed: int | None = None,
     refit: bool = False,
     engine: str | Engine = "auto",
@@ -49,9 +49,8 @@ def tune(
     """Choose settings and options for every method of a study, by the accuracy on validation samples.
 
     Every method has the same number of trials of the same rounds. The first half of them is spread over the ranges, the
-    rest is proposed by the sampler. From each of the first two rungs (after about a ninth and a third of the rounds)
-    one in ``halving`` trials goes on. The choice of a method is the best of the trials that reached the last round.
-    Test samples are not measured in trials.
+    rest is proposed by the sampler. After a fifth of the rounds one in ``halving`` trials goes on to the end. The
+    choice of a method is the best of the trials that reached the last round. Test samples are not measured in trials.
 
     Args:
         study: what is tuned. If it holds no validation samples out, trials hold out a fifth.
@@ -61,7 +60,7 @@ def tune(
         out: folder of the search; None takes the first free one of ``runs/NAME-tune``, ``runs/NAME-tune-2``, ...
         trials: of each method.
         sampler: ``tpe``, ``gp`` or ``random``; or a function from a seed to a sampler of Optuna.
-        halving: 1 trains all trials to the end.
+        halving: of how many trials one goes on, rounded up; 1 trains all to the end.
         seed: of the trials; None takes the study's first.
         refit: run the tuned study afterwards, on training and validation samples together.
         engine: as for ``run``, and so are ``workers`` and ``budget``.

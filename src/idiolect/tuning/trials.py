@@ -163,13 +163,13 @@ class Trials:
         manifest = manifest_of(study, self._federation)
         folder = self._folder / f"trials-{number + 1}"
         with closing(Store(folder, study, manifest, resume=folder.exists())) as store:
-            schedule = Schedule(store, engine, Tracking(()), ends_at)
+            schedule = Schedule(store, engine, Tracking(()), ends_at, joins=False)
             alive = list(uses)
             for rung, until in enumerate(self.ends):
                 self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
                 watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
                 schedule.run([jobs[key] for key in alive], watcher, signals, until)
-                store.merge()  # a job that was killed between its last round and this has records in its cell alone
+                store.merge()
                 values = self._values(folder, until)
                 divergent = {d.method: d for d in store.diverged}
                 for key in alive:

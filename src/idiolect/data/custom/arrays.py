@@ -18,7 +18,10 @@ from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.names import look
+from idiolect.data.custom.texts import list_of_texts
 from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
+from idiolect.data.text.encoders import Encoder
+from idiolect.data.text.tokens import Tokens, ids_of, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +46,23 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     task: TaskName | None = None,
     test: Sequence[Any] | None = None,
+    tokens: str | Encoder | None = None,
+    max_tokens: int | None = None,
 ) -> Source:
     """A data set from NumPy arrays, torch tensors or lists.
 
     Args:
         x: images, uint8, (R, H, W), (R, H, W, C) or (R, C, H, W) with 1 or 3 channels; or numbers, (R, F) with NaN
             where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W). A column of
-            (R, F) whose numbers float32 cannot tell apart has its median subtracted.
+            (R, F) whose numbers float32 cannot tell apart has its median subtracted. Or texts, (R,), which become ids.
         y: one label per row, whole numbers or texts, (R,).
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         name: what to call the data set.
         class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
         task: "classification" if y's many different numbers are classes; with ``class_names`` they always are.
         test: an official test split (x, y) or (x, y, clients).
+        tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
+        max_tokens: of a text that are used, 256 by default; longer texts are cut.
 
     Raises:
         InputError: lengths or shapes do not fit, a label is missing or infinite, an array is masked, or a number is
@@ -65,23 +72,17 @@ def from_arrays(
         problem = f"has {len(test)} parts" if isinstance(test, tuple | list) else f"is a {type(test).__name__}"
         raise InputError(f"test {problem}: give (x, y), and its clients if the training samples have theirs")
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
-    rows = [_rows(_array(part[0], what), what) for part, what in zip(splits, ("x", "x of test"), strict=False)]
-    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
-        shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
-        raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
-    counts = [len(x_R) for x_R in rows]
-    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names, task, x_R=rows[0])
+    samples = _samples([part[0] for part in splits], tokens, max_tokens)
+    counts, table = samples.counts, bool(samples.encodings)
+    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names, task, table=table)
     look("y", "class", y_R, names)
     columns = {}
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
         look("clients", "client", columns["client"].code_R, columns["client"].names)
-    x_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    encodings = () if x_R.ndim > 2 else _encodings(x_R)
-    x_R = _writable(x_R) if _is_images(x_R) else _float32(x_R, encodings)
     return Source(
         name=name,
-        x_R=torch.from_numpy(x_R),
+        x_R=samples.x_R,
         y_R=torch.from_numpy(y_R),
         classes=len(names),
         class_names=names,
@@ -90,8 +91,41 @@ def from_arrays(
         train_rows=counts[0],
         columns=columns,
         client_column="client" if columns else None,
-        encodings=encodings,
+        encodings=samples.encodings,
+        sizes=samples.tokens.size if samples.tokens else 0,
+        tokens=samples.tokens,
     )
+
+
+class _Samples(NamedTuple):
+    """The samples of one or two splits, together, and how many each has."""
+
+    x_R: Tensor
+    counts: list[int]
+    encodings: tuple[Encoding, ...] = ()
+    tokens: Tokens | None = None
+
+
+def _samples(splits: Sequence[Any], tokens: str | Encoder | None, most: int | None) -> _Samples:
+    what = ("x", "x of test")
+    texts = [list_of_texts(values, name) for values, name in zip(splits, what, strict=False)]
+    known = [of_split for of_split in texts if of_split is not None]
+    if known and len(known) == len(splits):
+        how = tokens_of(tokens, most)
+        x_R = ids_of([text for of_split in known for text in of_split], how, "x")
+        return _Samples(x_R, list(map(len, known)), tokens=how)
+    if known:
+        raise InputError("x and x of test differ (one has texts): give both the same type and shape")
+    if tokens is not None or most is not None:
+        raise InputError(f"{'max_tokens' if tokens is None else 'tokens'} is for texts, and x has none: leave it out")
+    rows = [_rows(_array(values, name), name) for values, name in zip(splits, what, strict=False)]
+    if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
+        shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
+        raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
+    every_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    encodings = () if every_R.ndim > 2 else _encodings(every_R)
+    every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
+    return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
 
 
 def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:
@@ -210,9 +244,9 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
 
 
 def _classes(
-    y: pd.Series[Any], class_names: Sequence[str] | None, task: TaskName | None, x_R: NDArray[Any]
+    y: pd.Series[Any], class_names: Sequence[str] | None, task: TaskName | None, *, table: bool
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y_R, texts = labels(y, "y", task if class_names is None else "classification", table=x_R.ndim == 2)
+    y_R, texts = labels(y, "y", task if class_names is None else "classification", table=table)
     if class_names is None:
         return y_R, texts
     names = tuple(map(str, class_names))

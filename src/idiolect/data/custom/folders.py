@@ -6,7 +6,6 @@ import difflib
 import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,27 +16,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from idiolect.core import shared_memory
-from idiolect.core.arrow_tables import open_parquet, read_json, read_parquet, to_frame
+from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
+from idiolect.core.option_spec import split_names
+from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import find_target, listed
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
 from idiolect.data.custom.programs import from_program
 from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
+from idiolect.data.custom.texts import Reading
 from idiolect.data.datasets.dataset import Source, TaskName
+from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
 
 TEXT_FILES = (".csv", ".tsv")
-TABLES = (*TEXT_FILES, ".parquet", ".jsonl")
+TABLES = (*TEXT_FILES, ".parquet", ".jsonl", ".arff")
+_NAMELESS = (*TEXT_FILES, ".arff")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
-_LEVELS = 64
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LAYOUTS = (
     "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
     "or beside a metadata.csv with the column file_name"
@@ -52,14 +55,18 @@ def open_data(
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
+    text: str | None = None,
+    tokens: str | Encoder | None = None,
+    max_tokens: int | None = None,
+    columns: str | None = None,
     outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl), of images too; a folder of train and test tables, or of images,
-            ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside a
-            metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
+        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), of images too; a folder of train and test tables, or of
+            images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside
+            a metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
             ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
             arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
             ``datasets``.
@@ -70,6 +77,11 @@ def open_data(
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
         task: "classification" if the target's many different numbers are classes.
+        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
+            columns are not used.
+        tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
+        max_tokens: of a text that are used, 256 by default; longer texts are cut.
+        columns: names for the columns of a CSV or ARFF file without names, in their order, joined by +.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
             absolute or with ``..``) leads to: only for data from someone you trust.
 
@@ -78,7 +90,8 @@ def open_data(
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
-        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task
+        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task,
+        "reading": Reading(text, tokens, max_tokens), "columns": columns,
     }  # fmt: skip
     try:
         return _open(where, options, outside)
@@ -98,7 +111,10 @@ def is_program(where: str | Path) -> bool:
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
-    path = Path(os.path.expanduser(where))
+    path, columns = Path(os.path.expanduser(where)), options.pop("columns")
+    if columns is not None and path.suffix.lower() not in _NAMELESS:
+        raise InputError(f"columns is for files ending in {listed(_NAMELESS)} without names: leave it out")
+    names = () if columns is None else tuple(split_names(columns, ()))
     if str(where).startswith(ON_HUB):
         name = str(where).removeprefix(ON_HUB)
         return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **options)
@@ -109,7 +125,7 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
     name = path.stem if path.is_file() else path.resolve().name
     within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file():
-        parts = [_table(path, options, within, _texts([path], options, within))]
+        parts = [_table(path, options, within, _texts([path], options, within, names), names)]
     elif not path.is_dir():
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -133,16 +149,23 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
 # --- tables
 
 
-def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None) -> dict[Path, pd.DataFrame]:
+def _texts(
+    paths: Sequence[Path], options: dict[str, Any], within: Within | None, names: tuple[str, ...] = ()
+) -> dict[Path, pd.DataFrame]:
     """Those of some tables that are text files, read together, so that their numbers are read in one way."""
     files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
     if within:
         within.check(files)
-    owner = options["client_column"]
-    return read_csvs(files, Roles(options["target"], [] if owner is None else [owner], options["drop"]))
+    owner, of_texts = options["client_column"], options["reading"].columns is not None
+    features = (lambda name: False) if of_texts else None  # then no column is one of numbers
+    texts = [] if owner is None else [owner]
+    return read_csvs(files, Roles(options["target"], texts, options["drop"], features, names=names))
 
 
-def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
+def _table(
+    path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame],
+    names: Sequence[str] = (),
+) -> Part:  # fmt: skip
     """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
@@ -151,6 +174,8 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
         part = parquet(path, options["drop"], within)
     elif kind == ".jsonl":
         part = Part(jsonl(path))
+    elif kind == ".arff":
+        part = Part(arff(path, names))
     elif kind in TEXT_FILES:
         frame = texts[path]
         columns = [str(c) for c in frame]
@@ -166,14 +191,14 @@ def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Ma
             f"{path} is not a table that idiolect reads: give one of {listed(TABLES)}, or a folder of images"
         )
     if PICTURES in part.frame and part.pictures is None:
-        names = part.frame[PICTURES]
-        paths = [None if pd.isna(file) else path.parent / str(file) for file in names]
+        file_R = part.frame[PICTURES]
+        paths = [None if pd.isna(file) else path.parent / str(file) for file in file_R]
         absent = [i for i, file in enumerate(paths) if file is None or not file.is_file()]
-        if absent and (backslashes := about_backslashes(str(names.iloc[absent[0]]))):
-            raise InputError(f"{path} names the image {names.iloc[absent[0]]}, which does not exist: {backslashes}")
+        if absent and (backslashes := about_backslashes(str(file_R.iloc[absent[0]]))):
+            raise InputError(f"{path} names the image {file_R.iloc[absent[0]]}, which does not exist: {backslashes}")
         if absent:
             raise InputError(
-                f"{path} names {len(absent)} images that do not exist (the first is {names.iloc[absent[0]]}): write "
+                f"{path} names {len(absent)} images that do not exist (the first is {file_R.iloc[absent[0]]}): write "
                 f"file_name relative to {path.parent}, or remove these rows"
             )
         if within:
@@ -230,42 +255,6 @@ def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         raise InputError(
             f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
         ) from error
-
-
-def jsonl(path: Path) -> pd.DataFrame:
-    """A table with one JSON object per line.
-
-    Raises:
-        InputError: it is none.
-    """
-    _shallow(path)
-    try:
-        return to_frame(read_json(path))
-    except PermissionError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a table ({reason(error)}): write one JSON object per line") from error
-
-
-def _shallow(path: Path) -> None:
-    """Refuse lines that are nested so deeply that Arrow's parser would end the process.
-
-    Raises:
-        InputError: a line is not a whole JSON object, or is nested too deeply.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            openings, closings = line.count(b"[") + line.count(b"{"), line.count(b"]") + line.count(b"}")
-            if openings == closings and openings <= _LEVELS:
-                continue
-            depth = 0
-            for bracket in re.finditer(rb"[\[\]{}]", _STRING.sub(b"", line)):
-                depth += 1 if bracket[0] in b"[{" else -1
-                if depth > _LEVELS:
-                    break
-            if depth:
-                what = f"is nested more than {_LEVELS} levels deep" if depth > _LEVELS else "is not a whole object"
-                raise InputError(f"{path} is not a table (line {number} {what}): write one JSON object per line")
 
 
 def _split_tables(folder: Path) -> list[list[Path]]:

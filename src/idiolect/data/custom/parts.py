@@ -31,7 +31,10 @@ from idiolect.data.custom.identifiers import look_at_numbers, suspects
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
-from idiolect.data.datasets.dataset import Column, Source, TaskName
+from idiolect.data.custom.texts import Reading
+from idiolect.data.custom.windows import list_columns, windows
+from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
+from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,9 @@ def from_frame(
     client_column: str | None = None,
     drop: Sequence[str] = (),
     task: TaskName | None = None,
+    text: str | None = None,
+    tokens: str | Encoder | None = None,
+    max_tokens: int | None = None,
     name: str = "table",
     test: pd.DataFrame | None = None,
 ) -> Source:
@@ -67,6 +73,10 @@ def from_frame(
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         task: "classification" if the target's many different numbers are classes.
+        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
+            columns are not used.
+        tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
+        max_tokens: of a text that are used, 256 by default; longer texts are cut.
         name: what to call the data set.
         test: an official test split, with the same columns.
 
@@ -74,7 +84,8 @@ def from_frame(
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
     parts = [Part(_with_names(f)) for f in ((frame,) if test is None else (frame, test))]
-    return assemble(name, parts, target=target, client_column=client_column, drop=drop, task=task)
+    reading = Reading(text, tokens, max_tokens)
+    return assemble(name, parts, target=target, client_column=client_column, drop=drop, task=task, reading=reading)
 
 
 def from_dataset(
@@ -86,18 +97,25 @@ def from_dataset(
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
+    text: str | None = None,
+    tokens: str | Encoder | None = None,
+    max_tokens: int | None = None,
     name: str = "dataset",
 ) -> Source:
     """A data set from a ``Dataset`` of Hugging Face, or from train and test (else two splits) of a ``DatasetDict``.
 
     Args:
-        dataset: images in one column, or a table.
+        dataset: images in one column, or a table, of texts too.
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
         task: "classification" if the target's many different numbers are classes.
+        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
+            columns are not used.
+        tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
+        max_tokens: of a text that are used, 256 by default; longer texts are cut.
         name: what to call the data set.
 
     Raises:
@@ -105,7 +123,7 @@ def from_dataset(
     """
     return read_dataset(
         dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
-        task=task, name=name,
+        task=task, reading=Reading(text, tokens, max_tokens), name=name,
     )  # fmt: skip
 
 
@@ -118,6 +136,7 @@ def read_dataset(
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
+    reading: Reading = Reading(),  # noqa: B008  immutable
     name: str = "dataset",
     within: Within | None = None,
 ) -> Source:
@@ -138,7 +157,9 @@ def read_dataset(
         table = split.with_format("arrow")[:]
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
         parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
-    return assemble(name, parts, target=target, client_column=client_column, drop=drop, resize=resize, task=task)
+    return assemble(
+        name, parts, target=target, client_column=client_column, drop=drop, resize=resize, task=task, reading=reading
+    )
 
 
 def from_arrow(
@@ -177,7 +198,7 @@ def from_arrow(
             for i, (data, path) in enumerate(zip(content, paths, strict=True))
         ]
         table = table.drop_columns(image_columns)
-    frame = to_frame(table.replace_schema_metadata(None))
+    frame = to_frame(_plain(table).replace_schema_metadata(None))
     for name in frame:
         classes = class_names.get(str(name))
         if classes and name not in drop:
@@ -222,39 +243,55 @@ def assemble(
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
+    reading: Reading = Reading(),  # noqa: B008  immutable
 ) -> Source:
     """One or two parts, training before test, as a ``Source``."""
+    reading.check()
     size = images.parse_size(resize)
     frame = _join(name, parts)
     columns = [str(c) for c in frame]
+    texts = reading.names(columns, name)
     label = find_target(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
     out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
     if owner == label or {label, owner} & set(out):
         raise InputError(f"target {label}, client_column {owner} and drop {listed(out)} must be different columns")
+    if {label, owner, *out} & set(texts):
+        of_texts = f"text {listed(texts)}"
+        raise InputError(
+            f"target {label}, client_column {owner}, drop {listed(out)} and {of_texts} must be different columns"
+        )
+    pictures = [picture for part in parts for picture in part.pictures or ()]
+    is_table = parts[0].pictures is None and not texts
     if parts[0].pictures is None and size:
         raise InputError(f"resize: {name} is a table, and resize is only for images: leave it out")
+    if parts[0].pictures is not None and texts:
+        raise InputError(f"text: {name} has images, and a sample is either an image or a text: leave text out")
 
-    y_R, class_names = labels(frame[label], f"target {label!r} of {name}", task, table=parts[0].pictures is None)
+    y_R, class_names = labels(frame[label], f"target {label!r} of {name}", task, table=is_table)
     look(f"target {label!r} of {name}", "class", y_R, class_names)
     owners = {}
     if owner is not None:
         owner_R = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(owner_R, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
-    beside = [c for c in columns if c not in {label, owner, *out}]
-    is_table = parts[0].pictures is None
+    beside = [c for c in columns if c not in {label, owner, *out, *texts}]
     group_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
         np.arange(len(parts)), [len(part.frame) for part in parts]
     )
     counters = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if is_table else set()
     few = suspects(frame, beside, owner, is_table, counters)
-    if parts[0].pictures is None:
+    encodings: tuple[Encoding, ...] = ()
+    tokens = None
+    if texts:
+        x_R, tokens = reading.ids(frame, texts, name)
+    elif is_table and list_columns(frame, beside):
+        x_R = windows(frame, beside, name)
+    elif is_table:
         encodings = tables.fit_table(frame[beside], name)
         x_R = tables.encode(encodings, frame)
     else:
-        encodings = ()
-        x_R = images.read([picture for part in parts for picture in part.pictures or ()], size, name)
+        x_R = images.read(pictures, size, name)
     return Source(
         name=name,
         x_R=x_R,
@@ -268,6 +305,8 @@ def assemble(
         client_column=owner,
         encodings=encodings,
         few=few,
+        sizes=tokens.size if tokens else 0,
+        tokens=tokens,
     )
 
 
@@ -299,6 +338,15 @@ def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.columns.has_duplicates:  # which has a message of its own
         return frame
     return frame.assign(**{str(c): without_nan(frame[c]) for c in frame if not pd.api.types.is_numeric_dtype(frame[c])})
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """A table whose columns of other packages' types, such as Array2D of ``datasets``, are the lists behind them."""
+    for k, field in enumerate(table.schema):
+        if isinstance(field.type, pa.ExtensionType):
+            chunks = [chunk.storage for chunk in table.column(k).chunks]
+            table = table.set_column(k, field.name, pa.chunked_array(chunks, field.type.storage_type))
+    return table
 
 
 def _holds_images(kind: pa.DataType) -> bool:

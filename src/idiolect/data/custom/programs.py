@@ -10,15 +10,17 @@ from idiolect.core.errors import InputError
 from idiolect.core.import_path import by_path
 from idiolect.data.custom.arrays import from_arrays
 from idiolect.data.custom.parts import from_dataset, from_frame
+from idiolect.data.custom.texts import Reading
 from idiolect.data.datasets.dataset import Source
 
 
-def from_program(path: str, **options: Any) -> Source:
+def from_program(path: str, *, reading: Reading = Reading(), **options: Any) -> Source:  # noqa: B008  immutable
     """The data that the function at an import path returns, called without arguments.
 
     Args:
         path: such as ``my_package.my_data``.
-        options: those of ``open_data``; for a frame or a data set.
+        reading: what of a frame or a data set is text, and how texts become ids.
+        options: the others of ``open_data``; for a frame or a data set.
 
     Raises:
         InputError: there is no function at the path, it fails, or it returns something that cannot be read.
@@ -34,18 +36,19 @@ def from_program(path: str, **options: Any) -> Source:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
+    of_texts: dict[str, Any] = {"tokens": reading.tokens, "max_tokens": reading.most}
     if isinstance(data, pd.DataFrame):
         table_options = {k: v for k, v in options.items() if k != "resize"}
-        return from_frame(data, name=path, **table_options)
+        return from_frame(data, name=path, text=reading.columns, **of_texts, **table_options)
     if any(hasattr(one, "features") for one in (data.values() if isinstance(data, dict) else [data])):
-        return from_dataset(data, name=path, **options)
-    if set_ := [k for k, v in options.items() if v and k != "task"]:
+        return from_dataset(data, name=path, text=reading.columns, **of_texts, **options)
+    if set_ := [k for k, v in {**options, "text": reading.columns}.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(data, Source):
         return data
     if isinstance(data, tuple) and len(data) in (2, 3):
         x, y, *clients = data
-        return from_arrays(x, y, clients=clients[0] if clients else None, task=options["task"], name=path)
+        return from_arrays(x, y, clients=clients[0] if clients else None, task=options["task"], name=path, **of_texts)
     raise InputError(
         f"data {path} returns a {type(data).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
         "pandas DataFrame or a data set of datasets"

@@ -27,10 +27,12 @@ from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
+from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.hub import reason
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
+from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.numbers import MISSING, Evidence, Marks, fit, fit_commas
 from idiolect.data.custom.parts import Part, from_arrow
 from idiolect.data.custom.text_files import (
@@ -95,7 +97,7 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
     """The samples of a table or a folder of images, about ``size`` at a time, in order.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl), or a folder of images, in folders or not.
+        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), or a folder of images, in folders or not.
         size: samples at a time.
         roles: of the columns of a text file.
         numbers: says of a column's name whether it holds numbers.
@@ -135,7 +137,9 @@ def _file(path: Path, within: Within) -> Part:
     if kind == ".parquet":
         return folders.parquet(path, [], within)
     if kind == ".jsonl":
-        return Part(folders.jsonl(path))
+        return Part(jsonl(path))
+    if kind == ".arff":
+        return Part(arff(path))
     if kind in SUFFIXES:
         return Part(pd.DataFrame(index=range(1)), [EncodedImage(str(path), path)])
     raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(folders.TABLES)}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
 from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, numbers, plain, readings_of
@@ -39,6 +39,7 @@ class Roles(NamedTuple):
         features: says of a column's name whether it is a feature; None for all others.
         scale_of: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
             written.
+        names: of all columns, for files whose first line is a row; () for files with a line of names.
     """
 
     target: str | None = None
@@ -46,6 +47,7 @@ class Roles(NamedTuple):
     drop: Sequence[str] = ()
     features: Callable[[str], bool] | None = None
     scale_of: Callable[[str], tuple[float, float] | None] | None = None
+    names: Sequence[str] = ()
 
     def label(self, columns: Sequence[str]) -> str | None:
         """The target column, if there is one."""
@@ -76,7 +78,7 @@ def read_csv(path: Path, roles: Roles | None = None) -> pd.DataFrame:
 
 
 def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
-    """Read files of separated values with a line of names.
+    """Read files of separated values with a line of names, or without one where ``roles`` has the names.
 
     Columns of numbers or truth values become such, except those that are no features. The separator is the comma,
     semicolon, tab or bar that is most frequent in the line of names. The decimal mark, and the mark between thousands,
@@ -87,7 +89,7 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
         InputError: a file is not text, has no rows or no line of names, or a line has too many cells; or columns
             contradict each other about the marks.
     """
-    files = [_cells(path) for path in paths]
+    files = [_cells(path, roles.names) for path in paths]
     evidence, bits, targets = Evidence(), [], set()
     for file in files:
         label, features = roles.label(list(file.columns)), roles.feature_columns(list(file.columns))
@@ -150,7 +152,7 @@ def convert(
     return result
 
 
-def _cells(path: Path) -> _Cells:
+def _cells(path: Path, known: Sequence[str]) -> _Cells:
     text = _decode(path)
     excel = EXCEL.match(text)
     text = text[excel.end() :] if excel else text
@@ -163,11 +165,13 @@ def _cells(path: Path) -> _Cells:
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().rpartition("error: ")[2].lower()
         raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
-    header = ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
+    if known:
+        check_names(known, raw.shape[1], path)
+    header = list(known) or ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
     places = [i for i, name in enumerate(header) if name]
     if len(places) < len(header):
         log.warning("%s: %d columns without a name are left out", path, len(header) - len(places))
-    frame = raw.iloc[1:, places].dropna(how="all")
+    frame = raw.iloc[0 if known else 1 :, places].dropna(how="all")
     frame.columns = pd.Index([header[i] for i in places])
     if frame.columns.has_duplicates and looks_like_data(header):
         raise no_header(path, header)
@@ -182,6 +186,18 @@ def _cells(path: Path) -> _Cells:
     )
 
 
+def check_names(names: Sequence[str], width: int, path: Path) -> None:
+    """Check that names for a table without names are as many as its columns, and different.
+
+    Raises:
+        InputError: they are not.
+    """
+    if len(names) != width:
+        raise InputError(f"columns has {len(names)} names, and {path} has {width} columns: name each, in their order")
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(f"columns: give each column of {path} a name of its own")
+
+
 def looks_like_data(names: list[str]) -> bool:
     """Whether a line of column names looks like a row."""
     return any(NUMBER.fullmatch(name) for name in names)
@@ -191,7 +207,10 @@ def no_header(path: Path, names: list[str]) -> InputError:
     """The error for a file whose line of column names looks like a row."""
     numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
     what = f"a line of which {numbers} of {len(names)} cells are numbers"
-    return InputError(f"{path} begins with {what}, which looks like data: add a first line of column names")
+    return InputError(
+        f"{path} begins with {what}, which looks like data: add a first line of column names, or name the columns with "
+        f"{option('columns')}, joined by +"
+    )
 
 
 def _decode(path: Path) -> str:

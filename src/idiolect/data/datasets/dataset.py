@@ -16,6 +16,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
+from idiolect.data.text.tokens import Tokens
 
 # R samples, C channels, H height, W width, F features
 
@@ -96,6 +97,7 @@ class Source:
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
+        tokens: of texts, how they became ids.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
@@ -114,6 +116,7 @@ class Source:
     encodings: tuple[Encoding, ...] = ()
     few: tuple[str, ...] = ()
     sizes: int | Mapping[str, int] = 0
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.x_R, dict):

@@ -10,8 +10,18 @@ from idiolect.core.option_spec import Spec
 from idiolect.models.pretrained.features import FrozenBackbone, frozen_backbone
 from idiolect.models.pretrained.networks import check_inputs, on_features, on_samples
 from idiolect.models.pretrained.settings import is_pretrained, settings_of, spec_of, text_of
+from idiolect.models.pretrained.tokenizers import tokenizer_of
 
-__all__ = ["FrozenBackbone", "frozen_backbone", "is_pretrained", "network", "settings_of", "spec_of", "text_of"]
+__all__ = [
+    "FrozenBackbone",
+    "frozen_backbone",
+    "is_pretrained",
+    "network",
+    "settings_of",
+    "spec_of",
+    "text_of",
+    "tokenizer_of",
+]
 
 
 def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, precision: Precision) -> Network:
