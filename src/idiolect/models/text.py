@@ -145,8 +145,8 @@ class _CharLSTM(nn.Module):
     def forward(self, id_BL: Tensor) -> Tensor:
         if tree.mapped((id_BL, self.embedding.weight)):
             raise InputError(
-                "model char_lstm cannot be computed for several clients together, because torch has no rule for an LSTM "
-                f"there: choose {option('engine', 'processes')}"
+                "model char_lstm cannot be computed for several clients together, because torch has no rule for it: "
+                f"choose {option('engine', 'processes')}"
             )
         id_BL = without_padding(id_BL)
         h_BLE, _ = self.lstm(self.embedding(id_BL))
