@@ -222,3 +222,60 @@ def test_texts_that_a_backbone_cannot_take(tmp_path: Path, more: dict[str, Any],
     settings["model"] = settings["model"].format(vit=vit)
     with pytest.raises(InputError, match=said):
         idl.Study(**settings).federation()
+
+
+def numbers(result: idl.Result) -> pd.DataFrame:
+    table = records(result)
+    return table[table["metric"].isin(["accuracy", "loss", "train_loss"])].reset_index(drop=True)
+
+
+TRAINED = ["lora(r=2,dropout=0.2)", "lora(r=3,targets=fc1)", "full"]
+
+
+@pytest.mark.parametrize("adapt", TRAINED)
+def test_a_backbone_that_trains_gives_the_same_numbers_on_every_engine(tmp_path: Path, adapt: str) -> None:
+    one = study(f"hf:{write_vit(tmp_path / 'vit')},adapt={adapt}", methods="fedavg,fedper,pfedfda", lr=0.05)
+    want = idl.run(one, out="s", engine="sequential")
+    assert len(set(numbers(want)["value"])) > 9
+    pd.testing.assert_frame_equal(records(want), records(idl.run(one, out="p", engine="processes", workers=2)))
+    mapped = idl.run(one, out="v", engine="vectorised:device=cpu")
+    pd.testing.assert_frame_equal(numbers(want), numbers(mapped), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapt", ["lora(r=2,dropout=0.2)", "full"])
+def test_a_backbone_for_texts_trains_and_is_not_mapped(tmp_path: Path, adapt: str) -> None:
+    folder, frame = write_bert(tmp_path / "bert", hidden_dropout_prob=0.3), reviews()
+    source = data.from_frame(frame, text="text", client_column="who", tokens=f"hf:{folder}")
+    one = idl.Study(data=source, model=f"hf:{folder},adapt={adapt}", methods="fedavg,fedrep", rounds=1, local_epochs=1)
+    want = idl.run(one, out="s", engine="sequential")
+    pd.testing.assert_frame_equal(records(want), records(idl.run(one, out="p", engine="processes", workers=2)))
+    with pytest.raises(idl.IdiolectError, match="a pretrained backbone for texts cannot be computed for several"):
+        idl.run(one, out="v", engine="vectorised:device=cpu")
+
+
+def test_adapters_alone_travel(tmp_path: Path) -> None:
+    """What is sent each way is the adapters' numbers, by hand: two layers, two adapted parts of 16 x 2 + 2 x 16."""
+    one = study(f"hf:{write_vit(tmp_path / 'vit')},adapt=lora(r=2)", methods="fedavg", rounds=1)
+    result = idl.run(one, out="r", engine="sequential")
+    table = pd.read_parquet(result.folder / "records.parquet")
+    up = table[table["metric"] == "bytes_up"]["value"]
+    assert set(up) == {4 * (2 * 2 * (16 * 2 + 2 * 16) + 16 * 3 + 3) + 4}
+    assert json.loads((result.folder / "manifest.json").read_text())["frozen"]
+
+
+BAD_ADAPTERS = [
+    ("lora(targets=nothing)", r"it has no layer nothing to adapt: name some of .*q_proj"),
+    ("lora(targets=q_proj+key)", r"it has no layer key to adapt"),
+    ("lora(r=0)", r"adapt=lora: r=0 is not valid"),
+    ("lora(dropout=1)", r"adapt=lora: dropout=1 is not valid"),
+    ("lora(rank=4)", r"adapt=lora has no option 'rank'"),
+    ("full(r=2)", r"adapt=full\(r=2\) is not valid"),
+    ("lorra", r"adapt=lorra is not valid; did you mean"),
+]
+
+
+@pytest.mark.parametrize(("adapt", "said"), BAD_ADAPTERS, ids=[adapt for adapt, _ in BAD_ADAPTERS])
+def test_adapters_that_cannot_be_are_said_in_one_sentence(tmp_path: Path, adapt: str, said: str) -> None:
+    model = f"hf:{write_vit(tmp_path / 'vit')},adapt={adapt}"
+    with pytest.raises(InputError, match=said):
+        study(model).federation() and study(model).jobs(study(model).federation())

@@ -182,8 +182,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of each of its operations."""
-        self.drawn |= torch.Tag.nondeterministic_seeded in function.tags
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            self.drawn |= _drops(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
+
+
+def _drops(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation that may draw does so: torch's attention has a probability of dropout, mostly 0."""
+    names = [argument.name for argument in function._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool(args[at] if len(args) > at else kwargs.get("dropout_p", 0.0))
 
 
 class Randomness:

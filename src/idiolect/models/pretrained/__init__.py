@@ -41,4 +41,6 @@ def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, p
     if isinstance(inputs, Input) and settings.adapt == "frozen" and len(inputs.shape) == 1 and not inputs.integer:
         return Network(partial(on_features, inputs.shape[0], classes, *settings.body), inputs, buffers, precision)
     check_inputs(settings, inputs)
-    return Network(partial(on_samples, settings, classes), inputs, buffers or "frozen", precision)
+    result = Network(partial(on_samples, settings, classes), inputs, buffers or "frozen", precision)
+    assert result.width  # methods ask for it, and within a map over clients nothing can be built to measure it
+    return result
