@@ -46,8 +46,8 @@ def test_numbers_may_have_gaps_in_a_table_and_are_float32():
     assert (source.name, source.class_names) == ("mine", ("a", "b"))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int64, bool, np.float16])
-def test_whole_numbers_in_rows_are_a_table(dtype):
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64, bool, np.float16])
+def test_small_whole_numbers_in_rows_are_a_table(dtype):
     x = np.array([[0, 1, 1], [1, 0, 1]], dtype)
     source = from_arrays(x, [0, 1])
     assert source.x_R.dtype == torch.float32
@@ -56,13 +56,41 @@ def test_whole_numbers_in_rows_are_a_table(dtype):
 
 @pytest.mark.parametrize("split", [False, True])
 def test_numbers_that_float32_would_merge_keep_their_distances(split, caplog):
-    x = np.array([[100_000_000, 5], [100_000_001, 6], [100_000_002, 7], [100_000_007, 8]])
+    x = np.array([[100_000_000.0, 5], [100_000_001, 6], [100_000_002, 7], [100_000_007, 8]])
     with caplog.at_level(logging.INFO):
         source = from_arrays(x[:2], [0, 1], test=(x[2:], [0, 1])) if split else from_arrays(x, [0, 1, 0, 1])
     found = source.x_R.numpy()
     assert (found[:, 0] - found[0, 0]).tolist() == [0, 1, 2, 7]
     assert found[:, 1].tolist() == [5, 6, 7, 8]
     assert "whose median was subtracted, because 32 bits cannot tell their numbers apart: 0" in caplog.text
+
+
+@pytest.mark.parametrize(("dtype", "largest", "stored"), [
+    (np.int16, 9, torch.int16), (np.int64, 9, torch.int16), (np.uint16, 40_000, torch.int32),
+    (np.int32, 70_000, torch.int32),
+])  # fmt: skip
+@pytest.mark.parametrize("split", [False, True])
+def test_whole_numbers_of_more_bits_are_ids_and_stay_so(dtype, largest, stored, split, caplog):
+    x = np.array([[0, 3, 3], [5, 1, 0], [2, 2, 2], [7, 8, largest]], dtype)
+    source = from_arrays(x[:2], [0, 1], test=(x[2:], [0, 1])) if split else from_arrays(x, [0, 1, 0, 1])
+    assert source.x_R.dtype == stored
+    assert source.x_R.tolist() == x.tolist()
+    assert source.sizes == largest + 1
+    assert source.encodings == ()
+    assert "x holds whole numbers, which are taken as ids; give amounts as floating-point numbers" in caplog.text
+
+
+def test_several_arrays_by_name():
+    image, words = GREY[:, :, :], np.arange(len(GREY) * 2).reshape(-1, 2)
+    x = {"image": image, "words": words, "ward": np.arange(len(GREY)), "age": np.linspace(0, 1, len(GREY))}
+    source = from_arrays(x, Y)
+    assert list(source.x_R) == list(x)
+    assert source.x_R["image"].dtype == torch.uint8
+    assert source.x_R["image"].shape == (len(GREY), 1, *GREY.shape[1:])
+    assert source.x_R["words"].tolist() == words.tolist()
+    assert source.x_R["age"].dtype == torch.float32
+    assert source.sizes == {"words": int(words.max()) + 1, "ward": len(GREY)}
+    assert (source.mean, source.std, source.encodings) == (None, None, ())
 
 
 def test_columns_of_one_number_and_of_gaps_stay():
@@ -142,6 +170,28 @@ def with_nan(x):
         (with_nan(GREY), Y, {}, r"x holds a number that is not finite \(row 2"),
         (np.full((6, 2), np.inf), Y, {}, r"x holds an infinite number \(row 0"),
         (GREY.astype(np.int64), Y, {}, "x holds int64 of shape .*: give images as uint8"),
+        (
+            [[1, -2], [3, 4]],
+            [0, 1],
+            {},
+            "x holds whole numbers, which are ids from 0 .*one is -2: give amounts as float",
+        ),
+        (
+            [[1, 2], [3, 10**9]],
+            [0, 1],
+            {},
+            "which are ids from 0 to 16,777,215, and one is 1,000,000,000: give amounts",
+        ),
+        ({}, [0, 1], {}, "give x as a dict with the same names, at least one"),
+        ({"a b": [[1.0]]}, [0], {}, "x has the name 'a b': give names of the network's arguments"),
+        ({"a": [[1.0]], "b": [[1.0], [2.0]]}, [0], {}, r"x\['b'\] has 2 rows, and x\['a'\] 1: give as many"),
+        ({"a": ["one", "two"]}, [0, 1], {}, r"x\['a'\] has texts: give their ids"),
+        (
+            {"a": [[1.0], [2.0]]},
+            [0, 1],
+            {"test": ({"b": [[1.0]]}, [0])},
+            "x and x of test differ: give x of test as a dict",
+        ),
         (np.array([["a"]] * 6), Y, {}, "x has texts of shape .*: give one text per row"),
         (np.zeros(6), Y, {}, r"x has the shape \(6,\)"),
         (np.zeros((0, 3)), [], {}, r"x has the shape \(0, 3\)"),

@@ -89,13 +89,16 @@ def _first_line(documented: Any) -> str:
     return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "")
 
 
+_BY_DATA = "from the data"
+
+
 def _functions(functions: dict[str, Any]) -> dict[str, dict[str, Any]]:
     from idiolect.core.option_spec import options_of
 
     return {
         name: {
             "summary": _first_line(function),
-            "options": {k: p.default for k, p in options_of(function).items()},
+            "options": {k: _BY_DATA if p.default is p.empty else p.default for k, p in options_of(function).items()},
         }
         for name, function in functions.items()
     }
@@ -190,7 +193,7 @@ def _shifts() -> dict[str, dict[str, Any]]:
 def _models() -> dict[str, dict[str, Any]]:
     from idiolect import models
 
-    auto = {"summary": "The papers' network for the shape of the data; else by size resnet18, small_cnn or mlp."}
+    auto = {"summary": "The papers' network for the data; else resnet18, small_cnn, har_cnn, embedding_mean or mlp."}
     return {"auto": auto} | _functions(models.NETWORKS)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from idiolect.core import keys, reduce, tree
+from idiolect.core.inputs import is_integer
 from idiolect.core.network import Model, Network, Weights, new_linear, watch
 from idiolect.core.reduction import Reduced, Up
 from idiolect.core.reports import ClientValue, PairValue
@@ -283,9 +284,9 @@ class Training:
     """By which factor all learning rates are multiplied in which round."""
 
 
-def as_floats(x_B: Tensor) -> Tensor:
-    """Samples in the default floating-point type, otherwise as they are."""
-    return x_B.to(torch.get_default_dtype())
+def as_floats(x_B: Tree) -> Any:
+    """Samples in the default floating-point type, and ids as int64; otherwise as they are."""
+    return tree.map(lambda a: a.long() if is_integer(a) else a.to(torch.get_default_dtype()), x_B)
 
 
 def cross_entropy(logit_BC: Tensor, y_B: Tensor) -> Tensor:
@@ -310,7 +311,7 @@ class Task:
     """K, the number of clients that train; new clients, who come after training, are not counted."""
     training: Training = field(default_factory=Training)
     """How a client trains in one round."""
-    inputs: Callable[[Tree], Tensor] = as_floats
+    inputs: Callable[[Tree], Any] = as_floats
     """Turns samples as stored into what the network takes; a study uses ``idiolect.training.Preprocessing``."""
     loss: Callable[[Tensor, Tree], Tensor] = cross_entropy
     """A number (B,) for each sample, from what the network returns for a batch and the targets."""

@@ -49,6 +49,8 @@ def _inputs(about: About) -> str:
     if inputs.kind == "images":
         c, h, w = inputs.shape
         return f"8-bit images of {w}x{h} pixels, {'grey' if c == 1 else 'RGB'}"
+    if inputs.tokens is not None:
+        return f"texts: the first {inputs.shape[0]:,} {inputs.tokens.encoder} of each"
     if inputs.kind == "numbers":
         return f"numbers of shape {inputs.shape}"
     return f"{len(inputs.columns)} columns: {_listed([column.name for column in inputs.columns])}"

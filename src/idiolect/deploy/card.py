@@ -53,6 +53,10 @@ def _inputs(about: About) -> str:
     if inputs.kind == "images":
         c, h, w = inputs.shape
         lines.append(f"8-bit images of {w}x{h} pixels, {'grey' if c == 1 else 'RGB'}.\n")
+    elif inputs.tokens is not None:
+        names = inputs.tokens.columns
+        where = f" in the column{'s' * (len(names) > 1)} {' and '.join(map(_plain, names))}" if names else ""
+        lines.append(f"Texts{where}: the first {inputs.shape[0]:,} {_plain(inputs.tokens.encoder)} of each.\n")
     elif inputs.kind == "numbers":
         lines.append(f"Numbers of shape {inputs.shape}.\n")
     else:

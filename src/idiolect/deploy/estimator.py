@@ -22,10 +22,11 @@ from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import text_of
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.texts import list_of_texts
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import candidates_of, shipping_weights
-from idiolect.deploy.schema import TensorPart
+from idiolect.deploy.schema import Inputs, TensorPart
 
 
 class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -149,7 +150,18 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
         if inputs.kind == "images":
             return _images(np.asarray(X), inputs.shape)
+        if inputs.tokens is not None and (texts := self._texts(X, inputs)) is not None:
+            return texts
         return _tensors(X, inputs.tensors) if inputs.tensors else _tensor(X, inputs, "X")
+
+    def _texts(self, X: Any, inputs: Inputs) -> Tensor | None:
+        """The ids of a frame's texts, or of a list of them; None of anything else, such as ids."""
+        assert inputs.tokens is not None
+        reader = samples.Reader(inputs, "X")
+        if hasattr(X, "columns"):
+            return reader.encode(Part(pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)))
+        texts = list_of_texts(X, "X", few=True)
+        return None if texts is None else reader.ids(texts, inputs.tokens.tokens)
 
     def _frame(self, X: Any) -> pd.DataFrame:
         names = [column.name for column in self._open().about.inputs.columns]

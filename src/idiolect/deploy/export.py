@@ -29,6 +29,7 @@ FARTHEST = 1e-4
 """Probabilities may differ by this from those of the bundle."""
 _OPSET = 20
 _EXAMPLES = 64
+_INPUT = {"images": "images", "texts": "tokens"}
 
 
 class Check(NamedTuple):
@@ -66,9 +67,10 @@ def export(
     """Write a model as one file, and compare its probabilities with the bundle's before it has its name.
 
     ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
-    or texts with "" where a value is missing; or ``samples`` (B, ...), float32, or int64 where they are ids; or one
-    input for each of several tensors, by its name. The output ``probabilities`` (B, C).
-    The classes are in the file's metadata. ``torch``: a program of torch.export from samples as stored.
+    or texts with "" where a value is missing; or ``samples`` (B, ...), float32, or int64 where they are ids; or
+    ``tokens`` (B, L), int64, the ids of texts; or one input for each of several tensors, by its name. The output
+    ``probabilities`` (B, C). The classes are in the file's metadata, and of texts what makes ids of them. ``torch``: a
+    program of torch.export from samples as stored.
 
     Args:
         bundle: with a model that is ready.
@@ -91,7 +93,7 @@ def export(
         return _torch(module, out, x_R, reference)
     optional("onnxscript", "onnx", "exporting to ONNX")
     onnx, runtime = optional("onnx", "onnx", "exporting to ONNX"), optional("onnxruntime", "onnx", "exporting to ONNX")
-    program = _program(module, x_R, [*inputs.tensors] or ["images" if inputs.kind == "images" else "samples"])
+    program = _program(module, x_R, [*inputs.tensors] or [_INPUT.get(inputs.kind, "samples")])
     if inputs.kind == "table":
         program = onnx.compose.merge_models(_columns(onnx, inputs.columns), program, [("samples", "samples")])
     _describe(onnx, program, bundle)
@@ -111,6 +113,9 @@ def examples(inputs: Inputs) -> Tree:
     if inputs.kind == "images":
         return torch.randint(0, 256, (_EXAMPLES, *inputs.shape), dtype=torch.uint8, generator=draw)
     x_R, at = _numbers(inputs, draw), 0
+    if inputs.kind == "texts":
+        count_R = torch.randint(1 + inputs.shape[0], (_EXAMPLES, 1), generator=draw)
+        return torch.where(torch.arange(inputs.shape[0]) < count_R, x_R.clamp(min=1), 0)
     for encoding in inputs.columns:
         width = len(encoding.features)
         if encoding.kind == "text":
@@ -239,7 +244,7 @@ def _feed(inputs: Inputs, x_R: Tree) -> dict[str, np.ndarray[Any, Any]]:
     if inputs.tensors:
         return {name: leaf.numpy() for name, leaf in x_R.items()}
     if inputs.kind != "table":
-        return {"images" if inputs.kind == "images" else "samples": x_R.numpy()}
+        return {_INPUT.get(inputs.kind, "samples"): x_R.numpy()}
     values, at = {}, 0
     for column in inputs.columns:
         width = len(column.features)
@@ -260,9 +265,10 @@ def _describe(onnx: Any, program: Any, bundle: Bundle) -> None:
     classes = bundle.about.classes
     program.producer_name = "idiolect"
     program.doc_string = f"{bundle.about.method.title}: probabilities of {', '.join(classes)}"
-    onnx.helper.set_model_props(
-        program, {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
-    )
+    about = {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
+    if (tokens := bundle.about.inputs.tokens) is not None:
+        about["encoder"] = tokens.encoder
+    onnx.helper.set_model_props(program, about)
 
 
 def _torch(module: nn.Module, out: Path, x_R: Tree, reference: np.ndarray[Any, Any]) -> Check:

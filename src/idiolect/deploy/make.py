@@ -27,12 +27,14 @@ from idiolect.deploy.schema import (
     Evaluation,
     Inputs,
     KeyPart,
+    Kind,
     MethodPart,
     NetworkPart,
     Provenance,
     Revealed,
     Scale,
     TensorPart,
+    TokensPart,
     TrainingPart,
 )
 from idiolect.deploy.units import scale_of
@@ -181,7 +183,7 @@ def with_memory(about: About, client: Tree, samples: int) -> About:
 
 def inputs_of(federation: FederatedData) -> Inputs:
     """What the network takes, without texts of columns that fewer than ``RARE`` training samples have."""
-    kind: Literal["images", "table", "numbers"] = "table" if federation.encodings else "numbers"
+    kind: Kind = "table" if federation.encodings else "numbers"
     if federation.has_images:
         kind = "images"
     columns, scales = federation.encodings, list[Scale]()
@@ -195,6 +197,9 @@ def inputs_of(federation: FederatedData) -> Inputs:
     if isinstance(form := federation.inputs, dict):
         tensors = {name: TensorPart(**_tensor(one, federation.preprocessing.of(name))) for name, one in form.items()}
         return Inputs(kind=kind, tensors=tensors)
+    if (tokens := federation.tokens) is not None:
+        how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
+        return Inputs(kind="texts", tokens=how, **_tensor(form, federation.preprocessing))
     return Inputs(kind=kind, columns=columns, scales=tuple(scales), **_tensor(form, federation.preprocessing))
 
 

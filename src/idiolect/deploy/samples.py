@@ -20,7 +20,9 @@ from idiolect.data.custom.columns import by_value, find_target, fold, missing, t
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.text_files import Roles
+from idiolect.data.custom.texts import joined
 from idiolect.data.datasets.dataset import Encoding
+from idiolect.data.text.tokens import Tokens, filled_up
 from idiolect.deploy import units
 from idiolect.deploy.schema import Inputs, Scale
 
@@ -163,6 +165,8 @@ class Reader:
             InputError: they are not what the bundle takes.
         """
         self.check(part)
+        if self.inputs.tokens is not None:
+            return self._texts(part.frame, self.inputs.tokens.tokens)
         return self._table(part.frame) if part.pictures is None else self._images(part.pictures)
 
     def check(self, part: Part) -> None:
@@ -175,8 +179,9 @@ class Reader:
             raise InputError("this bundle takes arrays, which only Python can give: see idiolect.load")
         if self.inputs.kind == "images" and part.pictures is None:
             raise InputError(f"{self.where} is a table, and this bundle takes images: give a folder of images")
-        if self.inputs.kind == "table" and part.pictures is not None:
-            raise InputError(f"{self.where} has images, and this bundle takes a table: give a table")
+        if self.inputs.kind in ("table", "texts") and part.pictures is not None:
+            what = "a table" if self.inputs.kind == "table" else "texts"
+            raise InputError(f"{self.where} has images, and this bundle takes {what}: give a table")
 
     def _images(self, pictures: list[EncodedImage]) -> Tensor:
         channels, height, width = self.inputs.shape
@@ -192,6 +197,21 @@ class Reader:
             raise InputError(f"{self.where} has colour images, and this bundle takes grey ones: convert them")
         return x_R
 
+    def _texts(self, frame: pd.DataFrame, tokens: Tokens) -> Tensor:
+        """Texts as ids, int64; a list of texts in training had no name, and here may be in a column "text"."""
+        there = [str(c) for c in frame]
+        own = [there[0]] if len(there) == 1 and not tokens.columns else tokens.columns or ("text",)
+        names = self._find(there, own)
+        self.names |= {name: name for name in names.values()}
+        return self.ids(joined(frame, list(names.values()), self.where, few=True), tokens)
+
+    def ids(self, texts: Sequence[str], tokens: Tokens) -> Tensor:
+        """The ids (N, L) of texts, int64."""
+        rows, width = tokens.encoder.encode(texts), self.inputs.shape[0]
+        if any(len(row) > width for row in rows):
+            self._say(f"texts with more than {width} {tokens.encoder.name}, as the longest in training, are cut")
+        return filled_up(rows, tokens.encoder, width).long()
+
     def _table(self, frame: pd.DataFrame) -> Tensor:
         values = self._columns(frame)
         names = [str(column.name) for column in values.values()]
@@ -204,23 +224,33 @@ class Reader:
         return x_RF
 
     def _columns(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
-        """The frame's columns by the bundle's names, of whatever order, letter case and spacing."""
-        there = [str(c) for c in frame]
-        spellings = {fold(c): c for c in there if c not in {e.name for e in self.inputs.columns}}
+        """The frame's columns by the bundle's names."""
+        return {
+            name: frame[own]
+            for name, own in self._find([str(c) for c in frame], [e.name for e in self.inputs.columns]).items()
+        }
+
+    def _find(self, there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+        """By the bundle's names of columns the site's, of whatever order, letter case and spacing.
+
+        Raises:
+            InputError: there is none.
+        """
+        spellings = {fold(c): c for c in there if c not in set(wanted)}
         names: dict[str, str] = {}
         absent = []
-        for encoding in self.inputs.columns:
-            name = encoding.name if encoding.name in there else spellings.get(fold(encoding.name))
-            if name is None:
-                absent.append(encoding.name)
+        for name in wanted:
+            own = name if name in there else spellings.get(fold(name))
+            if own is None:
+                absent.append(name)
             else:
-                names[encoding.name] = name
+                names[name] = own
         if absent:
             few = [c for c in there if c not in names.values()]
             raise InputError(
                 f"{self.where} has no column {absent[0]!r}{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
                 f"{nearest(absent[0], few) if few else 'it has no other columns'}: the bundle takes "
-                f"{listed([e.name for e in self.inputs.columns], 12)}; add it, with empty cells where it is not known"
+                f"{listed(wanted, 12)}; add it, with empty cells where it is not known"
             )
         for name, own in names.items():
             if name != own:
@@ -229,7 +259,7 @@ class Reader:
         extra = [c for c in there if c not in names.values()]
         if extra:
             self._say(f"columns that the bundle does not take are not used: {listed(extra, 8)}")
-        return {name: frame[own] for name, own in names.items()}
+        return names
 
     def _look(self, encoding: Encoding, values: pd.Series) -> None:
         gone_R = missing(values)

@@ -12,9 +12,12 @@ from idiolect.core.method import Augment
 from idiolect.core.option_spec import Spec, complete
 from idiolect.core.schedules import schedule_of
 from idiolect.data.datasets.dataset import Encoding
+from idiolect.data.text.tokens import Tokens, tokens_of
 from idiolect.deploy.limits import COUNT
 
 VERSION = 1
+Kind = Literal["images", "table", "texts", "numbers"]
+"""Of samples."""
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
@@ -94,11 +97,29 @@ class TensorPart(_Part):
         return forms.Input(self.shape, self.ids is not None, self.ids or 0)
 
 
+class TokensPart(_Part):
+    """How texts become ids: the columns that have them, what makes ids of a text, and how many ids are used."""
+
+    columns: tuple[_Name, ...] = ()
+    encoder: _Name
+    most: _Count
+
+    @property
+    def tokens(self) -> Tokens:
+        """The same, ready to be used.
+
+        Raises:
+            InputError: there is no such encoder.
+        """
+        return tokens_of(self.encoder, self.most, self.columns)
+
+
 class Inputs(TensorPart):
     """The samples that the network takes.
 
     Attributes:
-        kind: "images" are 8-bit, (channels, height, width); a "table" has named columns; "numbers" are anything else.
+        kind: "images" are 8-bit, (channels, height, width); a "table" has named columns; "texts" are rows of ids;
+            "numbers" are anything else.
         shape: of one sample as stored; () where it has several tensors.
         columns: of a table, in the order of their features.
         mean: per channel (on a scale of 0 to 1) or feature; () for whole numbers and for several tensors.
@@ -106,12 +127,14 @@ class Inputs(TensorPart):
         ids: of whole numbers, one more than the largest that may occur, 0 if that is not known; None for others.
         tensors: by name, where a sample has several.
         scales: of a table, for each column how large its numbers are in training; () if that is not known.
+        tokens: of texts, how they become ids.
     """
 
-    kind: Literal["images", "table", "numbers"]
+    kind: Kind
     columns: tuple[Encoding, ...] = ()
     tensors: dict[_Name, TensorPart] = Field(default_factory=dict)
     scales: tuple[Scale, ...] = ()
+    tokens: TokensPart | None = None
 
     @property
     def form(self) -> forms.Inputs:
@@ -129,6 +152,12 @@ class Inputs(TensorPart):
     def _scale_of_every_column(self) -> Self:
         if self.scales and len(self.scales) != len(self.columns):
             raise ValueError("scales does not have one for each column")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_of_texts(self) -> Self:
+        if (self.kind == "texts") != (self.tokens is not None) or (self.tokens and len(self.shape) != 1):
+            raise ValueError("tokens belongs to texts, whose shape has one number")
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # R samples, C channels, H height, W width, F features
 
 _CHANNELS = (1, 3)
+_MOST_IDS = 2**24
 
 
 class Duplicates(NamedTuple):
@@ -38,7 +39,7 @@ class Duplicates(NamedTuple):
 
 
 def from_arrays(
-    x: ArrayLike | Tensor,
+    x: ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor],
     y: ArrayLike | Tensor,
     *,
     clients: ArrayLike | Tensor | None = None,
@@ -54,7 +55,9 @@ def from_arrays(
     Args:
         x: images, uint8, (R, H, W), (R, H, W, C) or (R, C, H, W) with 1 or 3 channels; or numbers, (R, F) with NaN
             where one is missing, or finite floats (R, ...), of which (R, H, W, C) becomes (R, C, H, W). A column of
-            (R, F) whose numbers float32 cannot tell apart has its median subtracted. Or texts, (R,), which become ids.
+            (R, F) whose numbers float32 cannot tell apart has its median subtracted. Whole numbers of 16 bits or more
+            (R, ...) are ids, as those of words, and stay as they are. Or texts, (R,), which become ids. Or a dict of
+            arrays by name, where a network takes several.
         y: one label per row, whole numbers or texts, (R,).
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         name: what to call the data set.
@@ -92,7 +95,7 @@ def from_arrays(
         columns=columns,
         client_column="client" if columns else None,
         encodings=samples.encodings,
-        sizes=samples.tokens.size if samples.tokens else 0,
+        sizes=samples.tokens.size if samples.tokens else samples.sizes,
         tokens=samples.tokens,
     )
 
@@ -100,14 +103,44 @@ def from_arrays(
 class _Samples(NamedTuple):
     """The samples of one or two splits, together, and how many each has."""
 
-    x_R: Tensor
+    x_R: Tree
     counts: list[int]
     encodings: tuple[Encoding, ...] = ()
     tokens: Tokens | None = None
+    sizes: int | dict[str, int] = 0
+    """Of ids, one more than the largest, by name where there are several tensors."""
+
+
+def _several(splits: Sequence[Any], what: Sequence[str]) -> _Samples:
+    """Arrays by name."""
+    first = splits[0]
+    for values, name in zip(splits, what, strict=False):
+        if not isinstance(values, Mapping) or not values or values.keys() != first.keys():
+            raise InputError(f"x and x of test differ: give {name} as a dict with the same names, at least one")
+    if odd := next((n for n in first if not isinstance(n, str) or not n.isidentifier()), None):
+        raise InputError(f"x has the name {odd!r}: give names of the network's arguments")
+    parts: dict[str, _Samples] = {}
+    for key in first:
+        whats = [f"{name}[{key!r}]" for name in what]
+        if any(list_of_texts(values[key], text) is not None for values, text in zip(splits, whats, strict=False)):
+            raise InputError(f"{whats[0]} has texts: give their ids, or texts alone as x")
+        parts[key] = _of_one([values[key] for values in splits], whats, least=1)
+    counts = next(iter(parts.values())).counts
+    for key, part in parts.items():
+        if part.counts != counts:
+            raise InputError(
+                f"x[{key!r}] has {part.counts[0]} rows, and x[{next(iter(parts))!r}] {counts[0]}: give as many"
+            )
+    sizes = {key: part.sizes for key, part in parts.items() if isinstance(part.sizes, int) and part.sizes}
+    return _Samples({key: part.x_R for key, part in parts.items()}, counts, sizes=sizes)
 
 
 def _samples(splits: Sequence[Any], tokens: str | Encoder | None, most: int | None) -> _Samples:
     what = ("x", "x of test")
+    if any(isinstance(values, Mapping) for values in splits):
+        if tokens is not None or most is not None:
+            raise InputError("tokens and max_tokens are for texts alone as x: leave them out")
+        return _several(splits, what)
     texts = [list_of_texts(values, name) for values, name in zip(splits, what, strict=False)]
     known = [of_split for of_split in texts if of_split is not None]
     if known and len(known) == len(splits):
@@ -118,12 +151,21 @@ def _samples(splits: Sequence[Any], tokens: str | Encoder | None, most: int | No
         raise InputError("x and x of test differ (one has texts): give both the same type and shape")
     if tokens is not None or most is not None:
         raise InputError(f"{'max_tokens' if tokens is None else 'tokens'} is for texts, and x has none: leave it out")
-    rows = [_rows(_array(values, name), name) for values, name in zip(splits, what, strict=False)]
+    return _of_one(splits, what)
+
+
+def _of_one(splits: Sequence[Any], what: Sequence[str], least: int = 2) -> _Samples:
+    """An array of each split, with at least so many axes."""
+    rows = [_rows(_array(values, name), name, least) for values, name in zip(splits, what, strict=False)]
     if len({(*x_R.shape[1:], _is_images(x_R)) for x_R in rows}) > 1:
         shapes = " and ".join(f"{x_R.dtype} {x_R.shape}" for x_R in rows)
         raise InputError(f"x and x of test differ ({shapes}): give both the same type and shape")
     every_R = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    encodings = () if every_R.ndim > 2 else _encodings(every_R)
+    if _are_ids(every_R):
+        size = int(every_R.max()) + 1
+        kind = next(k for k in (np.int16, np.int32, np.int64) if size <= np.iinfo(k).max)
+        return _Samples(torch.from_numpy(every_R.astype(kind, order="C")), [len(part) for part in rows], sizes=size)
+    encodings = _encodings(every_R) if every_R.ndim == 2 and least == 2 else ()
     every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
     return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
 
@@ -161,18 +203,31 @@ def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
         ) from error
 
 
+def _are_ids(x_R: NDArray[Any]) -> bool:
+    return x_R.dtype.kind in "iu" and x_R.dtype.itemsize > 1 and x_R.ndim < 3
+
+
 def _is_images(x_R: NDArray[Any]) -> bool:
     return x_R.dtype == np.uint8 and x_R.ndim > 2
 
 
-def _rows(x_R: NDArray[Any], what: str) -> NDArray[Any]:
+def _rows(x_R: NDArray[Any], what: str, least: int) -> NDArray[Any]:
     """Images (R, C, H, W), or numbers (R, ...) that float32 can hold."""
-    if x_R.ndim < 2 or not x_R.size:
+    if x_R.ndim < least or not x_R.size:
         raise InputError(f"{what} has the shape {x_R.shape}: give one row of numbers, or one image, per label")
     if _is_images(x_R):
         return _channels_first(x_R, what)
     if x_R.dtype.kind not in "fiub":
         raise InputError(f"{what} holds {x_R.dtype}, not numbers: give images as uint8, or numbers as float32")
+    if _are_ids(x_R):
+        if x_R.min() < 0 or x_R.max() >= _MOST_IDS:
+            odd = int(x_R.min()) if x_R.min() < 0 else int(x_R.max())
+            raise InputError(
+                f"{what} holds whole numbers, which are ids from 0 to {_MOST_IDS - 1:,}, and one is {odd:,}: give "
+                "amounts as floating-point numbers, as x.astype(float)"
+            )
+        log.warning("%s holds whole numbers, which are taken as ids; give amounts as floating-point numbers", what)
+        return x_R
     if x_R.dtype.kind != "f" and x_R.ndim > 2:
         raise InputError(
             f"{what} holds {x_R.dtype} of shape {x_R.shape}: give images as uint8 of 0 to 255, else float32"

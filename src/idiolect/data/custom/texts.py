@@ -72,8 +72,10 @@ class Reading(NamedTuple):
         return ids_of(joined(frame, names, where), tokens, where), tokens
 
 
-def list_of_texts(values: Any, what: str) -> list[str] | None:
+def list_of_texts(values: Any, what: str, *, few: bool = False) -> list[str] | None:
     """The texts of a list, an array or a series, "" where one is missing; None if its first value is something else.
+
+    If these may be a ``few`` of many, texts that all look like numbers are texts.
 
     Raises:
         InputError: it has texts and something else, or texts in rows and columns.
@@ -88,22 +90,24 @@ def list_of_texts(values: Any, what: str) -> list[str] | None:
         return None
     if not isinstance(next((value for value in values if value is not None), None), str):
         return None
-    return _texts(pd.Series(list(values), dtype=object), what)
+    return _texts(pd.Series(list(values), dtype=object), what, few=few)
 
 
-def joined(frame: pd.DataFrame, names: Sequence[str], where: str) -> list[str]:
+def joined(frame: pd.DataFrame, names: Sequence[str], where: str, *, few: bool = False) -> list[str]:
     """The text of each row: those of some columns, one on each line; those that are missing or empty are left out.
+
+    If these may be a ``few`` rows of many, texts that all look like numbers are texts.
 
     Raises:
         InputError: a column has something else than texts.
     """
-    columns = [_texts(frame[name], f"text: column {name!r} of {where}", "column of texts") for name in names]
+    columns = [_texts(frame[name], f"text: column {name!r} of {where}", "column of texts", few) for name in names]
     if len(columns) == 1:
         return columns[0]
     return [_BETWEEN.join(filter(None, row)) for row in zip(*columns, strict=True)]
 
 
-def _texts(values: pd.Series[Any], what: str, wanted: str = "text per row") -> list[str]:
+def _texts(values: pd.Series[Any], what: str, wanted: str = "text per row", few: bool = False) -> list[str]:
     """A column's texts, "" where one is missing."""
     kind = pd.api.types.infer_dtype(values.astype(object), skipna=True)
     wrong = next((words for words, kinds in _KINDS.items() if kind in kinds), None)
@@ -113,7 +117,7 @@ def _texts(values: pd.Series[Any], what: str, wanted: str = "text per row") -> l
         at = next((int(r) for r in rows if not isinstance(values.iloc[r], str)), None)
         if at is not None:
             wrong = f"a {type(values.iloc[at]).__name__} in row {at}, counting from 0,"
-    if wrong is None and len(rows) and all(NUMBER.fullmatch(text.strip()) for text in values.iloc[rows]):
+    if wrong is None and not few and len(rows) and all(NUMBER.fullmatch(text.strip()) for text in values.iloc[rows]):
         wrong = "numbers"
     if wrong:
         raise InputError(f"{what} has {wrong} and not texts: give a {wanted}, or use numbers as features")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core.errors import InputError, option
-from idiolect.data.text.encoders import MOST, USUAL, Encoder, encoder_of
+from idiolect.data.text.encoders import MOST, USUAL, Encoder, Ids, encoder_of
 
 # R texts, L tokens
 
@@ -60,19 +60,18 @@ def tokens_of(tokens: str | Encoder | None, most: int | None, columns: Sequence[
     return Tokens(tuple(columns), encoder, most or min(MOST, longest or MOST))
 
 
-def ids_of(texts: Sequence[str], tokens: Tokens, where: str, *, width: int | None = None) -> Tensor:
-    """The ids (R, L) of texts, 0 after the end of each; int16 if they are small enough, else int32.
+def ids_of(texts: Sequence[str], tokens: Tokens, where: str) -> Tensor:
+    """The ids (R, L) of texts to learn from; L is the length of the longest, which is cut to ``tokens.most``.
 
     Args:
         texts: to encode.
         tokens: says how.
         where: the texts are, for messages.
-        width: L; None for the longest text, which is cut to ``tokens.most``.
 
     Raises:
         InputError: no text has a token.
     """
-    most, encoder = width or tokens.most, tokens.encoder
+    encoder = tokens.encoder
     rows = encoder.encode(texts)
     count_R = np.array([len(id_L) for id_L in rows], np.int64)
     if not count_R.any():
@@ -83,16 +82,20 @@ def ids_of(texts: Sequence[str], tokens: Tokens, where: str, *, width: int | Non
             "if nothing is to be learnt from them",
             where, empty, len(rows), int(np.flatnonzero(count_R == 0)[0]),
         )  # fmt: skip
-    if cut := int((count_R > most).sum()):
+    if cut := int((count_R > tokens.most).sum()):
         log.warning(
             "%s: %d of %d texts have more than %d %s and are cut (the longest has %d)%s",
-            where, cut, len(rows), most, "tokens" if ":" in encoder.name else encoder.name, count_R.max(),
-            "" if width or most == encoder.longest else _advice(int(count_R.max()), encoder.longest),
+            where, cut, len(rows), tokens.most, "tokens" if ":" in encoder.name else encoder.name, count_R.max(),
+            "" if tokens.most == encoder.longest else _advice(int(count_R.max()), encoder.longest),
         )  # fmt: skip
-    kind = np.int16 if encoder.size <= _SHORT else np.int32
-    id_RL = np.zeros((len(rows), width or min(most, int(count_R.max()))), kind)
+    return filled_up(rows, encoder, min(tokens.most, int(count_R.max())))
+
+
+def filled_up(rows: Sequence[Ids], encoder: Encoder, width: int) -> Tensor:
+    """Ids of texts as (R, width), 0 after the end of each, longer ones cut; int16 if they fit into it, else int32."""
+    id_RL = np.zeros((len(rows), width), np.int16 if encoder.size <= _SHORT else np.int32)
     for r, id_L in enumerate(rows):
-        kept_L = id_L if len(id_L) <= most else encoder.cut(id_L, most)
+        kept_L = id_L if len(id_L) <= width else encoder.cut(id_L, width)
         id_RL[r, : len(kept_L)] = kept_L
     return torch.from_numpy(id_RL)
 
