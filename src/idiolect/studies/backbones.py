@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from idiolect.core.errors import InputError
@@ -9,7 +10,6 @@ from idiolect.core.inputs import Input
 from idiolect.data import FederatedData
 from idiolect.data.text.encoders import Encoder
 from idiolect.models import pretrained
-from idiolect.training import Preprocessing
 
 if TYPE_CHECKING:
     from idiolect.studies.config import Study
@@ -27,18 +27,13 @@ def on_backbone(study: Study, federation: FederatedData) -> FederatedData:
     for use in study.methods:
         check_augment(study.of(use), federation)
     backbone = pretrained.frozen_backbone(study.model, study.precision)
-    if backbone is None:
-        return federation
+    if backbone is None:  # it normalises images itself, within the network
+        one = (0.0,) * len(federation.mean), (1.0,) * len(federation.std)
+        return replace(federation, mean=one[0], std=one[1])
     from idiolect.data.features import with_features  # only studies with a backbone need it
 
     backbone.check(federation.x_R)
     return with_features(federation, backbone, study.normalise)
-
-
-def preprocessing_of(study: Study, federation: FederatedData) -> Preprocessing:
-    """What turns samples into what the network takes: a backbone normalises images itself."""
-    own = pretrained.is_pretrained(study.model) and federation.raw is None
-    return Preprocessing() if own else federation.preprocessing
 
 
 def encoder_of(study: Study) -> str | Encoder | None:
