@@ -13,7 +13,7 @@ import torch
 
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
-from idiolect.federation.data.samples import SiteFiles, SiteSamples, sums
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, reading_of, sums
 from idiolect.federation.server.study import SiteStudy
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
@@ -30,7 +30,8 @@ def rehearsed(
     Raises:
         InputError: the samples do not fit each other.
     """
-    inputs, classes = common_form({site: own.offer(study.task) for site, own in samples.items()}, study.task)
+    offers = {site: own.offer(study.task, reading_of(study)) for site, own in samples.items()}
+    inputs, classes = common_form(offers, study.task)
     every = enumerate(samples.values())
     share = study.protocol.validation
     ready = [own.encode(inputs, classes, study.data_seed, k, look=False, validation=share) for k, own in every]

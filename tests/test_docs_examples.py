@@ -61,7 +61,7 @@ def commands(page: Path) -> list[str]:
 
 
 SEARCH = plans.Plan(
-    search={"default": ""}, trials=2, sampler="tpe", halving=4, seed=0, validation=0.2, refit=False
+    search={"default": ""}, trials=2, sampler="tpe", halving=3, seed=0, validation=0.2, refit=False
 )  # fmt: skip
 
 

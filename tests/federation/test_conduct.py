@@ -329,3 +329,11 @@ def test_attacks_are_for_a_simulation(tmp_path: Path) -> None:
     study(tmp_path, attacks="[nan:clients=1]")
     with pytest.raises(InputError, match="attacks is for a simulation"):
         study_for(tmp_path / "study.yaml", "trial")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("task", "classification"), ("text", "say"), ("text", "title+say"), ("max_tokens", 9)]
+)
+def test_what_the_study_says_of_all_sites_samples(setting: str, value: object, tmp_path: Path) -> None:
+    study(tmp_path, **{"text": "say"} | {setting: value})
+    assert getattr(study_for(tmp_path / "study.yaml", "trial"), setting) == value

@@ -26,7 +26,7 @@ def ids(width: int = 12, seed: int = 0) -> Tensor:
 
 def body_of(make, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return make((12,), 3, vocabulary=VOCABULARY)[0]
+    return make((12,), 3, vocabulary=VOCABULARY)[0].eval()
 
 
 def numbers(body: nn.Module) -> dict[str, np.ndarray]:
@@ -76,6 +76,18 @@ def test_the_published_function(make, by_hand, seed):
     w = numbers(body)
     expected = np.stack([by_hand(w, row[:length].numpy()) for row, length in zip(id_BL, LENGTHS, strict=True)])
     np.testing.assert_allclose(body(id_BL).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_a_step_of_text_cnn_leaves_out_a_share_of_the_features(share):
+    body, _ = text_cnn((12,), 3, vocabulary=VOCABULARY, dropout=share)
+    id_BL = ids().repeat(40, 1)
+    whole = body.eval()(id_BL)
+    torch.manual_seed(0)
+    step = body.train()(id_BL)
+    kept = step != 0
+    torch.testing.assert_close(step[kept], whole[kept] / (1 - share))
+    assert abs(float((~kept)[whole != 0].float().mean()) - share) < 0.01
 
 
 @pytest.mark.parametrize("make", FACTORIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import optuna
 import pytest
 
 import idiolect as idl
-from idiolect.tuning.halving import Value, promoted, rungs
-from idiolect.tuning.sampler import SAMPLERS, STORAGE_FILE, End, Proposals, spread
+from idiolect.tuning.halving import Value, finalists, promoted, rungs
+from idiolect.tuning.sampler import SAMPLERS, STORAGE_FILE, End, Proposals, batches, spread
 from idiolect.tuning.space import Choice, Interval, Space
 
 LR = Interval(0.001, 0.3, log=True)
@@ -116,15 +117,41 @@ def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_trials_are_cut_once_after_a_fifth_of_the_rounds(rounds: int, every: int, ends: tuple[int, ...]) -> None:
     """Two rounds at the least, and in a round that is evaluated; nothing is cut where no round would be left."""
-    assert rungs(rounds, 4, every) == rungs(rounds, 2, every) == ends
+    assert rungs(rounds, 3, every) == rungs(rounds, 2, every) == ends
     assert rungs(rounds, 1, every) == (rounds,)
+
+
+@pytest.mark.parametrize(
+    ("trials", "halving", "sampler", "go_on"),
+    [
+        (20, 3, "tpe", (5, 2)), (18, 3, "gp", (4, 2)), (40, 3, "tpe", (10, 4)), (6, 3, "tpe", (2, 1)),
+        (4, 3, "gp", (2, 1)), (20, 4, "tpe", (4, 1)), (20, 2, "tpe", (7, 3)), (3, 100, "tpe", (1, 1)),
+        (20, 3, "random", (7,)), (1, 3, "tpe", (1,)), (9, 1, "tpe", (5, 4)), (9, 1, "random", (9,)),
+    ],
+)  # fmt: skip
+def test_more_of_the_first_batch_go_on_than_of_the_second(
+    trials: int, halving: int, sampler: str, go_on: tuple[int, ...]
+) -> None:
+    assert finalists(batches(trials, sampler), halving) == go_on
+
+
+@pytest.mark.parametrize("halving", [1, 2, 3, 4, 9, 100])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_of_each_batch_at_least_one_and_at_most_all_go_on(halving: int, sampler: str) -> None:
+    for trials in range(1, 61):
+        sizes = batches(trials, sampler)
+        go_on = finalists(sizes, halving)
+        assert all(1 <= count <= size for count, size in zip(go_on, sizes, strict=True))
+        assert sum(go_on) - math.ceil(Fraction(trials, halving)) in (0, len(sizes) - 1)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_of_a_rung_go_on(seed: int) -> None:
     draw = np.random.default_rng(seed)
     values = [Value(float(draw.integers(4)) / 4, float(draw.integers(3)), k) for k in draw.permutation(11)]
-    chosen = promoted(values, 3, len(values))
+    chosen = promoted(values, 4)
     frame = sorted(values, key=lambda v: v.trial)
     ranks = np.lexsort(([v.trial for v in frame], [v.loss for v in frame], [-v.accuracy for v in frame]))
     assert chosen == sorted(frame[k].trial for k in ranks[:4])
+    assert promoted(values, 12) == list(range(11))
+    assert promoted([], 4) == []

@@ -47,30 +47,53 @@ def same(a: Tuning, b: Tuning) -> None:
 
 def test_every_method_has_the_same_trials_and_rounds(tuning: Tuning) -> None:
     trials = tuning.trials()
-    ends = rungs(STUDY.rounds, 4)
+    ends = rungs(STUDY.rounds, 3)
     for use in STUDY.methods:
         mine = trials[trials["method"] == use.label]
         assert mine["trial"].tolist() == list(range(1, 7))
-        assert mine["rounds"].value_counts().to_dict() == {ends[0]: 4, ends[-1]: 2}  # two batches of three, one goes on
-        assert (mine["state"] == "complete").sum() == 2
+        assert mine["rounds"].value_counts().to_dict() == {ends[0]: 3, ends[-1]: 3}
+        assert mine.loc[mine["state"] == "complete", "trial"].gt(3).sum() == 1  # of three and three two and one go on
     first = trials[trials["trial"] <= 3].pivot(index="trial", columns="method", values="lr")
     assert (first.nunique(axis=1) == 1).all()  # the first half is alike, so that methods share trainings
 
 
-def test_a_fourth_of_a_batch_goes_on_to_the_end_and_nothing_is_cut_between(tmp_path: Path) -> None:
-    """Of nine and nine trials three and three (a fourth, rounded up): the best after a fifth of the rounds."""
+def test_a_third_goes_on_to_the_end_and_nothing_is_cut_between(tmp_path: Path) -> None:
+    """Of nine and nine trials four and two: the best of each nine after a fifth of the rounds."""
     study = idl.Study(methods=["fedavg"], **SMALL)
     tuning = idl.tune(study, {"lr": "0.001..0.5:log"}, tmp_path / "search", trials=18, engine="sequential")
     trials = tuning.trials()
     assert trials["rounds"].value_counts().to_dict() == {2: 12, 9: 6}
-    for number in (1, 2):
+    for number, go_on in ((1, 4), (2, 2)):
         records = pd.read_parquet(tuning.folder / f"trials-{number}" / "records.parquet")
         cut = records[records["round"] == 2].pivot_table(index="method", columns="metric", values="value")
         cut = cut.assign(trial=[int(str(label).rpartition("#")[2]) for label in cut.index])
-        best = cut.sort_values(["validation_accuracy", "validation_loss", "trial"], ascending=[False, True, True])[:3]
+        best = cut.sort_values(["validation_accuracy", "validation_loss", "trial"], ascending=[False, True, True])
         mine = trials[(trials["trial"] <= 9) == (number == 1)]
-        assert set(mine.loc[mine["state"] == "complete", "trial"]) == set(best["trial"])
-    assert "trained until round 2, one in 4 until round 9" in tuning.notes()[0]
+        assert set(mine.loc[mine["state"] == "complete", "trial"]) == set(best["trial"][:go_on])
+    assert "trained until round 2, and up to 6 of them until round 9" in tuning.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "lr", "trials", "sampler", "go_on"),
+    [
+        ("pfedme:steps=2", "0.001..0.26", 8, "tpe", (2, 1)),  # of the first four one is not refused
+        ("pfedme:steps=2", "0.001..0.5", 6, "gp", (2, 1)),  # of the first three none
+        ("pfedme:steps=2", "0.02..0.26", 12, "random", (4,)),
+        ("fedavg", [0.1, 1e30, 1e31, 1e32], 20, "tpe", (2,)),
+    ],
+)
+def test_a_batch_with_few_trials_that_train_promotes_what_it_has(
+    tmp_path: Path, method: str, lr: Any, trials: int, sampler: str, go_on: tuple[int, ...]
+) -> None:
+    study = idl.Study(methods=[method], **SMALL)
+    tuning = idl.tune(study, {"lr": lr}, tmp_path / "search", trials=trials, sampler=sampler, engine="sequential")
+    every = tuning.trials()
+    failed = every["state"].isin(["refused", "diverged"])
+    assert failed.any()
+    for number, share in enumerate(go_on):
+        mine = (every["trial"] > len(every) / len(go_on)) == (number == 1)
+        assert (every["state"] == "complete")[mine].sum() == min(share, (~failed)[mine].sum())
+    assert tuning.has_ended
 
 
 def test_the_choice_is_the_best_of_the_complete_on_validation_samples(tuning: Tuning) -> None:
@@ -136,7 +159,7 @@ def test_a_promoted_trial_is_as_if_it_had_never_stopped(tuning: Tuning, tmp_path
     keys = ["method", "trial"]
     merged = tuning.trials().merge(whole.trials(), on=keys, suffixes=("", "_whole"))
     merged = merged[(merged["trial"] <= 3) & (merged["state"] == "complete")]
-    assert len(merged) == len(STUDY.methods)
+    assert len(merged) == 2 * len(STUDY.methods)
     assert (merged["validation_accuracy"] == merged["validation_accuracy_whole"]).all()
     assert (merged["validation_loss"] == merged["validation_loss_whole"]).all()
     assert (whole.trials()["rounds"] == STUDY.rounds).all()
@@ -423,6 +446,26 @@ def test_all_trials_may_be_refused(tmp_path: Path) -> None:
         tuning = idl.tune(study, search, tmp_path / "search", trials=2, engine="sequential", resume=resume)
         assert tuning.trials()["state"].tolist() == ["refused", "refused"]
         assert tuning.tuned.methods == study.methods
+
+
+@pytest.mark.parametrize(
+    ("methods", "lr", "trials"),
+    [
+        (["fedavg"], "1e28..1e32:log", 4),
+        (["fedavg"], [1e30, 1e31], 2),
+        (["local", "fedper"], [1e30], 1),
+        (["local", "fedavg"], "1e25..1e33:log", 3),
+    ],
+)
+def test_all_trials_may_diverge_before_the_cut(tmp_path: Path, methods: list[str], lr: Any, trials: int) -> None:
+    study = idl.Study(methods=methods, **SMALL)
+    for resume in (False, True):
+        tuning = idl.tune(
+            study, {"lr": lr}, tmp_path / "search", trials=trials, engine="sequential", resume=resume
+        )  # fmt: skip
+        assert tuning.trials()["state"].tolist() == ["diverged"] * trials * len(methods)
+        assert tuning.tuned.methods == study.methods
+        assert sum("no trial reached the last round" in note for note in tuning.notes()) == len(methods)
 
 
 def test_new_clients_are_not_measured_in_trials(tmp_path: Path) -> None:

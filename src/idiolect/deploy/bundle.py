@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import About
 from idiolect.simulation.rounds import first_state
 from idiolect.training import Preprocessing, training_of, trial
+from idiolect.training.chunks import in_chunks
 
 _CHECKED = 2**28  # bytes of numbers up to which every reading compares their digest
 _CHUNK = 256  # images at a time, as in the simulator; rows of a table are smaller
@@ -366,6 +367,5 @@ def _sha256(path: Path) -> str:
 def log_probabilities(model: Personal, method: Method, x_R: Tree) -> Tensor:
     """Log-probabilities (R, C) of samples as stored."""
     is_table = isinstance(x_R, Tensor) and x_R.ndim == 2 and x_R.dtype.is_floating_point
-    parts = tree.split(x_R, 32 * _CHUNK if is_table else _CHUNK)
     with torch.no_grad():
-        return torch.cat([method.predict(model.down, model.client, x_B) for x_B in parts])
+        return in_chunks(partial(method.predict, model.down, model.client), x_R, 32 * _CHUNK if is_table else _CHUNK)

@@ -11,10 +11,11 @@ import torch
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
+from idiolect.data.custom.texts import Reading
 from idiolect.federation.data.agreement import agree, common_form, plain
-from idiolect.federation.data.samples import SiteFiles, alone, sums
+from idiolect.federation.data.samples import SiteFiles, alone, reading_of, sums
 from idiolect.federation.messages import Refusal, by_path, pack
-from idiolect.federation.server.study import study_for
+from idiolect.federation.server.study import look, study_for
 from idiolect.federation.trust.kits import SiteKit
 from idiolect.federation.trust.policy import Policy
 from idiolect.simulation.client_runner import ClientRunner
@@ -32,14 +33,15 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     """
     yield f"To: {kit.server}, whose certificate is signed by {kit.folder / 'ca.pem'}"
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
-    task = "classification" if study is None else Study.look(study).task  # the study decides
-    offer = samples.offer(task)
+    asked = None if study is None else look(study, kit.name)
+    task = "classification" if asked is None else asked.task  # the study decides
+    offer = samples.offer(task, Reading() if asked is None else reading_of(asked))
     values = plain(offer)
     size = len(pack({"offer": values}))
     yield f"First, {size:,} bytes about the samples, by which features and classes are agreed on:"
     yield json.dumps(values, ensure_ascii=False)
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
-    share = 0.0 if study is None else Study.look(study).protocol.validation
+    share = 0.0 if asked is None else asked.protocol.validation
     ready = samples.encode(inputs, classes, 0, kit.number, look=False, validation=share)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"

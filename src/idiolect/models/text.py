@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -12,6 +14,8 @@ from idiolect.core.errors import InputError, option
 from idiolect.models.parts import Parts, Shape
 
 # B texts, L tokens, E units of an embedding
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def embedding_mean(shape: Shape, classes: int, *, vocabulary: PositiveInt, width: PositiveInt = 64) -> Parts:
@@ -33,8 +37,9 @@ def embedding_mean(shape: Shape, classes: int, *, vocabulary: PositiveInt, width
 
 
 def text_cnn(
-    shape: Shape, classes: int, *, vocabulary: PositiveInt, width: PositiveInt = 128, maps: PositiveInt = 100
-) -> Parts:
+    shape: Shape, classes: int, *, vocabulary: PositiveInt, width: PositiveInt = 128, maps: PositiveInt = 100,
+    dropout: Share = 0.5,
+) -> Parts:  # fmt: skip
     """Convolutions over 3, 4 and 5 tokens, the largest value of each map, d = 300 (TextCNN).
 
     Args:
@@ -43,13 +48,14 @@ def text_cnn(
         vocabulary: one more than the largest id; the data set says it.
         width: units of an embedding; the paper's, which are learnt elsewhere, have 300.
         maps: for each of the three lengths; d is three times as many.
+        dropout: the share of the features that a step leaves out.
 
     Source: Kim, Convolutional neural networks for sentence classification (EMNLP 2014), sections 2 and 3.1: the variant
     CNN-rand.
-    Differs from source: no dropout before the head, whose rows are not bounded either.
+    Differs from source: the rows of the head have no bound of their own.
     """
     _row("text_cnn", shape)
-    return _TextCNN(vocabulary, width, maps), nn.Linear(3 * maps, classes)
+    return _TextCNN(vocabulary, width, maps, dropout), nn.Linear(3 * maps, classes)
 
 
 def char_lstm(
@@ -114,8 +120,9 @@ class _TextCNN(nn.Module):
 
     sizes = (3, 4, 5)
 
-    def __init__(self, vocabulary: int, width: int, maps: int) -> None:
+    def __init__(self, vocabulary: int, width: int, maps: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, width)
         self.convs = nn.ModuleList(nn.Conv1d(width, maps, size) for size in self.sizes)
 
@@ -133,7 +140,8 @@ class _TextCNN(nn.Module):
             place_L = torch.arange(a_BML.shape[2], device=id_BL.device)
             is_inside_BL = place_L < (count_B - size + 1).clamp(min=1)[:, None]
             largest.append((a_BML * is_inside_BL[:, None].to(a_BML.dtype)).amax(2))
-        return torch.cat(largest, 1)
+        z_Bd: Tensor = self.dropout(torch.cat(largest, 1))
+        return z_Bd
 
 
 class _CharLSTM(nn.Module):

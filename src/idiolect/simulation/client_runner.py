@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from idiolect.simulation.answer_checks import check_finite, check_state, not_of_
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
+from idiolect.training.chunks import in_chunks
 from idiolect.training.sgd import layout_copy
 
 Phase = Literal["local", "stand_by", "evaluate", "received"]
@@ -265,8 +266,7 @@ class ClientRunner:
         if not len(row_N := data.measured(id)):
             return torch.zeros(0, data.classes)
         with blame(self.where(round, id, "evaluate")), torch.no_grad():
-            parts = torch.split(row_N, _CHUNK)
-            return torch.cat([method.predict(down, client, tree.rows(data.x_R, rows)) for rows in parts])
+            return in_chunks(partial(method.predict, down, client), data.x_R, _CHUNK, row_N)
 
     def _predict_group(
         self, method: Method, ids: Sequence[int], downs: Sequence[Down], clients: Sequence[Tree]

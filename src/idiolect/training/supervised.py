@@ -14,6 +14,7 @@ from idiolect.core.network import Model, Weights
 from idiolect.core.tree import Tree
 from idiolect.training.augment import crop_flip
 from idiolect.training.batches import Batch, batches, rows
+from idiolect.training.chunks import in_chunks
 from idiolect.training.sgd import layout_copy, mean, sgd
 
 ModelPart = Literal["model", "body", "head"]
@@ -91,9 +92,8 @@ def features(task: Task, body: Weights, data: Data, *, augmented: Tensor | None 
         x_N = crop_flip(x_N, augmented)
     if not tree.mapped((body, x_N)):
         body = tree.map(layout_copy, body)
-    places = [slice(k, k + _CHUNK) for k in range(0, len(data.row_N), _CHUNK)]
     with torch.no_grad():
-        z_Nd = torch.cat([task.network.features(body, task.inputs(tree.rows(x_N, at))) for at in places])
+        z_Nd = in_chunks(lambda x_B: task.network.features(body, task.inputs(x_B)), x_N, _CHUNK)
     return z_Nd, y_N
 
 

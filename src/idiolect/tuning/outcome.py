@@ -22,8 +22,9 @@ from idiolect.runs.folder import MANIFEST_FILE, has_run
 from idiolect.studies import Result, Study
 from idiolect.studies.method_use import Use, title_of
 from idiolect.tuning import plan as plans
-from idiolect.tuning.halving import rungs_of
+from idiolect.tuning.halving import finalists, rungs_of
 from idiolect.tuning.plan import Plan
+from idiolect.tuning.sampler import batches
 from idiolect.tuning.space import Range, Space, said, spaces, with_values
 from idiolect.tuning.trials import Trial, best, read
 
@@ -155,7 +156,8 @@ class Tuning:
         """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""
         plan, every = self.plan, self.chosen()
         *cut, last = rungs_of(self.study, plan.halving)
-        steps = f"until round {cut[0]}, one in {plan.halving} until round {last}" if cut else f"until round {last}"
+        go_on = sum(finalists(batches(plan.trials, plan.sampler), plan.halving))
+        steps = f"until round {cut[0]}, and up to {go_on} of them until round {last}" if cut else f"until round {last}"
         count = f"{samples:,} " if (samples := self._validation_samples()) else ""
         notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
         notes += [

@@ -36,7 +36,7 @@ def tune(
     *,
     trials: int = 20,
     sampler: str | Sampler = "tpe",
-    halving: int = 4,
+    halving: int = 3,
     seed: int | None = None,
     refit: bool = False,
     engine: str | Engine = "auto",
@@ -49,8 +49,9 @@ def tune(
     """Choose settings and options for every method of a study, by the accuracy on validation samples.
 
     Every method has the same number of trials of the same rounds. The first half of them is spread over the ranges, the
-    rest is proposed by the sampler. After a fifth of the rounds one in ``halving`` trials goes on to the end. The
-    choice of a method is the best of the trials that reached the last round. Test samples are not measured in trials.
+    rest is proposed by the sampler. After a fifth of the rounds one in ``halving`` trials goes on to the end; two
+    thirds of these are of the first half. The choice of a method is the best of the trials that reached the last round.
+    Test samples are not measured in trials.
 
     Args:
         study: what is tuned. If it holds no validation samples out, trials hold out a fifth.

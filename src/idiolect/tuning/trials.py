@@ -22,7 +22,7 @@ from idiolect.studies.method_use import Use
 from idiolect.studies.runner import manifest_of
 from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Tracking
-from idiolect.tuning.halving import Value, order, promoted
+from idiolect.tuning.halving import Value, finalists, order, promoted
 from idiolect.tuning.progress import SearchWatcher
 from idiolect.tuning.sampler import End, Proposals
 from idiolect.tuning.space import with_values
@@ -89,16 +89,16 @@ class Trials:
         federation: its clients, without test samples.
         proposals: what they try.
         ends: the rounds of the rungs.
-        share: one in ``share`` trials goes on from a rung.
+        halving: one in so many trials goes on after the cut.
         on_rung: called when the trials of a rung are on disk.
     """
 
     def __init__(
         self, folder: Path, study: Study, federation: FederatedData, proposals: Proposals, ends: Sequence[int],
-        share: int, on_rung: Callable[[], object] = lambda: None,
+        halving: int, on_rung: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._folder, self._study, self._federation, self._proposals = folder, study, federation, proposals
-        self.ends, self._share, self._on_rung = ends, share, on_rung
+        self.ends, self._halving, self._on_rung = ends, halving, on_rung
         self._before = {(t.method, t.number): t for t in read(folder) if t.state != "running"}
         self.trials: list[Trial] = []
         self.where = "before the first trial"
@@ -166,6 +166,8 @@ class Trials:
             schedule = Schedule(store, engine, Tracking(()), ends_at, joins=False)
             alive = list(uses)
             for rung, until in enumerate(self.ends):
+                if not alive:  # all have diverged
+                    break
                 self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
                 watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
                 schedule.run([jobs[key] for key in alive], watcher, signals, until)
@@ -177,7 +179,7 @@ class Trials:
                         trials[key] = trials[key]._replace(state="diverged", said=f"in round {d.round}: {d.said}")
                     else:
                         trials[key].rungs[until] = values[uses[key].label]
-                alive = self._next(trials, alive, until)
+                alive = self._next(trials, alive, until, number)
                 self.trials = [*before, *trials.values()]
                 watcher.ranked(self.trials)
                 self._write()
@@ -187,13 +189,16 @@ class Trials:
         write(self._folder, self.trials)
         self._on_rung()
 
-    def _next(self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int) -> list[Any]:
-        """The trials that go on after a rung; the others are marked with how they ended."""
+    def _next(
+        self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int, number: int
+    ) -> list[Any]:
+        """The trials of a batch that go on after a rung; the others are marked with how they ended."""
         go_on = []
         for label in dict.fromkeys(method for method, _ in alive):
             mine = [key for key in alive if key[0] == label]
             values = [trials[key].value for key in mine if trials[key].state == "running"]
-            chosen = promoted(values, self._share, len(mine)) if until < self.ends[-1] else []
+            count = finalists(self._proposals.sizes[label], self._halving)[number]
+            chosen = promoted(values, count) if until < self.ends[-1] else []
             for value in values:
                 if value.trial in chosen:
                     go_on.append((label, value.trial))

@@ -11,7 +11,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.data import FederatedData
 from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.text.tokens import filled_up
 from idiolect.deploy import units
-from idiolect.deploy.schema import Inputs, Scale
+from idiolect.deploy.schema import Inputs, Kind, Scale, TokensPart
 
 _PARTS = ("train", "test", "validation")
 _Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -34,18 +35,20 @@ class Offer(BaseModel):
 
     Attributes:
         kind: of samples.
-        shape: of an image, (channels, height, width); () for a table.
+        shape: of an image, (channels, height, width); of a text, the most tokens that are used; () for a table.
         columns: of a table, as this site alone would make features of them.
         scales: for each column how large its numbers are, if they are enough.
         classes: the names of those that occur.
+        tokens: of texts, how they become ids.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: Literal["images", "table"]
+    kind: Kind
     shape: tuple[_Count, ...] = Field(default=(), max_length=3)
     columns: tuple[Encoding, ...] = Field(default=(), max_length=100_000)
     scales: tuple[Scale, ...] = Field(default=(), max_length=100_000)
     classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
+    tokens: TokensPart | None = None
 
 
 class Sums(NamedTuple):
@@ -116,6 +119,8 @@ class Agreement(BaseModel):
 
 def empty(agreement: Agreement) -> Tensor:
     """No samples, of the agreed form."""
+    if agreement.inputs.tokens is not None:
+        return filled_up([], agreement.inputs.tokens.tokens.encoder, agreement.inputs.shape[0])
     dtype = torch.uint8 if agreement.inputs.kind == "images" else torch.float32
     return torch.empty((0, *agreement.inputs.shape), dtype=dtype)
 
@@ -128,7 +133,8 @@ def data_of(
     inputs, classes, names = agreement.inputs, agreement.classes, agreement.names
     return FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
-        encodings=inputs.columns, validation=validation if any(map(len, validation)) else (),
+        encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
+        tokens=None if inputs.tokens is None else inputs.tokens.tokens,
     )  # fmt: skip
 
 
@@ -143,7 +149,11 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
     """
     (first, one), *_ = offers.items()
     for site, other in offers.items():
-        if other.kind != one.kind or (other.kind == "images" and other.shape != one.shape):
+        if (
+            other.kind != one.kind
+            or (other.kind == "images" and other.shape != one.shape)
+            or other.tokens != one.tokens
+        ):
             what = [f"{o.kind} {'x'.join(map(str, o.shape))}".strip() for o in (one, other)]
             raise InputError(
                 f"{first} has {what[0]} and {site} has {what[1]}: all sites need samples of one kind and size"
@@ -153,6 +163,8 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
     if one.kind == "table":
         check_amounts("the target of all sites together", classes, task)
+    if one.tokens is not None:
+        return Inputs(kind="texts", shape=one.shape, ids=one.tokens.tokens.size, tokens=one.tokens), classes
     if one.kind == "images":
         channels = (one.shape[0],)
         return Inputs(kind="images", shape=one.shape, mean=(0.0,) * channels[0], std=(1.0,) * channels[0]), classes
@@ -175,10 +187,10 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
         raise InputError(
             f"{site} has no column {min(absent)!r}, which the other sites agreed on: add it, or start a new run"
         )
-    images = agreement.inputs.kind == "images"
+    inputs = agreement.inputs
     whole = Offer(
-        kind="images" if images else "table", shape=agreement.inputs.shape if images else (), columns=there,
-        classes=agreement.classes,
+        kind=inputs.kind, shape=() if inputs.kind == "table" else inputs.shape, columns=there,
+        classes=agreement.classes, tokens=inputs.tokens,
     )  # fmt: skip
     _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
     _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)
@@ -306,7 +318,7 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
     )
     mean = total / np.maximum(count, 1)
     std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
-    plain = ~np.array([s for column in inputs.columns for s in column.scales] or (True,) * width)
+    plain = ~np.array([s for column in inputs.columns for s in column.scales] or (True,) * width, dtype=bool)
     std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
     mean[plain] = 0.0
     if normalise == "symmetric" and inputs.kind == "images":

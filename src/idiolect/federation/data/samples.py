@@ -13,18 +13,23 @@ from torch import Tensor
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError
+from idiolect.core.inputs import is_integer
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
 from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.text_files import Roles
+from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.data.validation import check_share, held_out
 from idiolect.deploy.samples import Reader, labels
-from idiolect.deploy.schema import Inputs, Scale
+from idiolect.deploy.schema import Inputs, Scale, TokensPart
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
+from idiolect.studies import Study
 
 # N samples of this site, F features or channels, C classes
 
@@ -39,7 +44,8 @@ class SiteSamples(NamedTuple):
     """A site's samples in an agreed form."""
 
     x_N: Tensor
-    """As stored: uint8 images (N, channels, height, width), or float32 (N, F) with NaN where a value is missing."""
+    """As stored: uint8 images (N, channels, height, width), float32 (N, F) with NaN where a value is missing, or ids
+    (N, L) of texts."""
     y_N: Tensor
     train_N: Tensor
     """Numbers of the training samples, in the order in which they are batched."""
@@ -66,21 +72,26 @@ class SiteFiles:
         self, where: str | Path, *, target: str | None = None, test: str | Path | None = None,
         drop: Sequence[str] = (), as_is: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.where, self._as_is = str(where), tuple(as_is)
-        places = (where, *([test] if test is not None else []))
-        read = streaming.whole(*places, target=target, drop=drop)
-        self._parts = [_without(part, drop, str(place)) for part, place in zip(read, places, strict=True)]
+        self.where, self._as_is, self._target, self._drop = str(where), tuple(as_is), target, drop
+        self._places = (where, *([test] if test is not None else []))
+        self._parts = self._read(None)
         self._labels = [find_target([str(c) for c in p.frame], target, self.where) for p in self._parts]
         self._read_images: list[Tensor] = []
+        self._read_texts: list[Part] = []
+
+    def _read(self, roles: Roles | None) -> list[Part]:
+        parts = streaming.whole(*self._places, target=self._target, drop=self._drop, roles=roles)
+        return [_without(part, self._drop, str(place)) for part, place in zip(parts, self._places, strict=True)]
 
     def __len__(self) -> int:
         return sum(len(part.frame) for part in self._parts)
 
-    def offer(self, task: TaskName | None = None) -> Offer:
+    def offer(self, task: TaskName | None = None, reading: Reading = Reading()) -> Offer:  # noqa: B008  immutable
         """What the site says of them before anything is agreed.
 
         Args:
             task: that of the study; "classification" says that many different numbers of the target are classes.
+            reading: which columns the study takes as texts, and how these become ids.
 
         Raises:
             InputError: a column cannot be a feature, a label is missing, or the target looks like an amount.
@@ -91,6 +102,12 @@ class SiteFiles:
             look(f"the target {label!r} of {self.where}", "class", y_N, there)
             names |= set(there)
         train, label = self._parts[0], self._labels[0]
+        reading.check()
+        if reading.columns is not None:
+            tokens = tokens_of(reading.tokens, reading.most, self._text_columns(reading))
+            self._texts(tokens, 0)  # which finds what is no text
+            how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
+            return Offer(kind="texts", shape=(tokens.most,), tokens=how, classes=tuple(sorted(names)))
         if train.pictures is None:
             check_amounts(f"the target {label!r} of {self.where}", sorted(names), task)
         if train.pictures is not None:
@@ -101,6 +118,21 @@ class SiteFiles:
         columns = tuple(_columns(rest))
         scales = tuple(self._scale(rest, column) for column in columns)
         return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
+
+    def _text_columns(self, reading: Reading) -> list[str]:
+        part, label = self._parts[0], self._labels[0]
+        names = reading.names([str(c) for c in part.frame], self.where)
+        if part.pictures is not None or label in names:
+            what = "has images" if part.pictures is not None else f"has the target in {label!r}"
+            raise InputError(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
+        return names
+
+    def _texts(self, tokens: Tokens, k: int) -> Tensor:
+        """The ids (N, L) of a part's texts."""
+        if not self._read_texts:
+            self._read_texts = self._read(Roles(self._target, drop=self._drop, features=lambda name: False))
+        texts = joined(self._read_texts[k].frame, tokens.columns, self.where)
+        return filled_up(tokens.encoder.encode(texts), tokens.encoder, tokens.most)
 
     def _scale(self, frame: pd.DataFrame, column: Encoding) -> Scale:
         if column.kind != "number" or column.name in self._as_is:
@@ -145,6 +177,10 @@ class SiteFiles:
             if tuple(x_N.shape[1:]) != inputs.shape:
                 raise InputError(f"{self.where} has images of shape {tuple(x_N.shape[1:])}, not {inputs.shape}")
             return x_N
+        if inputs.tokens is not None:
+            if absent := [name for name in inputs.tokens.columns if name not in part.frame]:
+                raise InputError(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
+            return self._texts(inputs.tokens.tokens, k)
         frame = part.frame.drop(columns=label)
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
@@ -156,6 +192,11 @@ class SiteFiles:
         if not self._read_images:
             self._read_images = [images.read(p.pictures or [], None, self.where) for p in self._parts]
         return self._read_images
+
+
+def reading_of(study: Study) -> Reading:
+    """Which columns a study takes as texts, and how these become ids."""
+    return Reading(study.text, study.tokens, study.max_tokens)
 
 
 def _without(part: Part, drop: Sequence[str], where: str) -> Part:
@@ -178,7 +219,7 @@ def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
 
 def sums(samples: SiteSamples, classes: int) -> Sums:
     """Counts of classes, and sums over the training samples."""
-    x_N = samples.x_N[samples.train_N]
+    x_N = samples.x_N[samples.train_N] if not is_integer(samples.x_N) else torch.zeros(1, 0)  # ids have no mean
     x = x_N.double() / (255 if x_N.dtype == torch.uint8 else 1)
     axes = [a for a in range(x.ndim) if a != 1]
     train_C, test_C, validation_C = (

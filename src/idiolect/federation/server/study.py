@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import PrivateAttr
 
 from idiolect.core.errors import InputError
+from idiolect.core.import_path import no_imports
 from idiolect.data import FederatedData
 from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
@@ -16,10 +17,11 @@ from idiolect.models.pretrained import is_pretrained
 from idiolect.simulation import Job
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
+from idiolect.studies.study_file import settings_of_file
 
 _ONLY_HERE = (
-    "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "partition", "clients", "sizes", "keep",
-    "shifts", "new_clients", "new_shifts", "attacks",
+    "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "columns", "partition", "clients",
+    "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
@@ -64,14 +66,30 @@ class SiteStudy(Study):
         return Elsewhere(job.build.real, self._inputs)
 
 
+def look(path: Path, federation: str) -> Study:
+    """A study in a file, whose samples are at the sites of a federation; code that it names is not imported.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    settings = settings_of_file(path)
+    here = {} if {"data", "dataset", "data_dir"} & set(settings) else {"data": f"given: the sites of {federation}"}
+    with no_imports():
+        try:
+            return Study(**settings | here)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
 def study_for(path: Path, federation: str) -> SiteStudy:
     """The study in a file, for the sites of a federation.
 
     Raises:
         InputError: it cannot be read, or has settings that only a simulation can follow.
     """
-    study = Study.look(path)
-    if extras := [name for name in _ONLY_HERE if name in study.model_fields_set and getattr(study, name)]:
+    study = look(path, federation)
+    given = settings_of_file(path)
+    if extras := [name for name in _ONLY_HERE if name in given and getattr(study, name)]:
         raise InputError(
             f"{path}: {extras[0]} is for a simulation, and here each site has its own data: leave {extras[0]} out"
         )

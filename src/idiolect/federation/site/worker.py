@@ -25,7 +25,7 @@ from idiolect.deploy.bundle import Personal
 from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement, plain
-from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, sums
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, reading_of, sums
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal, by_path, pack, question_bytes, trees_of, unpack
 from idiolect.federation.rounds import checks
@@ -135,7 +135,7 @@ class Worker:
         self._offers[about["digest"], about["run"]] = study
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
-        return {"offer": plain(self._samples.offer(study.task))}, {}
+        return {"offer": plain(self._samples.offer(study.task, reading_of(study)))}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:
