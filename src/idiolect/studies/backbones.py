@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import Input
-from idiolect.data import FederatedData
+from idiolect.data import FederatedData, Normalise
 from idiolect.data.text.encoders import Encoder
 from idiolect.models import pretrained
 
@@ -34,6 +34,11 @@ def on_backbone(study: Study, federation: FederatedData) -> FederatedData:
 
     backbone.check(federation.x_R)
     return with_features(federation, backbone, study.normalise)
+
+
+def normalise_of(study: Study) -> Normalise:
+    """How samples are normalised before the network: not at all where a backbone does it."""
+    return "none" if pretrained.is_pretrained(study.model) else study.normalise
 
 
 def encoder_of(study: Study) -> str | Encoder | None:
