@@ -17,6 +17,7 @@ from idiolect.federation.data.samples import SiteFiles, SiteSamples, reading_of,
 from idiolect.federation.server.study import SiteStudy
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
+from idiolect.studies.backbones import normalise_of
 from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Watcher
 
@@ -36,7 +37,7 @@ def rehearsed(
     share = study.protocol.validation
     ready = [own.encode(inputs, classes, study.data_seed, k, look=False, validation=share) for k, own in every]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
-    data = pooled(ready, agree(inputs, classes, summed, study.normalise), study.name)
+    data = pooled(ready, agree(inputs, classes, summed, normalise_of(study)), study.name)
     whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)
     return run(whole, out, engine=engine, watcher=watcher)
 

@@ -133,6 +133,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)
     monkeypatch.setattr(idl.Study, "federation", built)
+    monkeypatch.setattr(idl.Study, "samples", built)
     monkeypatch.setattr(idl.Study, "read", built)  # only idiolect bundle
     monkeypatch.setattr(Bundle, "read", built)
     monkeypatch.setattr(reproduce, "reproduce", built)

@@ -85,7 +85,7 @@ def test_the_samples_are_what_the_backbone_makes_of_them(place: Place) -> None:
     np.testing.assert_allclose(new.std, z.std(0), rtol=1e-5)
     assert new.file is not None  # so that worker processes share them
     assert new.raw is not None
-    assert (new.raw.shape, new.raw.dtype, new.raw.backbone) == (fed.shape, "uint8", "linear")
+    assert (new.raw.form, new.raw.backbone) == (fed.inputs, "linear")
 
 
 @pytest.mark.parametrize("again", [{}, {"seed": 1}, {"shifts": [Spec.parse("invert:clients=0")]}])

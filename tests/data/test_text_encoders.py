@@ -109,7 +109,7 @@ def test_a_copy_in_another_process_gives_the_same_ids_and_has_no_words(name, aga
     assert b"diagnosis" not in pickle.dumps(encoder)
 
 
-@pytest.mark.parametrize("name", ["word", "", "hf:bert"])
+@pytest.mark.parametrize("name", ["word", "", "bert"])
 def test_unknown_tokens_are_refused(name):
     with pytest.raises(InputError, match=r"is not known: give one of words, characters, bytes"):
         tokens_of(name, None)

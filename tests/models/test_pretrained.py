@@ -375,3 +375,48 @@ def test_images_are_resized_as_pillow_does(mode: Any, size: tuple[int, int]) -> 
     want = [np.asarray(Image.fromarray(i.transpose(1, 2, 0)).resize(size[::-1], how)).transpose(2, 0, 1) for i in x]
     least = {"bilinear": 1.6, "bicubic": 3.1}[mode] / 255  # Pillow rounds and cuts off after each direction
     np.testing.assert_allclose(pixels(torch.from_numpy(x) / 255).numpy(), np.array(want) / 255, atol=least)
+
+
+def test_an_adapter_adds_its_product_to_what_a_layer_makes(tmp_path: Path) -> None:
+    """W x + (alpha / r) B A x by hand in the weights of the library's own network; before training B is 0."""
+    folder, x = write_vit(tmp_path / "vit"), images(16, 16)
+    network = models.build(f"hf:{folder},adapt=lora(r=2,targets=q_proj+fc1,alpha=6)", (3, 16, 16), 4)
+    model = network.init(keys.key(1))
+    z = network.features(model.body, torch.from_numpy(x) / 255)
+    np.testing.assert_allclose(z.numpy(), features(f"hf:{folder}", x), atol=1e-5)
+    rng = np.random.default_rng(0)
+    body = {n: torch.from_numpy(rng.normal(size=w.shape) / 4).float() for n, w in model.body.items()}
+    names = sorted({name.rpartition(".lora_")[0] for name in body})
+    assert len(names) == 4
+    plain = hf.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    layers = dict(plain.named_modules())
+    with torch.no_grad():
+        for name in names:
+            a, b = (body[f"{name}.lora_{which}.default.weight"] for which in "AB")
+            layers[name.removeprefix("backbone.module.")].weight += 6 / 2 * b @ a
+    plain.save_pretrained(tmp_path / "merged")
+    shutil.copy(folder / "preprocessor_config.json", tmp_path / "merged")
+    z = network.features(body, torch.from_numpy(x) / 255)
+    np.testing.assert_allclose(z.numpy(), features(f"hf:{tmp_path / 'merged'}", x), atol=1e-4)
+
+
+def test_weights_that_no_feature_depends_on_do_not_train(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_bert(folder)
+    hf.BertModel(hf.BertConfig.from_pretrained(folder)).save_pretrained(folder)  # with a pooler, which nobody asks
+    from idiolect.core.inputs import Input
+
+    network = models.build(f"hf:{folder},adapt=full", Input((6,), True, 25), 4)
+    names = set(network.init(keys.key(0)).body)
+    own = {f"backbone.module.{name}" for name, _ in hf.BertModel.from_pretrained(folder).named_parameters()}
+    assert own - names == {f"backbone.module.pooler.dense.{which}" for which in ("weight", "bias")}
+    assert network.frozen_bytes == 4 * (16 * 16 + 16)
+
+
+def test_two_networks_of_a_process_hold_frozen_weights_once(tmp_path: Path) -> None:
+    model = f"hf:{write_vit(tmp_path / 'vit')},adapt=lora"
+    one, other = (models.build(model, (3, 16, 16), classes) for classes in (3, 4))
+    pointers = [{t.data_ptr() for t in n._frozen.tensors.values()} for n in (one, other)]  # type: ignore[union-attr]
+    assert pointers[0] == pointers[1]
+    held = pretrained.readers.read(pretrained.settings_of(pretrained.spec_of(model))).backbone
+    assert {p.data_ptr() for p in held.parameters()} <= pointers[0]

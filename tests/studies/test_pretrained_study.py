@@ -154,3 +154,128 @@ def test_describe_shows_samples_and_computes_no_features(tmp_path: Path, caplog:
     assert one.describe() is not None
     assert one.samples().x_R.dtype == torch.uint8
     assert "computing" not in caplog.text
+
+
+def reviews(rows: int = 48) -> pd.DataFrame:
+    rng = np.random.default_rng(2)
+    words = {"good": ["good", "very", "film", "the", "was"], "bad": ["bad", "not", "dog", "the", "was"]}
+    label = np.array(["good", "bad"])[np.arange(rows) % 2]
+    text = [" ".join(rng.choice(words[name], rng.integers(1, 30))) for name in label]
+    return pd.DataFrame({"text": text, "label": label, "who": np.array(["a", "b", "c"])[np.arange(rows) * 3 // rows]})
+
+
+def of_texts(folder: Path, texts: Any) -> Any:
+    """Mean-pooled features by the library alone: its tokenizer, which cuts, and its network, one text at a time."""
+    tokenizer, network = hf.AutoTokenizer.from_pretrained(folder), hf.BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return np.array(
+            [
+                network(**tokenizer(t, truncation=True, max_length=24, return_tensors="pt"))
+                .last_hidden_state[0]
+                .mean(0)
+                for t in texts
+            ]
+        )
+
+
+def test_texts_of_a_file_are_divided_by_the_backbones_own_tokenizer(tmp_path: Path, caplog: Any) -> None:
+    folder, frame = write_bert(tmp_path / "bert"), reviews()
+    frame.to_csv("reviews.csv", index=False)
+    one = idl.Study(data="reviews.csv", text="text", client_column="who", model=f"hf:{folder}", rounds=1)
+    federation = one.federation()
+    assert "have more than 24 tokens and are cut (the longest has 30)\n" in caplog.text
+    own = [sorted(frame["text"][frame["who"] == who]) for who in ("a", "b", "c")]
+    for k, texts in enumerate(own):
+        rows = torch.cat([federation.train[k], federation.test[k]])
+        ours, theirs = federation.x_R[rows].numpy(), of_texts(folder, texts)
+        order = [np.lexsort(a.round(3).T) for a in (ours, theirs)]
+        np.testing.assert_allclose(ours[order[0]], theirs[order[1]], atol=2e-3)
+    assert one.samples().tokens.encoder.decode(one.samples().x_R[0]) in set(frame["text"]) | {
+        " ".join(text.split()[:22]) for text in frame["text"]
+    }
+
+
+def test_texts_given_in_python_name_the_tokenizer(tmp_path: Path) -> None:
+    folder, frame = write_bert(tmp_path / "bert"), reviews()
+    source = data.from_arrays(list(frame["text"]), frame["label"], clients=frame["who"], tokens=f"hf:{folder}")
+    result = idl.run(idl.Study(data=source, model=f"hf:{folder},body=mlp:4", rounds=1), out="r", engine="sequential")
+    assert len(result.accuracy()) == 2
+    other = data.from_arrays(list(frame["text"]), frame["label"], clients=frame["who"])
+    with pytest.raises(InputError, match=r"these samples are ids of words, and hf:.* divides texts itself: read them"):
+        idl.Study(data=other, model=f"hf:{folder}").federation()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"tokens": "words"}, "has a tokenizer of its own: leave tokens out"),
+        ({"max_tokens": 25}, "max_tokens=25 is more than hf:.* takes: give at most 24"),
+        ({"text": None}, "takes texts, and these samples are numbers"),
+        ({"model": "hf:{vit}"}, "the tokenizer of model hf:.*vit cannot be read from the folder"),
+        ({"model": "timm:resnet18"}, "takes images, and a text needs a tokenizer: name a backbone for texts"),
+    ],
+)
+def test_texts_that_a_backbone_cannot_take(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    folder, vit = write_bert(tmp_path / "bert"), write_vit(tmp_path / "vit")
+    reviews().assign(age=1.5).to_csv("reviews.csv", index=False)
+    settings = {"data": "reviews.csv", "text": "text", "client_column": "who", "model": f"hf:{folder}"} | more
+    settings["model"] = settings["model"].format(vit=vit)
+    with pytest.raises(InputError, match=said):
+        idl.Study(**settings).federation()
+
+
+def numbers(result: idl.Result) -> pd.DataFrame:
+    table = records(result)
+    return table[table["metric"].isin(["accuracy", "loss", "train_loss"])].reset_index(drop=True)
+
+
+TRAINED = ["lora(r=2,dropout=0.2)", "lora(r=3,targets=fc1)", "full"]
+
+
+@pytest.mark.parametrize("adapt", TRAINED)
+def test_a_backbone_that_trains_gives_the_same_numbers_on_every_engine(tmp_path: Path, adapt: str) -> None:
+    one = study(f"hf:{write_vit(tmp_path / 'vit')},adapt={adapt}", methods="fedavg,fedper,pfedfda", lr=0.05)
+    want = idl.run(one, out="s", engine="sequential")
+    assert len(set(numbers(want)["value"])) > 9
+    pd.testing.assert_frame_equal(records(want), records(idl.run(one, out="p", engine="processes", workers=2)))
+    mapped = idl.run(one, out="v", engine="vectorised:device=cpu")
+    pd.testing.assert_frame_equal(numbers(want), numbers(mapped), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapt", ["lora(r=2,dropout=0.2)", "full"])
+def test_a_backbone_for_texts_trains_and_is_not_mapped(tmp_path: Path, adapt: str) -> None:
+    folder, frame = write_bert(tmp_path / "bert", hidden_dropout_prob=0.3), reviews()
+    source = data.from_frame(frame, text="text", client_column="who", tokens=f"hf:{folder}")
+    one = idl.Study(data=source, model=f"hf:{folder},adapt={adapt}", methods="fedavg,fedrep", rounds=1, local_epochs=1)
+    want = idl.run(one, out="s", engine="sequential")
+    pd.testing.assert_frame_equal(records(want), records(idl.run(one, out="p", engine="processes", workers=2)))
+    with pytest.raises(idl.IdiolectError, match="a pretrained backbone for texts cannot be computed for several"):
+        idl.run(one, out="v", engine="vectorised:device=cpu")
+
+
+def test_adapters_alone_travel(tmp_path: Path) -> None:
+    """What is sent each way is the adapters' numbers, by hand: two layers, two adapted parts of 16 x 2 + 2 x 16."""
+    one = study(f"hf:{write_vit(tmp_path / 'vit')},adapt=lora(r=2)", methods="fedavg", rounds=1)
+    result = idl.run(one, out="r", engine="sequential")
+    table = pd.read_parquet(result.folder / "records.parquet")
+    up = table[table["metric"] == "bytes_up"]["value"]
+    assert set(up) == {4 * (2 * 2 * (16 * 2 + 2 * 16) + 16 * 3 + 3) + 4}
+    assert json.loads((result.folder / "manifest.json").read_text())["frozen"]
+
+
+BAD_ADAPTERS = [
+    ("lora(targets=nothing)", r"it has no layer nothing to adapt: name some of .*q_proj"),
+    ("lora(targets=q_proj+key)", r"it has no layer key to adapt"),
+    ("lora(r=0)", r"adapt=lora: r=0 is not valid"),
+    ("lora(dropout=1)", r"adapt=lora: dropout=1 is not valid"),
+    ("lora(rank=4)", r"adapt=lora has no option 'rank'"),
+    ("full(r=2)", r"adapt=full\(r=2\) is not valid"),
+    ("lorra", r"adapt=lorra is not valid; did you mean"),
+]
+
+
+@pytest.mark.parametrize(("adapt", "said"), BAD_ADAPTERS, ids=[adapt for adapt, _ in BAD_ADAPTERS])
+def test_adapters_that_cannot_be_are_said_in_one_sentence(tmp_path: Path, adapt: str, said: str) -> None:
+    model = f"hf:{write_vit(tmp_path / 'vit')},adapt={adapt}"
+    with pytest.raises(InputError, match=said):
+        study(model).federation() and study(model).jobs(study(model).federation())

@@ -81,7 +81,9 @@ def frozen(parts: Mapping[str, nn.Module]) -> Frozen | None:
     held = _HELD.get(digest) or _shared(own, digest)
     _HELD[digest] = held
     for module, name, key in slots:
-        module._parameters[name] = nn.Parameter(held.tensors[key], requires_grad=False)
+        parameter = module._parameters[name]
+        assert parameter is not None
+        parameter.data = held.tensors[key]  # the same object: whoever else has it does not keep a second copy
     return held
 
 

@@ -82,7 +82,7 @@ def with_features(
     source = Source(data.name, z_Rd, data.y_R, data.classes, data.class_names, None, None, len(z_Rd))
     mean, std = moments(source, torch.cat([*data.train[: data.trained]]).numpy(), normalise)
     samples = hashlib.sha256(b"".join(keys_R)).hexdigest()
-    raw = RawSamples(data.shape, str(data.x_R.dtype).removeprefix("torch."), samples, backbone.name, backbone.digest)
+    raw = RawSamples(data.inputs, samples, backbone.name, backbone.digest)
     return replace(data, x_R=z_Rd, file=file, mean=mean, std=std, encodings=(), sizes=0, raw=raw)
 
 

@@ -42,15 +42,13 @@ class RawSamples(NamedTuple):
     """The samples that a frozen backbone has made features of.
 
     Attributes:
-        shape: of one.
-        dtype: their type, by name.
+        form: of one.
         digest: SHA-256 of all of them.
         backbone: its name.
         weights: the digest of the backbone with its preprocessing.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
+    form: Inputs
     digest: str
     backbone: str
     weights: str

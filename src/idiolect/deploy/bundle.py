@@ -95,6 +95,8 @@ class Bundle:
     def _check_sizes(self, size: int) -> None:
         """Check that what is built for these ``size`` bytes of numbers is not much larger than they are."""
         about = self.about
+        if about.network.frozen:
+            assert self.task  # frozen weights are not in the bundle, but on this machine, whatever they take
         with limited(self.folder, size, about.method.options, FIX), blame(f"method {about.method.name}, on a sample"):
             x_R, down, fresh = self._blank, self._down, self.fresh
             if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
@@ -146,7 +148,13 @@ class Bundle:
     def task(self) -> Task:
         """What the method is told about the problem."""
         about = self.about
-        network = models.build(about.network.model, about.inputs.form, len(about.classes))
+        of = about.network.features
+        network = models.build(
+            about.network.model,
+            about.inputs.form,
+            len(about.classes),
+            features=None if of is None else (of.mean, of.std),
+        )
         if (about.network.frozen or "") != network.frozen_digest:
             raise InputError(
                 f"{self.folder} was made with other frozen weights of {about.network.model} than those that are here: "

@@ -20,11 +20,13 @@ from idiolect.core.inputs import Input
 from idiolect.core.method import Down, Method
 from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
+from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
 from idiolect.deploy.schema import (
     About,
     ClientPart,
     Evaluation,
+    FeaturesPart,
     Inputs,
     KeyPart,
     Kind,
@@ -99,11 +101,6 @@ def make(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
             f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
         )
-    if federation.raw is not None:
-        raise InputError(
-            f"{run} learned on features of {federation.raw.backbone}, and no bundle can hold that yet: use the run "
-            "where it is"
-        )
     records = reader.read(run)
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)
@@ -152,11 +149,13 @@ def about_of(
         client: whose random draws are its; None is the first one that did not train.
     """
     network = models.choose(str(study["model"]), federation.inputs)
-    frozen = models.build(network, federation.inputs, federation.classes).frozen_digest
+    form = federation.inputs if federation.raw is None else federation.raw.form
+    frozen = models.build(network, form, federation.classes).frozen_digest
+    moments = federation.raw and FeaturesPart.model_validate({"mean": federation.mean, "std": federation.std})
     return About(
         kind=kind,
         method=MethodPart.model_validate(dict(method) | {"code": methods.code(method["name"])}),
-        network=NetworkPart(model=network, code=code.digest_of(network), frozen=frozen or None),
+        network=NetworkPart(model=network, code=code.digest_of(network), frozen=frozen or None, features=moments),
         classes=federation.class_names,
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),
@@ -186,6 +185,8 @@ def inputs_of(federation: FederatedData) -> Inputs:
     kind: Kind = "table" if federation.encodings else "numbers"
     if federation.has_images:
         kind = "images"
+    if federation.raw is not None:
+        return _raw_inputs(federation, federation.raw)
     columns, scales = federation.encodings, list[Scale]()
     if columns:
         x_RF = federation.x_R[torch.cat([*federation.train[: federation.trained]])]
@@ -203,6 +204,17 @@ def inputs_of(federation: FederatedData) -> Inputs:
     if federation.channels:
         return Inputs(kind="windows", channels=federation.channels, **_tensor(form, federation.preprocessing))
     return Inputs(kind=kind, columns=columns, scales=tuple(scales), **_tensor(form, federation.preprocessing))
+
+
+def _raw_inputs(federation: FederatedData, raw: RawSamples) -> Inputs:
+    """What a frozen backbone takes, which normalises images itself."""
+    form = raw.form
+    assert isinstance(form, Input)
+    if (tokens := federation.tokens) is not None:
+        how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
+        return Inputs(kind="texts", tokens=how, shape=form.shape, ids=form.size)
+    channels = form.shape[0]
+    return Inputs(kind="images", shape=form.shape, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
 def _tensor(form: Input, preprocessing: Preprocessing) -> dict[str, Any]:

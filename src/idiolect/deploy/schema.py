@@ -39,6 +39,13 @@ class MethodPart(_Part):
     code: str = ""
 
 
+class FeaturesPart(_Part):
+    """Mean and standard deviation of a frozen backbone's features, by which what follows it takes them."""
+
+    mean: tuple[_Finite, ...]
+    std: tuple[_Size, ...]
+
+
 class NetworkPart(_Part):
     """The network. ``code`` is the SHA-256 of the file that defines a network of one's own, else None.
 
@@ -48,6 +55,7 @@ class NetworkPart(_Part):
     model: _Name
     code: _Digest | None = None
     frozen: _Digest | None = None
+    features: FeaturesPart | None = None
 
 
 class TrainingPart(_Part):

@@ -21,6 +21,7 @@ from idiolect.federation.trust.policy import Policy
 from idiolect.simulation.client_runner import ClientRunner
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
+from idiolect.studies.backbones import normalise_of
 
 
 def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None) -> Iterator[str]:
@@ -57,7 +58,7 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     except Refusal as error:
         raise InputError(f"the policy does not allow {study}: {error}") from None
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
-    agreement = agree(inputs, classes, {kit.site: own}, whole.normalise).among([*others, kit.site])
+    agreement = agree(inputs, classes, {kit.site: own}, normalise_of(whole)).among([*others, kit.site])
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:

@@ -5,7 +5,7 @@ Adding a network here is adding a function (shape, classes, *, options) -> (body
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from idiolect.core import option_spec
@@ -51,8 +51,9 @@ def choose(model: Spec | str, form: Form) -> str:
 
 
 def build(
-    model: Spec | str, form: Form, classes: int, precision: Precision = "float32", samples: Tree | None = None
-) -> Network:
+    model: Spec | str, form: Form, classes: int, precision: Precision = "float32", samples: Tree | None = None,
+    features: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Network:  # fmt: skip
     """A network by name and options; ``auto`` takes the papers' network for the shape.
 
     Every model has the option ``buffers``, which ``idiolect.core.network.Network`` explains. The option ``vocabulary``
@@ -65,6 +66,9 @@ def build(
         precision: of the products: see ``Network``.
         samples: some, as the network takes them, on which a network of one's own is tried; None takes synthetic ones.
 
+        features: mean and standard deviation of a frozen backbone's features, by which what follows it takes them;
+            None for as they are.
+
     Raises:
         InputError: unknown name or option, or a network that does not take samples of this shape.
     """
@@ -74,7 +78,7 @@ def build(
     policy = option_spec.check(_for_all, {k: v for k, v in spec.options.items() if k == "buffers"}, what).get("buffers")
     options = {k: v for k, v in spec.options.items() if k != "buffers"}
     if pretrained.is_pretrained(spec):
-        return pretrained.network(spec, policy, inputs, classes, precision)
+        return pretrained.network(spec, policy, inputs, classes, precision, features)
     if name not in NETWORKS:
         return own.network(name, options, policy, inputs, classes, precision, samples)
     make, shape = NETWORKS[name], _shape(name, inputs)

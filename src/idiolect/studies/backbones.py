@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from idiolect.core.errors import InputError
-from idiolect.data import FederatedData
+from idiolect.core.inputs import Input
+from idiolect.data import FederatedData, Normalise
+from idiolect.data.text.encoders import Encoder
 from idiolect.models import pretrained
-from idiolect.training import Preprocessing
 
 if TYPE_CHECKING:
     from idiolect.studies.config import Study
@@ -21,21 +23,47 @@ def on_backbone(study: Study, federation: FederatedData) -> FederatedData:
     """
     if not pretrained.is_pretrained(study.model):
         return federation
+    _check_tokens(study, federation)
     for use in study.methods:
         check_augment(study.of(use), federation)
     backbone = pretrained.frozen_backbone(study.model, study.precision)
-    if backbone is None:
-        return federation
+    if backbone is None:  # it normalises images itself, within the network
+        one = (0.0,) * len(federation.mean), (1.0,) * len(federation.std)
+        return replace(federation, mean=one[0], std=one[1])
     from idiolect.data.features import with_features  # only studies with a backbone need it
 
     backbone.check(federation.x_R)
     return with_features(federation, backbone, study.normalise)
 
 
-def preprocessing_of(study: Study, federation: FederatedData) -> Preprocessing:
-    """What turns samples into what the network takes: a backbone normalises images itself."""
-    own = pretrained.is_pretrained(study.model) and federation.raw is None
-    return Preprocessing() if own else federation.preprocessing
+def normalise_of(study: Study) -> Normalise:
+    """How samples are normalised before the network: not at all where a backbone does it."""
+    return "none" if pretrained.is_pretrained(study.model) else study.normalise
+
+
+def encoder_of(study: Study) -> str | Encoder | None:
+    """What divides a study's texts: the tokenizer of its backbone, or what the study says.
+
+    Raises:
+        InputError: it says something although the backbone has a tokenizer, or that cannot be read.
+    """
+    if study.text is None or not pretrained.is_pretrained(study.model):
+        return study.tokens
+    if study.tokens is not None:
+        raise InputError(f"tokens={study.tokens}: {study.model} has a tokenizer of its own: leave tokens out")
+    return pretrained.tokenizer_of(study.model)
+
+
+def _check_tokens(study: Study, federation: FederatedData) -> None:
+    """Raise InputError unless texts were divided by the backbone's own tokenizer."""
+    if not isinstance(federation.inputs, Input) or not federation.inputs.integer:
+        return
+    own = pretrained.tokenizer_of(study.model)
+    if federation.tokens is None or federation.tokens.encoder != own:
+        by = "ids of your own" if federation.tokens is None else f"ids of {federation.tokens.encoder.name}"
+        raise InputError(
+            f"these samples are {by}, and {own.name} divides texts itself: read them with tokens={own.name!r}"
+        )
 
 
 def check_augment(study: Study, federation: FederatedData) -> None:

@@ -28,7 +28,7 @@ from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
-from idiolect.studies.backbones import check_augment, on_backbone, preprocessing_of
+from idiolect.studies.backbones import check_augment, on_backbone
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.display import Display
@@ -350,7 +350,7 @@ class Study(Display, LocalTraining):
             InputError: the network or the augmentation does not fit the samples.
         """
         check_augment(self, federation)
-        inputs = preprocessing_of(self, federation)
+        inputs = federation.preprocessing
         some = inputs(federation.some(_TRIED)) if federation.samples else None
         network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
         return Task(network, federation.classes, federation.trained, training_of(self), inputs)

@@ -10,6 +10,7 @@ from idiolect import data
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.data import Source
+from idiolect.studies.backbones import encoder_of
 
 if TYPE_CHECKING:
     from idiolect.studies.config import Study
@@ -29,9 +30,10 @@ def source_of(study: Study) -> Source:
     if study.data is not None:
         if study.data.startswith(OBJECT):
             raise InputError(f"data {study.data}: they were given in a Python program: run the study from there")
+        tokens = encoder_of(study)
         return data.open_data(
             study.data, target=study.target, client_column=study.client_column, drop=study.drop, resize=study.resize,
-            task=study.task, text=study.text, tokens=study.tokens, max_tokens=study.max_tokens,
+            task=study.task, text=study.text, tokens=tokens, max_tokens=study.max_tokens,
             columns=study.columns,
         )  # fmt: skip
     folder = None if study.data_dir is None else Path(os.path.expanduser(study.data_dir))

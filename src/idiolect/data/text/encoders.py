@@ -167,11 +167,15 @@ ENCODERS = {kind.name: kind for kind in (Words, Characters, Bytes)}
 
 
 def encoder_of(name: str) -> Encoder:
-    """The encoder of this name.
+    """The encoder of this name; ``hf:NAME_OR_FOLDER`` is the tokenizer of a pretrained backbone.
 
     Raises:
         InputError: there is none.
     """
+    if name.startswith("hf:"):
+        from idiolect.models.pretrained import tokenizer_of  # texts of most studies need no such library
+
+        return tokenizer_of(name)
     if name not in ENCODERS:
         raise InputError(f"tokens={name!r} is not known: give one of {listed(ENCODERS)}")
     return ENCODERS[name]()

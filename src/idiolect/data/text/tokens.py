@@ -85,8 +85,8 @@ def ids_of(texts: Sequence[str], tokens: Tokens, where: str) -> Tensor:
     if cut := int((count_R > tokens.most).sum()):
         log.warning(
             "%s: %d of %d texts have more than %d %s and are cut (the longest has %d)%s",
-            where, cut, len(rows), tokens.most, encoder.name, count_R.max(),
-            "" if encoder.longest else f": give {option('max_tokens', int(count_R.max()))} to use all",
+            where, cut, len(rows), tokens.most, "tokens" if ":" in encoder.name else encoder.name, count_R.max(),
+            "" if tokens.most == encoder.longest else _advice(int(count_R.max()), encoder.longest),
         )  # fmt: skip
     return filled_up(rows, encoder, min(tokens.most, int(count_R.max())))
 
@@ -98,6 +98,13 @@ def filled_up(rows: Sequence[Ids], encoder: Encoder, width: int) -> Tensor:
         kept_L = id_L if len(id_L) <= width else encoder.cut(id_L, width)
         id_RL[r, : len(kept_L)] = kept_L
     return torch.from_numpy(id_RL)
+
+
+def _advice(most: int, takes: int | None) -> str:
+    """How to use all tokens of the longest text, or as many as the network behind the encoder takes."""
+    if takes is None or most <= takes:
+        return f": give {option('max_tokens', most)} to use all"
+    return f": give {option('max_tokens', takes)} to use as many as the network takes"
 
 
 def lengths(id_RL: Tensor) -> Tensor:

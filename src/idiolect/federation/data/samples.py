@@ -31,6 +31,7 @@ from idiolect.deploy.schema import Inputs, Scale, TokensPart
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
 from idiolect.studies import Study
+from idiolect.studies.backbones import encoder_of
 
 # N samples of this site, F features or channels, C classes
 
@@ -203,7 +204,7 @@ class SiteFiles:
 
 def reading_of(study: Study) -> Reading:
     """Which columns a study takes as texts, and how these become ids."""
-    return Reading(study.text, study.tokens, study.max_tokens)
+    return Reading(study.text, encoder_of(study), study.max_tokens)
 
 
 def _without(part: Part, drop: Sequence[str], where: str) -> Part:

@@ -23,6 +23,7 @@ from idiolect.federation.server.run import Joining, SiteRun, about, offer_of
 from idiolect.federation.server.study import SiteStudy
 from idiolect.runs.store import renew
 from idiolect.studies import Result, run
+from idiolect.studies.backbones import normalise_of
 from idiolect.studies.progress import Watcher
 from idiolect.studies.schedule import is_finished
 
@@ -159,7 +160,7 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     site_sums: dict[int, Sums] = ask(
         "inputs", offers, lambda i, m: checks.sums_of(m, len(classes), len(inputs.mean)), features
     )
-    agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, study.normalise)
+    agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, normalise_of(study))
     texts = texts_of(inputs, list(site_sums.values()))
     network = study.task_of(agreement.federation(study.name)).network
     agreement = agreement.model_copy(update={"frozen": network.frozen_digest})

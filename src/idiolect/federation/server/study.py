@@ -13,7 +13,7 @@ from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.server.engine import Remote
 from idiolect.federation.server.run import SiteRun
-from idiolect.models.pretrained import is_pretrained
+from idiolect.models.pretrained import is_pretrained, settings_of, spec_of
 from idiolect.simulation import Job
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use
@@ -95,8 +95,11 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         )
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
-    if is_pretrained(study.model):
-        raise InputError(f"{path}: model {study.model} is for a simulation as yet: take a built-in one")
+    if is_pretrained(study.model) and settings_of(spec_of(study.model)).adapt == "frozen":
+        raise InputError(
+            f"{path}: {study.model} with adapt=frozen is for a simulation as yet, because sites keep no features: "
+            "write adapt=lora"
+        )
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"

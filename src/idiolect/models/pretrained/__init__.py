@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from idiolect.core.inputs import Input, Inputs
@@ -10,11 +11,24 @@ from idiolect.core.option_spec import Spec
 from idiolect.models.pretrained.features import FrozenBackbone, frozen_backbone
 from idiolect.models.pretrained.networks import check_inputs, on_features, on_samples
 from idiolect.models.pretrained.settings import is_pretrained, settings_of, spec_of, text_of
+from idiolect.models.pretrained.tokenizers import tokenizer_of
 
-__all__ = ["FrozenBackbone", "frozen_backbone", "is_pretrained", "network", "settings_of", "spec_of", "text_of"]
+__all__ = [
+    "FrozenBackbone",
+    "frozen_backbone",
+    "is_pretrained",
+    "network",
+    "settings_of",
+    "spec_of",
+    "text_of",
+    "tokenizer_of",
+]
 
 
-def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, precision: Precision) -> Network:
+def network(
+    spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, precision: Precision,
+    features: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Network:  # fmt: skip
     """The network of a pretrained model.
 
     Args:
@@ -23,6 +37,7 @@ def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, p
         inputs: the form of a sample: numbers (d,) where the samples are a frozen backbone's features.
         classes: of the data.
         precision: of the products.
+        features: mean and standard deviation of a frozen backbone's features; None takes them as they are.
 
     Raises:
         InputError: an option is not possible, or the backbone does not take the samples.
@@ -31,4 +46,6 @@ def network(spec: Spec, buffers: Buffers | None, inputs: Inputs, classes: int, p
     if isinstance(inputs, Input) and settings.adapt == "frozen" and len(inputs.shape) == 1 and not inputs.integer:
         return Network(partial(on_features, inputs.shape[0], classes, *settings.body), inputs, buffers, precision)
     check_inputs(settings, inputs)
-    return Network(partial(on_samples, settings, classes), inputs, buffers or "frozen", precision)
+    result = Network(partial(on_samples, settings, classes, features), inputs, buffers or "frozen", precision)
+    assert result.width  # methods ask for it, and within a map over clients nothing can be built to measure it
+    return result

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from idiolect.core import tree
+from idiolect.core.errors import InputError, option
 from idiolect.models.pretrained.pixels import Pixels
 from idiolect.models.pretrained.settings import Pooling
 
@@ -54,16 +58,26 @@ class Backbone(nn.Module):
 
         A text is the tokenizer's ids, each plus one; 0 stands for nothing and comes last.
         """
-        return self._of_texts(x_B) if self.pixels is None else self._of_images(self.pixels(x_B))
+        # under vmap torch has rules for the parts of attention, and none for the whole
+        with sdpa_kernel(SDPBackend.MATH) if tree.mapped(x_B) else nullcontext():
+            return self._of_texts(x_B) if self.pixels is None else self._of_images(self.pixels(x_B))
 
     def _of_texts(self, x_BL: Tensor) -> Tensor:
-        real_BL = (x_BL > 0).long()
+        if tree.mapped(x_BL):
+            raise InputError(
+                "a pretrained backbone for texts cannot be computed for several clients together, because it looks at "
+                f"the lengths of texts: choose {option('engine', 'processes')}"
+            )
+        if not torch.compiler.is_exporting():
+            x_BL = x_BL[:, : max(1, int((x_BL != 0).sum(1).max()))]  # as wide as the longest text
+        first_B1 = torch.ones_like(x_BL[:, :1])  # of a text without tokens one counts, so that it has features too
+        real_BL = torch.cat([first_B1, (x_BL[:, 1:] > 0).long()], 1)
         ids_BL = (x_BL.long() - 1).clamp(min=0)
         z_BLd: Tensor = self.module(input_ids=ids_BL, attention_mask=real_BL).last_hidden_state
         if self.pooling == "cls":
             return z_BLd[:, 0]
         weight_BL = real_BL.to(z_BLd.dtype)
-        return (z_BLd * weight_BL[..., None]).sum(1) / weight_BL.sum(1, keepdim=True).clamp(min=1)
+        return (z_BLd * weight_BL[..., None]).sum(1) / weight_BL.sum(1, keepdim=True)
 
     def _of_images(self, x_BCHW: Tensor) -> Tensor:
         output = self.module(x_BCHW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import optional
+from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.pixels import ImageForm, Pixels
 from idiolect.models.pretrained.settings import Pretrained
@@ -37,9 +39,9 @@ def load(settings: Pretrained) -> Backbone:
     """
     what = settings.title
     transformers = optional("transformers", "pretrained", what)
-    place, file = _place(settings)
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
-        config = _read(transformers.AutoConfig, place, what)
+    place, file = place_of(settings)
+    with quiet(transformers), seeded(0):  # weights that nothing needs and no file has are drawn
+        config = read(transformers.AutoConfig, place, what)
         module = _module(transformers, place, file, config, what)
         if module.main_input_name == "pixel_values":
             pixels = _pixels(transformers, place, config, what)
@@ -56,7 +58,7 @@ def load(settings: Pretrained) -> Backbone:
     return backbone
 
 
-def _place(settings: Pretrained) -> tuple[str, Path | None]:
+def place_of(settings: Pretrained) -> tuple[str, Path | None]:
     """The folder or name that is read, and a file of weights if one is given.
 
     Raises:
@@ -79,7 +81,7 @@ def _place(settings: Pretrained) -> tuple[str, Path | None]:
     return place, file
 
 
-def _read(kind: Any, place: str, what: str, **more: Any) -> Any:
+def read(kind: Any, place: str, what: str, **more: Any) -> Any:
     """What a class of the library reads from a place; it never runs code that comes with a backbone.
 
     Raises:
@@ -104,7 +106,7 @@ def _module(transformers: Any, place: str, file: Path | None, config: Any, what:
     more: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True,
                             "ignore_mismatched_sizes": True}  # fmt: skip
     if file is None:
-        module, report = _read(transformers.AutoModel, place, what, **more)
+        module, report = read(transformers.AutoModel, place, what, **more)
     else:
         weights = _weights(file, what)
         try:
@@ -165,7 +167,7 @@ def _pixels(transformers: Any, place: str, config: Any, what: str) -> Pixels:
     Raises:
         InputError: there is none, or it does something else besides.
     """
-    processor = _read(transformers.AutoImageProcessor, place, what)
+    processor = read(transformers.AutoImageProcessor, place, what)
     about = processor.to_dict()
     resample = about.get("resample")
     mode = _MODES.get(int(resample if resample is not None else 2), "bicubic")
@@ -223,16 +225,20 @@ def _try(backbone: Backbone, what: str) -> None:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without the library's notes and progress bars: what matters is said in our own sentences."""
     chatter = transformers.utils.logging
     level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
     chatter.set_verbosity(chatter.CRITICAL)
+    hub.setLevel(logging.CRITICAL)
     chatter.disable_progress_bar()
     try:
         yield
     finally:
         chatter.set_verbosity(level)
+        hub.setLevel(hub_level)
         if bars:
             chatter.enable_progress_bar()
 

@@ -32,5 +32,5 @@ def read(settings: Pretrained) -> WholeBackbone:
 @lru_cache(maxsize=1)  # several studies and networks of a process may use it
 def _read(library: str, name: str, pooling: object, weights: str | None) -> WholeBackbone:
     settings = Pretrained(library, name, pooling=pooling, weights=weights)  # type: ignore[arg-type]
-    backbone = _READERS[library](settings)
+    backbone = _READERS[library](settings).requires_grad_(False)
     return WholeBackbone(backbone, backbone.digest())

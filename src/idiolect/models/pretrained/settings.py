@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
@@ -17,13 +19,33 @@ _BODIES = "identity, linear:64 or mlp:64"
 
 
 @dataclass(frozen=True)
+class LoRA:
+    """Adapters of low rank beside the layers of a backbone, which stays as it is.
+
+    Attributes:
+        r: the rank.
+        targets: the last parts of the names of the layers, as ("query", "value"); () takes those of queries and
+            values.
+        alpha: what an adapter adds is multiplied by alpha / r; None for 2 r.
+        dropout: of an adapter's input.
+
+    Source: Hu et al., LoRA: Low-rank adaptation of large language models (ICLR 2022).
+    """
+
+    r: int = 8
+    targets: tuple[str, ...] = ()
+    alpha: float | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
 class Pretrained:
     """A pretrained backbone and what is done with it.
 
     Attributes:
         library: of ``LIBRARIES``.
         name: of the backbone in that library, or its folder.
-        adapt: "frozen" learns on its features, "full" trains all its weights.
+        adapt: "frozen" learns on its features, "full" trains all its weights, ``LoRA`` adapters beside its layers.
         body: what is learnt between the features and the head: its kind and width, 0 for none.
         pooling: "mean" is the mean over a text's tokens or an image's places, "cls" takes the class token.
         weights: a folder that is read in place of ``name``, or a file of weights for the network that ``name`` has.
@@ -31,7 +53,7 @@ class Pretrained:
 
     library: str
     name: str
-    adapt: Literal["frozen", "full"] = "frozen"
+    adapt: Literal["frozen", "full"] | LoRA = "frozen"
     body: tuple[str, int] = ("identity", 0)
     pooling: Pooling | None = None
     weights: str | None = None
@@ -86,13 +108,8 @@ def settings_of(spec: Spec) -> Pretrained:
     if not name:
         example = "hf:sentence-transformers/all-MiniLM-L6-v2" if spec.name == "hf" else "timm:resnet18"
         raise InputError(f"{what} does not say which: write {example}, or the folder of one after {spec.name}:")
-    kind = str(values.get("adapt", "frozen"))
-    if kind not in ("frozen", "full"):
-        raise InputError(f"{what}: adapt={kind} is not valid; {nearest(kind, ['frozen', 'full'])}")
-    return Pretrained(
-        spec.name, name, "full" if kind == "full" else "frozen", _body(str(values.get("body", "identity")), what),
-        values.get("pooling"), values.get("weights"),
-    )  # fmt: skip
+    adapt, body = _adapt(str(values.get("adapt", "frozen")), what), _body(str(values.get("body", "identity")), what)
+    return Pretrained(spec.name, name, adapt, body, values.get("pooling"), values.get("weights"))
 
 
 def _options(
@@ -100,6 +117,24 @@ def _options(
     weights: str | None = None,
 ) -> None:  # fmt: skip
     """The options of a pretrained backbone."""
+
+
+def _adapt(text: str, what: str) -> Literal["frozen", "full"] | LoRA:
+    spec = Spec.parse(text)
+    if spec.name == "lora":
+        values = option_spec.check(_lora, spec.options, f"{what}: adapt=lora")
+        targets = tuple(name.strip() for name in values.pop("targets", "").split("+") if name.strip())
+        return LoRA(targets=targets, **values)
+    if spec.options or spec.name not in ("frozen", "full"):
+        raise InputError(f"{what}: adapt={text} is not valid; {nearest(spec.name, ['frozen', 'full', 'lora(r=8)'])}")
+    return "full" if spec.name == "full" else "frozen"
+
+
+def _lora(
+    *, r: PositiveInt = 8, targets: str = "", alpha: PositiveFloat | None = None,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+) -> None:  # fmt: skip
+    """The options of ``LoRA``."""
 
 
 def _body(text: str, what: str) -> tuple[str, int]:

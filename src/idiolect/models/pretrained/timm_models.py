@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import optional
+from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.pixels import ImageForm, Pixels
 from idiolect.models.pretrained.settings import Pretrained
@@ -29,7 +28,7 @@ def load(settings: Pretrained) -> Backbone:
         raise InputError(f"{what}: its features are pooled by timm: leave pooling out")
     kind: dict[str, Any] = {"checkpoint_path": weights} if weights else {"pretrained": True}
     try:
-        with torch.random.fork_rng(devices=[]):
+        with seeded(0):
             module = timm.create_model(settings.name, num_classes=0, **kind)
     except (RuntimeError, OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
