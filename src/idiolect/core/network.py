@@ -176,6 +176,11 @@ class Network:
         """Logits (B, C) of inputs."""
         return self.logits(model.head, self.features(model.body, x_B))
 
+    def prepare(self) -> None:
+        """Find out by a pass on the host whether the network is random, before a device computes with it."""
+        for part in self._parts:
+            part.prepare()
+
     @contextmanager
     def recording(self) -> Iterator[Statistics]:
         """Inside the block, batch normalisations add the moments of their inputs to the dict that this yields."""
@@ -321,6 +326,10 @@ class _Pure:
             return self._run(weights, x)
         with self._randomness.inside(draws, tree.mapped((weights, x))):
             return self._train(weights, x)
+
+    def prepare(self) -> None:
+        """Find out whether the module is random."""
+        _ = self._randomness.kinds
 
     def _train(self, weights: Weights, x: Tree) -> Tensor:
         """A pass of the module as after ``train()``."""

@@ -184,8 +184,17 @@ class Randomness:
         self._training, self._sample = training, sample
 
     @cached_property
-    def _kinds(self) -> tuple[bool, bool]:
-        """Whether the module draws at all, and whether it draws from torch's generator although keys are given."""
+    def kinds(self) -> tuple[bool, bool]:
+        """Whether the module draws at all, and whether it draws from torch's generator although keys are given.
+
+        One that fails on such a sample may do both.
+        """
+        try:
+            return self._look()
+        except Exception:  # noqa: BLE001  of the user's own network, which fails for good where it is used
+            return True, True
+
+    def _look(self) -> tuple[bool, bool]:
         with tree.unmapped(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             draws, sample = Draws(torch.zeros((), dtype=torch.int64), 0), self._sample()
             before = torch.random.get_rng_state()
@@ -200,7 +209,7 @@ class Randomness:
         Raises:
             InputError: the module uses torch's generator, and clients are mapped.
         """
-        draws_at_all, by_torch = self._kinds
+        draws_at_all, by_torch = self.kinds
         if not draws_at_all:
             return nullcontext()
         if not by_torch:

@@ -266,6 +266,7 @@ def build(
             that of a package or of an import path fails.
     """
     entry, values = get(name), settle(name, options)
+    task.network.prepare()
     core = entry.build(task, **values) if name in ours() else _foreign(entry, task, values)
     if entry.personal:
         usual = {option: entry.options[option] for option in entry.personal}
