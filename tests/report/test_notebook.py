@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import altair
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from playwright.sync_api import sync_playwright
 
 import idiolect as idl
@@ -247,6 +249,19 @@ def test_charts_are_saved(name: str, form: str, first: bytes, folder: Path, tmp_
     content = (tmp_path / f"chart.{form}").read_bytes()
     assert content.startswith(first)
     assert len(content) > 2000
+
+
+@pytest.mark.parametrize("name", ["rounds", "spread", "labels"])
+@pytest.mark.parametrize(("renderer", "kind"), [("svg", "image/svg+xml"), ("png", "image/png")])
+def test_a_cell_shows_a_chart_without_a_network(name: str, renderer: str, kind: str, folder: Path) -> None:
+    chart = charts_of_run(folder)[name]
+    with altair.renderers.enable(renderer):
+        data, _ = DisplayFormatter().format(chart)
+    assert kind in data
+    assert "text/html" not in data
+    assert len(data[kind]) > 2000
+    if renderer == "svg":
+        assert not re.findall(r"""(?:href|src)=["']https?:""", data[kind])
 
 
 def test_a_chart_can_be_changed(folder: Path) -> None:

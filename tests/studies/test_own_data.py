@@ -229,7 +229,10 @@ def test_a_class_of_partitioners_by_its_path(monkeypatch: pytest.MonkeyPatch) ->
         ({"new_clients": 0}, "new_clients=0 is not valid: leave it out, or give a number above 0"),
         ({"new_clients": [1]}, "new_clients=[1] is not valid: "),
         ({"data": ["a"]}, "data is a list: give a path, or read it with idiolect.data.from_arrays"),
-        ({"normalise": "no"}, "normalise='no' is not valid: input should be 'reference', 'training' or 'symmetric'"),
+        (
+            {"normalise": "no"},
+            "normalise='no' is not valid: input should be 'reference', 'training', 'symmetric' or 'none'",
+        ),
         ({"new_shifts": "invert:clients=1"}, "new_shifts invert:clients=1: this is done to every new client"),
         ({"new_shifts": "invrt"}, "unknown shift 'invrt'; did you mean 'invert'?"),
         ({"partition": "theirs.Nobody"}, "partition 'theirs.Nobody': there is no module 'theirs'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,8 @@ def test_products_are_of_rounded_numbers_and_all_that_comes_out_is_float32() -> 
 
 
 def test_it_travels_and_float32_is_untouched() -> None:
-    make, shape, buffers, precision = Network(affine, (5,), precision="bf16").__reduce__()[1]
-    assert (make, shape, buffers, precision) == (affine, (5,), None, "bf16")
+    again = pickle.loads(pickle.dumps(Network(affine, (5,), precision="bf16")))
+    assert (again.make, again.shape, again.buffers, again.precision) == (affine, (5,), None, "bf16")
     network, x = Network(affine, (5,)), torch.randn(7, 5)
     body = network.init(keys.key(0)).body
     assert torch.equal(network.features(body, x), nn.functional.linear(x, body["weight"], body["bias"]))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError, option
@@ -173,29 +172,6 @@ _BY_KEY: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether anything draws from torch's generator."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn = False
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch in place of each of its operations."""
-        if torch.Tag.nondeterministic_seeded in function.tags:
-            self.drawn |= _drops(function, args, kwargs or {})
-        return function(*args, **(kwargs or {}))
-
-
-def _drops(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation that may draw does so: torch's attention has a probability of dropout, mostly 0."""
-    names = [argument.name for argument in function._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    at = names.index("dropout_p")
-    return bool(args[at] if len(args) > at else kwargs.get("dropout_p", 0.0))
-
-
 class Randomness:
     """What is random in a module's passes of training: nothing, torch's dropout functions, or more.
 
@@ -212,9 +188,11 @@ class Randomness:
         """Whether the module draws at all, and whether it draws from torch's generator although keys are given."""
         with tree.unmapped(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             draws, sample = Draws(torch.zeros((), dtype=torch.int64), 0), self._sample()
-            with _Watch() as watch, ByKey(draws):
+            before = torch.random.get_rng_state()
+            with ByKey(draws):
                 self._training(sample)
-        return bool(draws.calls or watch.drawn), watch.drawn
+            by_torch = not torch.equal(before, torch.random.get_rng_state())
+        return bool(draws.calls or by_torch), by_torch
 
     def inside(self, draws: Draws, is_mapped: bool) -> AbstractContextManager[object]:
         """A block in which the module draws by keys; torch's generator is seeded by one if the module uses that.

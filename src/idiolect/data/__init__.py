@@ -15,9 +15,9 @@ from idiolect.data.partitions import PARTITIONS, Split, follows_a_column, partit
 from idiolect.data.shifts import SHIFTS, members, shift_of
 
 if TYPE_CHECKING:
-    from idiolect.data.custom import from_arrays, from_dataset, from_frame, is_program, open_data
+    from idiolect.data.custom import from_arrays, from_dataset, from_frame, from_play, is_program, open_data
 
-_OWN = ("from_arrays", "from_dataset", "from_frame", "is_program", "open_data")
+_OWN = ("from_arrays", "from_dataset", "from_frame", "from_play", "is_program", "open_data")
 __all__ = [
     "PARTITIONS",
     "SHIFTS",
@@ -36,6 +36,7 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "from_frame",
+    "from_play",
     "holdings",
     "is_program",
     "load",

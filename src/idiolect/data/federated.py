@@ -83,6 +83,7 @@ class FederatedData:
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
         tokens: of texts, how they became ids.
+        channels: of windows in columns of lists, the names of these columns.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
@@ -104,6 +105,7 @@ class FederatedData:
     official_split: bool | None = None
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
+    channels: tuple[str, ...] = ()
     raw: RawSamples | None = None
 
     def __post_init__(self) -> None:
@@ -244,7 +246,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, split), source.sizes, source.tokens,
+        _keeps_official(source, split), source.sizes, source.tokens, source.channels,
     )  # fmt: skip
     _warn(data)
     own = source.name not in SETS

@@ -51,6 +51,8 @@ def _inputs(about: About) -> str:
         return f"8-bit images of {w}x{h} pixels, {'grey' if c == 1 else 'RGB'}"
     if inputs.tokens is not None:
         return f"texts: the first {inputs.shape[0]:,} {inputs.tokens.encoder} of each"
+    if inputs.channels:
+        return f"windows of {inputs.shape[0]:,} channels and {inputs.shape[1]:,} time steps"
     if inputs.kind == "numbers":
         return f"numbers of shape {inputs.shape}"
     return f"{len(inputs.columns)} columns: {_listed([column.name for column in inputs.columns])}"

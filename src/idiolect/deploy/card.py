@@ -57,6 +57,9 @@ def _inputs(about: About) -> str:
         names = inputs.tokens.columns
         where = f" in the column{'s' * (len(names) > 1)} {' and '.join(map(_plain, names))}" if names else ""
         lines.append(f"Texts{where}: the first {inputs.shape[0]:,} {_plain(inputs.tokens.encoder)} of each.\n")
+    elif inputs.channels:
+        where = f"the column{'s' * (len(inputs.channels) > 1)} {' and '.join(map(_plain, inputs.channels))}"
+        lines.append(f"Windows of {inputs.shape[0]:,} channels and {inputs.shape[1]:,} time steps, in {where}.\n")
     elif inputs.kind == "numbers":
         lines.append(f"Numbers of shape {inputs.shape}.\n")
     else:

@@ -150,6 +150,8 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
         if inputs.kind == "images":
             return _images(np.asarray(X), inputs.shape)
+        if inputs.channels and hasattr(X, "columns"):
+            return samples.Reader(inputs, "X").encode(Part(_named(X)))
         if inputs.tokens is not None and (texts := self._texts(X, inputs)) is not None:
             return texts
         return _tensors(X, inputs.tensors) if inputs.tensors else _tensor(X, inputs, "X")
@@ -159,14 +161,14 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert inputs.tokens is not None
         reader = samples.Reader(inputs, "X")
         if hasattr(X, "columns"):
-            return reader.encode(Part(pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)))
+            return reader.encode(Part(_named(X)))
         texts = list_of_texts(X, "X", few=True)
         return None if texts is None else reader.ids(texts, inputs.tokens.tokens)
 
     def _frame(self, X: Any) -> pd.DataFrame:
         names = [column.name for column in self._open().about.inputs.columns]
         if hasattr(X, "columns"):
-            return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
+            return _named(X)
         array = check_array(X, dtype=None, ensure_all_finite="allow-nan", estimator=self)
         if array.shape[1] != len(names):
             raise ValueError(
@@ -186,6 +188,10 @@ def load(path: str | Path, *, client: str | int | None = None, allow_import: boo
     if classifier._open().about.kind == "models":
         classifier._ready()
     return classifier
+
+
+def _named(X: Any) -> pd.DataFrame:
+    return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
 
 
 def _tensors(X: Any, forms: Mapping[str, TensorPart]) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ def _program(module: nn.Module, x_R: Tree, names: list[str]) -> Any:
     try:
         with _quietly():
             program = torch.onnx.export(
-                _with_constants(module, x_R), (_two(x_R),), dynamo=True, opset_version=_OPSET, input_names=names,
+                _with_constants(module, x_R), (_two(x_R), {}), dynamo=True, opset_version=_OPSET, input_names=names,
                 output_names=["probabilities"], dynamic_shapes=_dynamic(x_R),
                 custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
             )  # fmt: skip

@@ -201,6 +201,8 @@ def inputs_of(federation: FederatedData) -> Inputs:
     if (tokens := federation.tokens) is not None:
         how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
         return Inputs(kind="texts", tokens=how, **_tensor(form, federation.preprocessing))
+    if federation.channels:
+        return Inputs(kind="windows", channels=federation.channels, **_tensor(form, federation.preprocessing))
     return Inputs(kind=kind, columns=columns, scales=tuple(scales), **_tensor(form, federation.preprocessing))
 
 

@@ -21,6 +21,7 @@ from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
+from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up
 from idiolect.deploy import units
@@ -167,6 +168,8 @@ class Reader:
         self.check(part)
         if self.inputs.tokens is not None:
             return self._texts(part.frame, self.inputs.tokens.tokens)
+        if self.inputs.channels:
+            return self._windows(part.frame)
         return self._table(part.frame) if part.pictures is None else self._images(part.pictures)
 
     def check(self, part: Part) -> None:
@@ -179,8 +182,8 @@ class Reader:
             raise InputError("this bundle takes arrays, which only Python can give: see idiolect.load")
         if self.inputs.kind == "images" and part.pictures is None:
             raise InputError(f"{self.where} is a table, and this bundle takes images: give a folder of images")
-        if self.inputs.kind in ("table", "texts") and part.pictures is not None:
-            what = "a table" if self.inputs.kind == "table" else "texts"
+        if self.inputs.kind not in ("images", "numbers") and part.pictures is not None:
+            what = "a table" if self.inputs.kind == "table" else self.inputs.kind
             raise InputError(f"{self.where} has images, and this bundle takes {what}: give a table")
 
     def _images(self, pictures: list[EncodedImage]) -> Tensor:
@@ -211,6 +214,16 @@ class Reader:
         if any(len(row) > width for row in rows):
             self._say(f"texts with more than {width} {tokens.encoder.name}, as the longest in training, are cut")
         return filled_up(rows, tokens.encoder, width).long()
+
+    def _windows(self, frame: pd.DataFrame) -> Tensor:
+        """Windows (N, C, T) in columns of lists."""
+        names = self._find([str(c) for c in frame], self.inputs.channels)
+        self.names |= {name: name for name in names.values()}
+        x_N = windows(frame, list(names.values()), self.where)
+        if tuple(x_N.shape[1:]) != self.inputs.shape:
+            has, takes = ("{} channels and {} time steps".format(*s) for s in (x_N.shape[1:], self.inputs.shape))
+            raise InputError(f"{self.where} has windows of {has}, and this bundle takes {takes}: cut them so")
+        return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
         values = self._columns(frame)

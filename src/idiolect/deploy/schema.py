@@ -16,7 +16,7 @@ from idiolect.data.text.tokens import Tokens, tokens_of
 from idiolect.deploy.limits import COUNT
 
 VERSION = 1
-Kind = Literal["images", "table", "texts", "numbers"]
+Kind = Literal["images", "table", "texts", "windows", "numbers"]
 """Of samples."""
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -127,7 +127,7 @@ class Inputs(TensorPart):
 
     Attributes:
         kind: "images" are 8-bit, (channels, height, width); a "table" has named columns; "texts" are rows of ids;
-            "numbers" are anything else.
+            "windows" are (channels, time), in columns of lists; "numbers" are anything else.
         shape: of one sample as stored; () where it has several tensors.
         columns: of a table, in the order of their features.
         mean: per channel (on a scale of 0 to 1) or feature; () for whole numbers and for several tensors.
@@ -136,6 +136,7 @@ class Inputs(TensorPart):
         tensors: by name, where a sample has several.
         scales: of a table, for each column how large its numbers are in training; () if that is not known.
         tokens: of texts, how they become ids.
+        channels: of windows, the columns of lists; one may have all channels.
     """
 
     kind: Kind
@@ -143,6 +144,7 @@ class Inputs(TensorPart):
     tensors: dict[_Name, TensorPart] = Field(default_factory=dict)
     scales: tuple[Scale, ...] = ()
     tokens: TokensPart | None = None
+    channels: tuple[_Name, ...] = ()
 
     @property
     def form(self) -> forms.Inputs:
@@ -166,6 +168,12 @@ class Inputs(TensorPart):
     def _tokens_of_texts(self) -> Self:
         if (self.kind == "texts") != (self.tokens is not None) or (self.tokens and len(self.shape) != 1):
             raise ValueError("tokens belongs to texts, whose shape has one number")
+        return self
+
+    @model_validator(mode="after")
+    def _channels_of_windows(self) -> Self:
+        if (self.kind == "windows") != bool(self.channels) or (self.channels and len(self.shape) != 2):
+            raise ValueError("channels belongs to windows, whose shape has two numbers")
         return self
 
 

@@ -3,5 +3,15 @@
 from idiolect.data.custom.arrays import Duplicates, duplicates, from_arrays
 from idiolect.data.custom.folders import is_program, open_data
 from idiolect.data.custom.parts import from_dataset, from_frame
+from idiolect.data.custom.plays import from_play
 
-__all__ = ["Duplicates", "duplicates", "from_arrays", "from_dataset", "from_frame", "is_program", "open_data"]
+__all__ = [
+    "Duplicates",
+    "duplicates",
+    "from_arrays",
+    "from_dataset",
+    "from_frame",
+    "from_play",
+    "is_program",
+    "open_data",
+]

@@ -28,6 +28,7 @@ from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
+from idiolect.data.custom.plays import read_play
 from idiolect.data.custom.programs import from_program
 from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
 from idiolect.data.custom.texts import Reading
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 TEXT_FILES = (".csv", ".tsv")
 TABLES = (*TEXT_FILES, ".parquet", ".jsonl", ".arff")
+PLAY = ".txt"
 _NAMELESS = (*TEXT_FILES, ".arff")
 _BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
 _DEEPEST = 8
@@ -64,9 +66,9 @@ def open_data(
     """Read a file, a folder or a name on the Hugging Face hub.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), of images too; a folder of train and test tables, or of
-            images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test above, or beside
-            a metadata.csv or labels.csv whose column file_name names them; a folder that ``datasets`` saved;
+        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), of images too; a play (.txt); a folder of train and test
+            tables, or of images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test
+            above, or beside a metadata.csv or labels.csv whose column file_name names them; one of ``datasets``;
             ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
             arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
             ``datasets``.
@@ -107,7 +109,7 @@ def open_data(
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
     path = Path(os.path.expanduser(where))
-    return is_dotted(str(where)) and path.suffix.lower() not in TABLES and not os.path.exists(path)
+    return is_dotted(str(where)) and path.suffix.lower() not in (*TABLES, PLAY) and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
@@ -124,6 +126,8 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
         raise _nothing(path)
     name = path.stem if path.is_file() else path.resolve().name
     within = None if outside else Within(path.parent if path.is_file() else path)
+    if path.is_file() and path.suffix.lower() == PLAY:
+        return read_play(path, options)
     if path.is_file():
         parts = [_table(path, options, within, _texts([path], options, within, names), names)]
     elif not path.is_dir():

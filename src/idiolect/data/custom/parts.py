@@ -282,11 +282,11 @@ def assemble(
     counters = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if is_table else set()
     few = suspects(frame, beside, owner, is_table, counters)
     encodings: tuple[Encoding, ...] = ()
-    tokens = None
+    tokens, channels = None, tuple[str, ...]()
     if texts:
         x_R, tokens = reading.ids(frame, texts, name)
     elif is_table and list_columns(frame, beside):
-        x_R = windows(frame, beside, name)
+        x_R, channels = windows(frame, beside, name), tuple(beside)
     elif is_table:
         encodings = tables.fit_table(frame[beside], name)
         x_R = tables.encode(encodings, frame)
@@ -307,6 +307,7 @@ def assemble(
         few=few,
         sizes=tokens.size if tokens else 0,
         tokens=tokens,
+        channels=channels,
     )
 
 

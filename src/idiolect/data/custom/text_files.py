@@ -153,7 +153,7 @@ def convert(
 
 
 def _cells(path: Path, known: Sequence[str]) -> _Cells:
-    text = _decode(path)
+    text = decode(path)
     excel = EXCEL.match(text)
     text = text[excel.end() :] if excel else text
     separator = excel[1] if excel else separator_of(text)
@@ -213,7 +213,12 @@ def no_header(path: Path, names: list[str]) -> InputError:
     )
 
 
-def _decode(path: Path) -> str:
+def decode(path: Path) -> str:
+    """The text of a file, in UTF-8 or UTF-16; anything else is read as latin-1, with a warning.
+
+    Raises:
+        InputError: it is no text.
+    """
     content = path.read_bytes()
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"

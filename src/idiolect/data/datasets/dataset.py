@@ -98,6 +98,7 @@ class Source:
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
             known.
         tokens: of texts, how they became ids.
+        channels: of windows in columns of lists, the names of these columns.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
@@ -117,6 +118,7 @@ class Source:
     few: tuple[str, ...] = ()
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
+    channels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.x_R, dict):

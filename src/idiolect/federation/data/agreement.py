@@ -35,11 +35,13 @@ class Offer(BaseModel):
 
     Attributes:
         kind: of samples.
-        shape: of an image, (channels, height, width); of a text, the most tokens that are used; () for a table.
+        shape: of an image, (channels, height, width); of a window, (channels, time); of a text, the most tokens that
+            are used; () for a table.
         columns: of a table, as this site alone would make features of them.
         scales: for each column how large its numbers are, if they are enough.
         classes: the names of those that occur.
         tokens: of texts, how they become ids.
+        channels: of windows, the columns of lists.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,6 +51,7 @@ class Offer(BaseModel):
     scales: tuple[Scale, ...] = Field(default=(), max_length=100_000)
     classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
     tokens: TokensPart | None = None
+    channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=100_000)
 
 
 class Sums(NamedTuple):
@@ -134,7 +137,7 @@ def data_of(
     return FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
-        tokens=None if inputs.tokens is None else inputs.tokens.tokens,
+        tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
     )  # fmt: skip
 
 
@@ -151,7 +154,7 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
     for site, other in offers.items():
         if (
             other.kind != one.kind
-            or (other.kind == "images" and other.shape != one.shape)
+            or (other.kind in ("images", "windows") and other.shape != one.shape)
             or other.tokens != one.tokens
         ):
             what = [f"{o.kind} {'x'.join(map(str, o.shape))}".strip() for o in (one, other)]
@@ -163,11 +166,16 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
     if one.kind == "table":
         check_amounts("the target of all sites together", classes, task)
+    if wrong := next((site for site, other in offers.items() if other.channels != one.channels), None):
+        raise InputError(
+            f"{first} has windows in the columns {listed(one.channels, 5)} and {wrong} in "
+            f"{listed(offers[wrong].channels, 5)}: all sites need the same columns, in one order"
+        )
     if one.tokens is not None:
         return Inputs(kind="texts", shape=one.shape, ids=one.tokens.tokens.size, tokens=one.tokens), classes
-    if one.kind == "images":
-        channels = (one.shape[0],)
-        return Inputs(kind="images", shape=one.shape, mean=(0.0,) * channels[0], std=(1.0,) * channels[0]), classes
+    if one.kind in ("images", "windows"):
+        mean, std = (0.0,) * one.shape[0], (1.0,) * one.shape[0]
+        return Inputs(kind=one.kind, shape=one.shape, channels=one.channels, mean=mean, std=std), classes
     columns = _columns(offers)
     scales = _scales(columns, offers)
     width = sum(len(column.features) for column in columns)
@@ -190,7 +198,7 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
     inputs = agreement.inputs
     whole = Offer(
         kind=inputs.kind, shape=() if inputs.kind == "table" else inputs.shape, columns=there,
-        classes=agreement.classes, tokens=inputs.tokens,
+        classes=agreement.classes, tokens=inputs.tokens, channels=inputs.channels,
     )  # fmt: skip
     _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
     _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)

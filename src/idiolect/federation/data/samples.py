@@ -22,6 +22,7 @@ from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
+from idiolect.data.custom.windows import list_columns, windows
 from idiolect.data.datasets.dataset import Encoding, TaskName
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.data.validation import check_share, held_out
@@ -115,6 +116,10 @@ class SiteFiles:
             shape = tuple(self._pixels()[0].shape[1:])
             return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
         rest = train.frame.drop(columns=label)
+        channels = tuple(str(c) for c in rest)
+        if list_columns(rest, channels):
+            shape = tuple(windows(rest, channels, self.where).shape[1:])
+            return Offer(kind="windows", shape=shape, channels=channels, classes=tuple(sorted(names)))
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
         columns = tuple(_columns(rest))
         scales = tuple(self._scale(rest, column) for column in columns)
@@ -183,6 +188,8 @@ class SiteFiles:
                 raise InputError(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
             return self._texts(inputs.tokens.tokens, k)
         frame = part.frame.drop(columns=label)
+        if inputs.channels:
+            return Reader(inputs, self.where).encode(Part(frame))
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
