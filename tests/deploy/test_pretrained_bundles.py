@@ -15,9 +15,9 @@ import idiolect as idl
 from idiolect import data
 from idiolect.core.errors import InputError
 from idiolect.deploy.bundle import Bundle, log_probabilities
+from idiolect.deploy.export import export
 from idiolect.deploy.join import join
 from idiolect.deploy.samples import Samples
-from idiolect.models import pretrained
 
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -80,6 +80,9 @@ def test_personal_models_predict_raw_samples_as_the_run_did(
             logp = log_probabilities(bundle.model(k), bundle.predicting, raw.x_R[rows])
             got = torch.nn.functional.nll_loss(logp.double(), raw.y_R[rows])
             assert float(got) == pytest.approx(loss[k], abs=2e-4)
+    check = export(bundle, Path("model.onnx"), client=0)  # ids or pixels in, backbone and adapter in the file
+    assert check.difference < 1e-4
+    assert Path("model.onnx").stat().st_size > (tmp_path / "backbone" / "model.safetensors").stat().st_size // 2
 
 
 @pytest.mark.parametrize(("write", "source_of", "adapt"), CASES[:3], ids=NAMES[:3])
@@ -92,6 +95,5 @@ def test_a_site_joins_with_raw_samples(tmp_path: Path, write: Any, source_of: An
     assert own.about.site is not None
     assert Path("site/report.html").exists()
     write(folder, seed=1)  # the site's weights are others now
-    pretrained.readers._read.cache_clear()
     with pytest.raises(InputError, match="was made with other frozen weights"):
         assert Bundle.read("b").task

@@ -106,7 +106,6 @@ def test_a_backbone_that_has_changed_since_the_run_began_is_noticed(tmp_path: Pa
     folder = write_vit(tmp_path / "vit")
     idl.run(study(f"hf:{folder}"), out="r", engine="sequential")
     write_vit(folder, seed=1)
-    pretrained.readers._read.cache_clear()
     with pytest.raises(InputError, match="have changed"):
         idl.run(study(f"hf:{folder}"), out="r", engine="sequential", resume=True)
 
@@ -279,3 +278,24 @@ def test_adapters_that_cannot_be_are_said_in_one_sentence(tmp_path: Path, adapt:
     model = f"hf:{write_vit(tmp_path / 'vit')},adapt={adapt}"
     with pytest.raises(InputError, match=said):
         study(model).federation() and study(model).jobs(study(model).federation())
+
+
+@pytest.mark.parametrize(
+    ("body", "methods", "said"),
+    [
+        ("identity", "local,fedavg,fedper,lg_fedavg", ["Local, FedPer; FedAvg, LG-FedAvg"]),
+        ("identity", "local,fedavg,pfedfda", []),
+        ("linear:4", "local,fedavg,fedper,lg_fedavg", []),
+        ("identity", "fedproto,pfedfda,local", ["FedProto, Local"]),
+    ],
+)
+def test_methods_that_do_the_same_are_named_below_the_table(
+    tmp_path: Path, body: str, methods: str, said: list[str]
+) -> None:
+    from idiolect.report import notes
+    from idiolect.runs import reader
+
+    one = study(f"hf:{write_vit(tmp_path / 'vit')},body={body}", methods=methods, seeds=(0, 1))
+    run = reader.read(idl.run(one, out="r", engine="sequential").folder)
+    same = [note for note in notes(run) if note.startswith("The same numbers")]
+    assert same == [f"The same numbers for every client, because no body is learnt: {names}." for names in said]

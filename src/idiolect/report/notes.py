@@ -17,7 +17,7 @@ def notes(run: Run) -> list[str]:
     """Sentences about a run's table: which clients do not count or lack a measure, and how runs in it differ."""
     blind = ["No test sample was measured: all numbers are of validation samples."] if run.part == "validation" else []
     of_run = run.manifest.get("notes", ())
-    return [*blind, *own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *of_run]
+    return [*blind, *own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *coinciding(run), *of_run]
 
 
 def own_settings(run: Run) -> list[str]:
@@ -28,6 +28,19 @@ def own_settings(run: Run) -> list[str]:
         if about.get("settings")
     ]
     return [f"Methods with settings of their own: {', '.join(each)}."] if each else []
+
+
+def coinciding(run: Run) -> list[str]:
+    """A sentence about the methods that did the same thing, which some do where a frozen backbone leaves no body."""
+    if "backbone" not in run.manifest:
+        return []
+    r = run.records[run.records["metric"].isin(("accuracy", "loss")) & (run.records["client"] >= 0)]
+    groups: dict[bytes, list[str]] = {}
+    for label, rows in r.groupby("method", sort=False):
+        numbers = rows.sort_values(["seed", "round", "client", "stage", "metric"])
+        groups.setdefault(numbers[["seed", "round", "client", "value"]].to_numpy().tobytes(), []).append(str(label))
+    same = [listed([run.titles[label] for label in labels], _NAMED) for labels in groups.values() if len(labels) > 1]
+    return [f"The same numbers for every client, because no body is learnt: {'; '.join(same)}."] if same else []
 
 
 def _early_ends(run: Run) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from idiolect.models.pretrained import hugging_face, timm_models
 from idiolect.models.pretrained.backbone import Backbone
-from idiolect.models.pretrained.settings import Pretrained
+from idiolect.models.pretrained.settings import Pretrained, files_of
 
 _READERS = {"hf": hugging_face.load, "timm": timm_models.load}
 
@@ -26,11 +26,11 @@ def read(settings: Pretrained) -> WholeBackbone:
     Raises:
         InputError: it cannot be read.
     """
-    return _read(settings.library, settings.name, settings.pooling, settings.weights)
+    return _read(settings.library, settings.name, settings.pooling, settings.weights, files_of(settings))
 
 
 @lru_cache(maxsize=1)  # several studies and networks of a process may use it
-def _read(library: str, name: str, pooling: object, weights: str | None) -> WholeBackbone:
+def _read(library: str, name: str, pooling: object, weights: str | None, files: object) -> WholeBackbone:
     settings = Pretrained(library, name, pooling=pooling, weights=weights)  # type: ignore[arg-type]
     backbone = _READERS[library](settings).requires_grad_(False)
     return WholeBackbone(backbone, backbone.digest())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -62,6 +65,18 @@ class Pretrained:
     def title(self) -> str:
         """How messages call it."""
         return f"model {self.library}:{self.name}"
+
+
+def files_of(settings: Pretrained) -> tuple[tuple[str, int, int], ...]:
+    """What shows whether the files of a backbone on this machine have changed: place, size and time of each."""
+    files = []
+    for text in (settings.name, settings.weights or ""):
+        place = Path(os.path.abspath(os.path.expanduser(text)))
+        for file in sorted(place.iterdir()) if place.is_dir() and text else [place]:
+            with suppress(OSError):
+                about = file.stat()
+                files.append((str(file), about.st_size, about.st_mtime_ns))
+    return tuple(files)
 
 
 def is_pretrained(model: Spec | str) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import optional
 from idiolect.models.pretrained import hugging_face
-from idiolect.models.pretrained.settings import Pretrained, settings_of, spec_of
+from idiolect.models.pretrained.settings import Pretrained, files_of, settings_of, spec_of
 
 # L tokens of a text
 
@@ -83,11 +83,12 @@ def tokenizer_of(model: str) -> Tokenizer:
     """
     settings = settings_of(spec_of(model))
     weights = settings.weights if settings.weights is not None and os.path.isdir(settings.weights) else None
-    return _tokenizer(f"{settings.library}:{settings.name}" + (f",weights={weights}" if weights else ""))
+    name = f"{settings.library}:{settings.name}" + (f",weights={weights}" if weights else "")
+    return _tokenizer(name, files_of(settings))
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(name: str) -> Tokenizer:
+def _tokenizer(name: str, files: object) -> Tokenizer:
     return Tokenizer(name)
 
 
