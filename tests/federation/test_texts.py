@@ -90,7 +90,7 @@ def test_under_masks_too(tmp_path: Path) -> None:
 def test_what_a_site_says_of_texts(tmp_path: Path) -> None:
     offer = read(reviews(tmp_path)["east"]).offer(None, Reading("say", None, 40))
     assert plain(offer) == {
-        "kind": "texts", "shape": (40,), "columns": [], "scales": (), "classes": ("bad", "good"),
+        "kind": "texts", "shape": (40,), "columns": [], "scales": (), "channels": (), "classes": ("bad", "good"),
         "tokens": {"columns": ("say",), "encoder": "words", "most": 40},
     }  # fmt: skip
     json.dumps(plain(offer))
