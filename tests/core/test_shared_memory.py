@@ -127,7 +127,7 @@ def test_a_full_disk_costs_nothing_but_sharing(module, name, monkeypatch, folder
 
 
 def test_rows_outlive_their_file():
-    rows = federated._room(torch.empty(0, 2), 4)[0]
+    rows = federated.room(torch.empty(0, 2), 4)[0]
     gc.collect()
     rows[:] = 3.0
     assert rows.sum() == 24

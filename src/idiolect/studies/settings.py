@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "methods": Setting(METHODS, "Methods, separated by commas.", ("fedavg", "fedavg_ft"), common=True),
     "model": Setting(
-        METHODS, "Network by name, hf:NAME or hf:FOLDER for a pretrained one, or module.function.", "auto", common=True
+        METHODS, "Network: name, hf:NAME, module.function.", "auto", common=True
     ),
     "seeds": Setting(METHODS, "Seeds of training, separated by commas.", (0,), common=True),
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
