@@ -101,8 +101,10 @@ def adopt(handle: Handle | None) -> Frozen | None:
 
     A network that is built with these weights afterwards uses them, as long as what this returns is kept.
     """
-    if handle is None or handle.digest in _HELD or not handle.path:
-        return None if handle is None else _HELD.get(handle.digest)
+    if handle is None:
+        return None
+    if (held := _HELD.get(handle.digest)) or not handle.path:
+        return held
     with suppress(OSError):
         descriptor = os.open(handle.path, os.O_RDONLY)
         file = File(descriptor)

@@ -324,7 +324,7 @@ class _Pure:
     def __call__(self, weights: Weights, x: Tree) -> Tensor:
         if (draws := draws_of_step()) is None:
             return self._run(weights, x)
-        with self._randomness.inside(draws, tree.mapped((weights, x))):
+        with self._randomness.inside(draws, (weights, x)):
             return self._train(weights, x)
 
     def prepare(self) -> None:

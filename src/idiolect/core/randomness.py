@@ -74,16 +74,9 @@ class ByKey(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of each of its functions."""
-        ours = _BY_KEY.get(function)
-        return (function if ours is None else _Bound(ours, self._draws))(*args, **(kwargs or {}))
-
-
-class _Bound:
-    def __init__(self, function: Callable[..., Tensor], draws: Draws) -> None:
-        self._function, self._draws = function, draws
-
-    def __call__(self, *args: Any, **options: Any) -> Tensor:
-        return self._function(self._draws, *args, **options)
+        if (ours := _BY_KEY.get(function)) is not None:
+            return ours(self._draws, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
 
 
 def _kept(draws: Draws, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
@@ -203,8 +196,10 @@ class Randomness:
             by_torch = not torch.equal(before, torch.random.get_rng_state())
         return bool(draws.calls or by_torch), by_torch
 
-    def inside(self, draws: Draws, is_mapped: bool) -> AbstractContextManager[object]:
+    def inside(self, draws: Draws, inputs: Tree) -> AbstractContextManager[object]:
         """A block in which the module draws by keys; torch's generator is seeded by one if the module uses that.
+
+        ``inputs`` are what the module computes with.
 
         Raises:
             InputError: the module uses torch's generator, and clients are mapped.
@@ -214,7 +209,7 @@ class Randomness:
             return nullcontext()
         if not by_torch:
             return ByKey(draws)
-        if is_mapped:
+        if tree.mapped(inputs):
             raise InputError(
                 "the network draws at random otherwise than by torch's dropout functions, which the vectorised engine "
                 f"cannot do for each client: choose {option('engine', 'processes')}"
