@@ -159,7 +159,7 @@ SETTINGS = {
     ),
     "personal": Setting(
         TRAINING,
-        "Weights that stay at each client, by name as '*lora_B*', several joined by +; or head, body, normalisation.",
+        "Weights that stay at each client: names such as body.1.* joined by +, or head, body, normalisation.",
         unset="those that a method keeps itself", metavar="PATTERN",
     ),
     "uploads": Setting(
