@@ -347,7 +347,11 @@ def test_a_method_without_a_rule_or_without_a_server_stays_as_it_is() -> None:
         ("fedper", "body", "nothing would be left"),
         ("fedpac", "body.*", "nothing would be left"),
         ("lg_fedavg", "*.bias+*.weight", "nothing would be left"),
-        ("fedper", "head", "head names no weights of one model that its server averages: leave out personal, or this"),
+        (
+            "fedper",
+            "head",
+            "head names no weights of one model that its server averages: leave out this method, or give it",
+        ),
         ("fedbabu", "head.weight", "head.weight names no weights of one model"),
         ("fedper", "body.1.bias+head", "head names no weights of one model"),
         ("fedem", "*bias", r"\*bias names no weights of one model"),
