@@ -49,8 +49,8 @@ def tune(
     """Choose settings and options for every method of a study, by the accuracy on validation samples.
 
     Every method has the same number of trials of the same rounds. The first half of them is spread over the ranges, the
-    rest is proposed by the sampler. After a fifth of the rounds about one in ``halving`` trials goes on to the end;
-    two thirds of these are of the first half. The choice of a method is the best of the trials that reached the last round.
+    rest is proposed by the sampler. After a fifth of the rounds about one in ``halving`` trials goes on to the end; two
+    thirds of these are of the first half. The choice of a method is the best of those that reached the last round.
     Test samples are not measured in trials.
 
     Args:
