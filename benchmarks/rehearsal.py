@@ -13,11 +13,13 @@ import torch
 
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
+from idiolect.federation.data.backbone import Backbone
 from idiolect.federation.data.samples import SiteFiles, SiteSamples, reading_of, sums
 from idiolect.federation.server.study import SiteStudy
+from idiolect.models import pretrained
 from idiolect.simulation import Job
 from idiolect.studies import Result, Study, run
-from idiolect.studies.backbones import normalise_of
+from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.method_use import Use
 from idiolect.studies.progress import Watcher
 
@@ -36,8 +38,12 @@ def rehearsed(
     every = enumerate(samples.values())
     share = study.protocol.validation
     ready = [own.encode(inputs, classes, study.data_seed, k, look=False, validation=share) for k, own in every]
+    if is_frozen(study):
+        backbone = pretrained.frozen_backbone(study.model, study.precision)
+        ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in one.x_N.split(16)])) for one in ready]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
-    data = pooled(ready, agree(inputs, classes, summed, normalise_of(study)), study.name)
+    agreement = agree(inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study))
+    data = pooled(ready, agreement, study.name)
     whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)
     return run(whole, out, engine=engine, watcher=watcher)
 

@@ -216,7 +216,8 @@ def site_command(
         raise InputError("--study is for --dry-run: a real study comes from the server")
     samples = SiteFiles(data, target=target, test=test, drop=drop or (), as_is=as_is or ())
     if dry_run:
-        for line in preview(site_kit(kit), samples, Policy() if policy is None else Policy.read(policy), study):
+        rules = Policy() if policy is None else Policy.read(policy)
+        for line in preview(site_kit(kit), samples, rules, study, state, state_key):
             say(out_console, line)
         return
     take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet))

@@ -47,13 +47,20 @@ class SiteSamples(NamedTuple):
 
     x_N: Tensor
     """As stored: uint8 images (N, channels, height, width), float32 (N, F) with NaN where a value is missing, or ids
-    (N, L) of texts."""
+    (N, L) of texts; or the features (N, d) that a frozen backbone has made."""
     y_N: Tensor
     train_N: Tensor
     """Numbers of the training samples, in the order in which they are batched."""
     test_N: Tensor
     validation_N: Tensor = torch.empty(0, dtype=torch.int64)
     """Numbers of the samples that are kept for validation; none of them is a training sample."""
+    raw_N: Tensor | None = None
+    """Where there are features, what they are made of, as stored."""
+
+    @property
+    def own_N(self) -> Tensor:
+        """As stored, before a backbone."""
+        return self.x_N if self.raw_N is None else self.raw_N
 
 
 class SiteFiles:
