@@ -17,6 +17,7 @@ from torch import Tensor
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
+from idiolect.data.custom.form import Form
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.samples import stream
 
@@ -39,6 +40,7 @@ def predict(
     level: float | None = None,
     resize: bool = False,
     as_is: Sequence[str] = (),
+    form: Form = Form(),  # noqa: B008  immutable
 ) -> Counts:
     """Predict the samples of a file or folder and write them as a table.
 
@@ -48,12 +50,13 @@ def predict(
 
     Args:
         bundle: with a model that is ready.
-        where: the samples: a table, or a folder of images.
+        where: the samples: a table, a folder of images, one of these in a .gz or .zip, or a pattern of tables.
         out: a file .parquet or .csv.
         client: whose model, where the bundle has several.
         level: of the sets, as 0.9: on average they hold the right class for this share of samples like the site's own.
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
+        form: how tables are written.
 
     Raises:
         InputError: the samples are not what the bundle takes, the file cannot have this name, or the bundle was made
@@ -66,7 +69,7 @@ def predict(
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
         prediction_table(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
-        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is)
+        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
     ))  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.data.datasets.dataset import TaskName
+from idiolect.data.datasets.dataset import Header, TaskName
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import flip_labels, on_uploads
 from idiolect.simulation.measures import check, specs_of
@@ -79,7 +79,10 @@ class Study(Display, LocalTraining):
     text: str | None = field("text")
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
+    header: Header | None = field("header")
     columns: str | None = field("columns")
+    missing: str | None = field("missing")
+    layout: str | None = field("layout")
     partition: Any = field("partition")
     sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
     keep: Keep | None = field("keep")

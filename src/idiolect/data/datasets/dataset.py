@@ -22,6 +22,8 @@ from idiolect.data.text.tokens import Tokens
 
 TaskName = Literal["classification"]
 """What is learnt of a target, where its values alone do not say it."""
+Header = Literal["none"]
+"""Says that the first line of a text file is a row and not one of names."""
 
 
 @dataclass(frozen=True, eq=False)

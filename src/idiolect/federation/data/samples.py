@@ -17,9 +17,11 @@ from idiolect.core.inputs import is_integer
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.questions import answered
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
@@ -61,10 +63,11 @@ class SiteFiles:
 
     Args:
         where: a table, or a folder of images.
-        target: the column of labels; folders of classes need none.
+        target: the column of labels, or a question as ``num>0``; folders of classes need none.
         test: further samples to test on; None takes a fifth of all, drawn at random.
         drop: columns to leave out.
         as_is: columns whose numbers are right although they look like those of another unit.
+        form: how the tables are written.
 
     Raises:
         InputError: the files cannot be read, or lack the columns.
@@ -72,8 +75,9 @@ class SiteFiles:
 
     def __init__(
         self, where: str | Path, *, target: str | None = None, test: str | Path | None = None,
-        drop: Sequence[str] = (), as_is: Sequence[str] = (),
+        drop: Sequence[str] = (), as_is: Sequence[str] = (), form: Form = Form(),  # noqa: B008  immutable
     ) -> None:  # fmt: skip
+        self._form = form
         self.where, self._as_is, self._target, self._drop = str(where), tuple(as_is), target, drop
         self._places = (where, *([test] if test is not None else []))
         self._parts = self._read(None)
@@ -82,8 +86,16 @@ class SiteFiles:
         self._read_texts: list[Part] = []
 
     def _read(self, roles: Roles | None) -> list[Part]:
+        roles = (roles or Roles(self._target, drop=self._drop))._replace(form=self._form)
         parts = streaming.whole(*self._places, target=self._target, drop=self._drop, roles=roles)
-        return [_without(part, self._drop, str(place)) for part, place in zip(parts, self._places, strict=True)]
+        return [self._known(part, str(place)) for part, place in zip(parts, self._places, strict=True)]
+
+    def _known(self, part: Part, where: str) -> Part:
+        """A part without the columns to leave out and marks of missing values, and with the answers to the target."""
+        part = _without(part._replace(frame=self._form.known(part.frame)), self._drop, where)
+        frame = answered(part.frame, self._target, where)
+        features = {str(c) for c in frame} - {str(self._target)}
+        return part._replace(frame=self._form.known_features(frame, features))
 
     def __len__(self) -> int:
         return sum(len(part.frame) for part in self._parts)

@@ -1,0 +1,144 @@
+"""A site's files as they are: without names, with marks of missing values, compressed, several, and with a question."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import idiolect as idl
+from idiolect import cli
+from idiolect.data.custom.form import form_of
+from idiolect.deploy.bundle import Bundle
+from idiolect.deploy.predict import predict
+from idiolect.deploy.samples import read, stream
+from idiolect.federation.data.agreement import Agreement, common_form
+from idiolect.federation.data.samples import SiteFiles
+
+NAMES = "age+dose+ward+grade"
+
+
+def raw(seed: int, rows: int = 60) -> pd.DataFrame:
+    """Rows of a hospital: -9 and . are missing, and a grade above 1 is what counts."""
+    rng = np.random.default_rng(seed)
+    grade = rng.integers(0, 4, rows)
+    frame = pd.DataFrame({
+        "age": (50 + 10 * (grade > 1) + rng.normal(0, 5, rows)).round(1).astype(str),
+        "dose": (grade + rng.normal(0, 1, rows)).round(2).astype(str),
+        "ward": rng.choice(["A", "B"], rows), "grade": grade.astype(str),
+    })  # fmt: skip
+    frame.loc[::7, "age"], frame.loc[3::11, "dose"] = "-9", "."
+    return frame
+
+
+def clean(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same by pandas alone, with the answer in place of the grade."""
+    numbers = {name: pd.to_numeric(frame[name].replace({"-9": None, ".": None})) for name in ("age", "dose")}
+    return frame.assign(**numbers, high=np.where(frame["grade"].astype(int) > 1, "yes", "no")).drop(columns="grade")
+
+
+def write(frame: pd.DataFrame, path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    frame.to_csv(path, index=False, header=False)
+    return path
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    for k, name in enumerate(["oslo", "porto", "bern"]):
+        write(raw(k), tmp_path / "sites" / f"{name}.data")
+    study = idl.Study(
+        data=str(tmp_path / "sites" / "*.data"), columns=NAMES, target="grade>1", missing="-9+.", rounds=2, lr=0.05,
+        methods=["fedper"],
+    )  # fmt: skip
+    return idl.run(study, tmp_path / "run", engine="sequential").bundle("fedper", tmp_path / "bundle")
+
+
+FORM = form_of("none", NAMES, "-9+.")
+
+
+@pytest.mark.parametrize("place", ["new.csv", "new.csv.gz", "new.data", "new/*.csv"])
+def test_a_new_site_gives_its_files_as_they_are(bundle: Bundle, place: str, tmp_path: Path) -> None:
+    frame, about = raw(7, 50), bundle.about
+    assert about.classes == ("no", "yes")
+    clean(frame).to_csv(tmp_path / "clean.csv", index=False)
+    expected = read(tmp_path / "clean.csv", about.inputs, about.classes, "high")
+    if "*" in place:
+        write(frame[:20], tmp_path / "new" / "a.csv")
+        write(frame[20:], tmp_path / "new" / "b.csv")
+    else:
+        write(frame, tmp_path / place)
+    samples = read(tmp_path / place, about.inputs, about.classes, "grade>1", form=FORM)
+    torch.testing.assert_close(samples.x_N, expected.x_N, equal_nan=True, rtol=0, atol=0)
+    assert samples.y_N.tolist() == expected.y_N.tolist()
+    x_N = torch.cat([x_B for x_B, _ in stream(tmp_path / place, about.inputs, form=FORM)])
+    torch.testing.assert_close(x_N, expected.x_N, equal_nan=True, rtol=0, atol=0)
+
+
+def test_join_predict_and_watch_take_the_same_options(bundle: Bundle, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(raw(7), tmp_path / "va.data")
+    write(raw(8), tmp_path / "new" / "march.csv")
+    write(raw(9, 10), tmp_path / "new" / "april.csv")
+    how = f"--columns {NAMES} --missing -9+."
+    for line in (
+        f"join bundle --data va.data {how} --target grade>1 --out site",
+        f"predict site --data new/*.csv {how} --out p.csv",
+        f"watch site --data new/march.csv {how} --level 0.0001",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(line))
+        assert ended.value.code == 0, capsys.readouterr().err
+    table = pd.read_csv("p.csv")
+    assert table["file"].tolist() == ["april.csv"] * 10 + ["march.csv"] * 60
+    for frame in (raw(9, 10), raw(8)):
+        clean(frame).to_csv("clean.csv", index=False)
+        predict(Bundle.read("site"), "clean.csv", Path("q.csv"))
+        same = table[: len(frame)] if len(frame) == 10 else table[10:]
+        np.testing.assert_allclose(same["p_yes"], pd.read_csv("q.csv")["p_yes"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("join bundle --data va.data --target grade>1", "looks like data: add a first line of column names"),
+        (f"join bundle --data va.data --columns {NAMES} --missing -9+. --target grad>1", "has no column 'grad'"),
+        (f"join bundle --data va.data --columns {NAMES} --missing dos=. --target grade>1", "there is no column 'dos'"),
+        (f"join bundle --data va.data --columns {NAMES} --target grade>1", "texts where the bundle takes numbers"),
+    ],
+)
+def test_what_is_not_said_right_is_a_sentence(bundle, line, message, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(raw(7), tmp_path / "va.data")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*shlex.split(line), "--out", "site"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert message in " ".join(err.split())
+    assert not Path("site").exists()
+
+
+@pytest.mark.parametrize("place", ["{}.csv", "{}.csv.gz", "{}/*.data"])
+def test_a_site_of_a_federation_gives_its_files_as_they_are(place: str, tmp_path: Path) -> None:
+    offers, plain = {}, {}
+    for k, name in enumerate(["oslo", "porto"]):
+        if "*" in place:
+            write(raw(k)[:30], tmp_path / name / "a.data")
+            write(raw(k)[30:], tmp_path / name / "b.data")
+        else:
+            write(raw(k), tmp_path / place.format(name))
+        clean(raw(k)).to_csv(tmp_path / f"clean-{name}.csv", index=False)
+        site = SiteFiles(tmp_path / place.format(name), target="grade>1", form=FORM)
+        other = SiteFiles(tmp_path / f"clean-{name}.csv", target="high")
+        offers[name], plain[name] = site.offer(), other.offer()
+        assert offers[name] == plain[name]
+    inputs, classes = common_form(offers)
+    assert classes == ("no", "yes")
+    agreement = Agreement(inputs=inputs, classes=classes, train=(), test=(), validation=(), names=())
+    one, two = (s.encode(agreement.inputs, classes, 0, 1, look=False) for s in (site, other))
+    torch.testing.assert_close(one.x_N, two.x_N, equal_nan=True, rtol=0, atol=0)
+    assert one.y_N.tolist() == two.y_N.tolist()
