@@ -353,7 +353,7 @@ def frame(**columns):
         (frame(hospital=[1, 2]), {"client_column": "hospitals"}, "client_column: table has no column 'hospitals'; did"),
         (frame(), {"drop": ["b"]}, "drop: table has no column 'b'"),
         (frame(), {"drop": ["y"]}, "must be different columns"),
-        (frame(), {"client_column": "y"}, "target y, client_column y and drop none must be different columns"),
+        (frame(), {"client_column": "y"}, "target y and client_column y must be different columns, and 'y' is in two"),
         (frame(y=[0, 1, None]), {}, r"target 'y' of table is missing in 1 of 3 rows \(the first is row 2"),
         (frame(y=["u", " ", "v"]), {}, r"is missing in 1 of 3 rows \(the first is row 1"),
         (frame(y=[[1], [2]]), {}, "target 'y' of table holds lists or the like: give one number or one text"),

@@ -13,7 +13,9 @@ import torch
 import idiolect as idl
 from idiolect import cli
 from idiolect.data.custom.form import form_of
+from idiolect.data.partitions.apart import Splitting
 from idiolect.deploy.bundle import Bundle
+from idiolect.deploy.join import join
 from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read, stream
 from idiolect.federation.data.agreement import Agreement, common_form
@@ -142,3 +144,97 @@ def test_a_site_of_a_federation_gives_its_files_as_they_are(place: str, tmp_path
     one, two = (s.encode(agreement.inputs, classes, 0, 1, look=False) for s in (site, other))
     torch.testing.assert_close(one.x_N, two.x_N, equal_nan=True, rtol=0, atol=0)
     assert one.y_N.tolist() == two.y_N.tolist()
+
+
+# --- samples that belong together
+
+
+def grouped(seed: int, patients: int = 20, each: int = 4) -> pd.DataFrame:
+    """Visits of patients: the label is the patient's own, and so is what a model can remember of it."""
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(patients), each)
+    label = rng.integers(0, 2, patients)[patient]
+    return pd.DataFrame({
+        "age": rng.normal(50, 20, patients)[patient].round(2),
+        "dose": (label + rng.normal(0, 1, len(patient))).round(2),
+        "patient": [f"s{seed} p{k}" for k in patient], "y": np.where(label, "ill", "well"),
+    }).sample(frac=1, random_state=seed).reset_index(drop=True)  # fmt: skip
+
+
+@pytest.fixture
+def of_patients(tmp_path: Path) -> Bundle:
+    for k, name in enumerate(["oslo", "porto", "bern"]):
+        grouped(k).to_csv(tmp_path / f"{name}.csv", index=False)
+    study = idl.Study(
+        data=str(tmp_path / "*.csv"), target="y", group_column="patient", rounds=2, lr=0.05, methods=["fedper"],
+        protocol={"validation": 0.25},
+    )  # fmt: skip
+    result = idl.run(study, tmp_path / "run", engine="sequential")
+    data = study.federation()
+    sides = [set(data.group_R[torch.cat([*rows])].tolist()) for rows in (data.train, data.test, data.validation)]
+    assert sum(map(len, sides)) == len(set().union(*sides)) == 60
+    return result.bundle("fedper", tmp_path / "bundle")
+
+
+def test_a_new_site_keeps_its_patients_together(of_patients: Bundle, tmp_path: Path, caplog) -> None:
+    about, study = of_patients.about, of_patients.about.provenance.study
+    assert [column.name for column in about.inputs.columns] == ["age", "dose"]
+    frame = grouped(9)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    frame.rename(columns={"patient": "mrn"}).to_csv(tmp_path / "mrn.csv", index=False)
+    numbers = pd.factorize(frame["patient"], sort=True)[0]
+    how = {"usual_group": study["group_column"]}
+    samples = read(tmp_path / "new.csv", about.inputs, about.classes, "y", **how)
+    assert "the samples of one 'patient' are kept together, as the training does" in caplog.text
+    other = read(tmp_path / "mrn.csv", about.inputs, about.classes, "y", group_column="mrn", **how)
+    for one in (samples, other):
+        codes = one.group_N.numpy()
+        assert (codes[:, None] == codes).tolist() == (numbers[:, None] == numbers).tolist()
+        assert one.x_N.shape == (80, 2)
+    assert read(tmp_path / "mrn.csv", about.inputs, about.classes, "y", **how).group_N is None
+    assert "has no column 'patient', by which the training keeps samples together" in caplog.text
+    site = join(of_patients, samples, tmp_path / "site").about.site
+    assert sum(site.score_weights) == pytest.approx(20 / 21)
+    alone = join(of_patients, samples._replace(group_N=None), tmp_path / "alone").about.site
+    assert alone.score_weights == ()
+    # a local model of 4 copies of each patient looks better than it is where copies are on both sides
+    assert site.compared["local"]["accuracy"] <= alone.compared["local"]["accuracy"]
+
+
+def test_the_estimator_takes_groups(of_patients: Bundle) -> None:
+    frame = grouped(9)
+    model = idl.load(of_patients.folder)
+    x, y = frame[["age", "dose"]], frame["y"]
+    with_groups = model.fit(x, y, groups=frame["patient"]).choice_.logp_NC["local"]
+    without = model.fit(x, y).choice_.logp_NC["local"]
+    assert not torch.equal(with_groups, without)
+    with pytest.raises(ValueError, match="groups has the shape"):
+        model.fit(x, y, groups=[1, 2])
+
+
+@pytest.mark.parametrize("given", [None, "patient"])
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+def test_a_site_of_a_federation_keeps_its_patients_together(given, validation, tmp_path: Path) -> None:
+    frame = grouped(3)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    site = SiteFiles(tmp_path / "t.csv", target="y", group_column=given)
+    usual = None if given else "patient"
+    offer = site.offer(group=usual)
+    assert [column.name for column in offer.columns] == ["age", "dose"]
+    inputs, classes = common_form({"one": offer, "two": offer})
+    ready = site.encode(inputs, classes, 0, 1, look=False, validation=validation, group=usual)
+    sides = [set(ready.group_N[rows].tolist()) for rows in (ready.train_N, ready.test_N, ready.validation_N)]
+    assert sum(map(len, sides)) == len(set().union(*sides)) == 20
+    assert len(sides[1]) == 4  # a fifth of 20 patients with 4 visits each
+    assert bool(sides[2]) == bool(validation)
+
+
+def test_a_site_of_a_federation_tests_on_its_last_samples(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": np.arange(50.0), "y": ["u", "v"] * 25})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    site = SiteFiles(tmp_path / "t.csv", target="y")
+    inputs, classes = common_form({"one": site.offer(), "two": site.offer()})
+    ready = site.encode(inputs, classes, 0, 1, look=False, validation=0.25, way=Splitting(ordered=True, gap=2))
+    assert ready.test_N.tolist() == list(range(40, 50))
+    assert ready.validation_N.tolist() == list(range(28, 38))
+    assert ready.train_N.tolist() == list(range(26))

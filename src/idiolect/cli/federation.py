@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.form import Columns, Header, Missing, Samples, Target
+from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target
 from idiolect.cli.options import Command, Group, Quiet, flag, option
 from idiolect.cli.output import err_console, out_console, say
 
@@ -189,6 +189,7 @@ def site_command(
         list[str] | None,
         option("A column whose numbers are right although they look like another unit's; repeat.", metavar="COLUMN"),
     ] = None,
+    group_column: GroupColumn = None,
     header: Header = None,
     columns: Columns = None,
     missing: Missing = None,
@@ -220,8 +221,9 @@ def site_command(
     if study is not None and not dry_run:
         raise InputError("--study is for --dry-run: a real study comes from the server")
     samples = SiteFiles(
-        data, target=target, test=test, drop=drop or (), as_is=as_is or (), form=form_of(header, columns, missing)
-    )
+        data, target=target, test=test, drop=drop or (), as_is=as_is or (), form=form_of(header, columns, missing),
+        group_column=group_column,
+    )  # fmt: skip
     if dry_run:
         for line in preview(site_kit(kit), samples, Policy() if policy is None else Policy.read(policy), study):
             say(out_console, line)

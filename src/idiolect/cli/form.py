@@ -17,6 +17,7 @@ Samples = Annotated[
         "The site's samples: a table, several as visits-*.csv, or a folder of images.", "", "--data", metavar="WHERE"
     ),
 ]
+GroupColumn = Annotated[str | None, option(SETTINGS["group_column"].about, metavar="COLUMN")]
 Header = Annotated[
     str | None,
     option(SETTINGS["header"].about, SETTINGS["header"].unset, metavar="none"),

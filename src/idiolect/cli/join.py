@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idiolect.cli import model_folder
-from idiolect.cli.form import Columns, Header, Missing, Samples, Target
+from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
@@ -46,6 +46,7 @@ def join_command(
     seed: Seed = None,
     study: Study = None,
     state_key: StateKey = None,
+    group_column: GroupColumn = None,
     header: Header = None,
     columns: Columns = None,
     missing: Missing = None,
@@ -77,12 +78,21 @@ def join_command(
         from idiolect.federation.data.samples import SiteFiles
 
         model = model_folder.state(bundle, method=method, seed=seed, study=study, state_key=state_key)
-        site = _of_state(model, SiteFiles(data, target=target, test=test, as_is=as_is or (), form=form), out, ships)
+        site = _of_state(
+            model,
+            SiteFiles(data, target=target, test=test, as_is=as_is or (), form=form, group_column=group_column),
+            out,
+            ships,
+        )
         _say(site, out)
         return
     source = Bundle.read(bundle, allow_import=allow_import)
     model_folder.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
-    samples = read(data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form)
+    provenance = source.about.provenance
+    samples = read(
+        data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form,
+        group_column=group_column, usual_group=provenance.study.get("group_column") if provenance else None,
+    )  # fmt: skip
     site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     _say(site, out)
 

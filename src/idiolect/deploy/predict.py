@@ -124,21 +124,34 @@ def threshold_of(bundle: Bundle, level: float) -> float:
     made without it, the threshold is the k-th least of them, k = floor((n + 1) (1 - level)); 0 where k is 0, so that
     every class is in every set.
 
+    Where samples belong to groups, each group counts alike, and so do its samples: the threshold is the largest score
+    such that the weights of those below it, with 1 / (G + 1) for a group that is not known, are at most 1 - level.
+
     Source: Sadinle, Lei & Wasserman, Least Ambiguous Set-Valued Classifiers, JASA 2019; with the scores of all folds in
-    place of one split, as in cross-conformal prediction (Vovk, 2015), whose guarantee is 1 - 2 (1 - level).
+    place of one split, as in cross-conformal prediction (Vovk, 2015), whose guarantee is 1 - 2 (1 - level). Of groups:
+    Lee, Barber & Willett, Distribution-free inference with hierarchical data, 2023.
 
     Raises:
         InputError: the level is not between 0 and 1, or the bundle has no scores.
     """
     if not 0 < level < 1:
         raise InputError(f"level={level:g} is not between 0 and 1: give the share of sets that hold the right class")
-    scores = bundle.about.site.scores if bundle.about.site else ()
-    if not scores:
+    site = bundle.about.site
+    if site is None or not site.scores:
         raise InputError(
             "this bundle was made without samples, which a level needs: join with it first, or leave it out"
         )
-    k = math.floor((len(scores) + 1) * (1 - level) + 1e-9)
-    return sorted(scores)[k - 1] if k else 0.0
+    scores = sorted(site.scores)
+    if not site.score_weights:
+        k = math.floor((len(scores) + 1) * (1 - level) + 1e-9)
+        return scores[k - 1] if k else 0.0
+    below = 1 - math.fsum(site.score_weights)
+    threshold = 0.0
+    for score, weight in zip(scores, site.score_weights, strict=True):
+        if below > 1 - level + 1e-9:
+            break
+        threshold, below = score, below + weight
+    return threshold
 
 
 def _write(out: Path, tables: Iterator[pa.Table]) -> None:

@@ -27,6 +27,7 @@ from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up
 from idiolect.deploy import units
+from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale
 
 # R samples, N samples of this site, F features
@@ -48,6 +49,13 @@ class Samples(NamedTuple):
     x_N: Tree
     y_N: Tensor
     """Places among the bundle's classes, int64."""
+    group_N: Tensor | None = None
+    """Which samples belong together, int64; None where each stands for itself."""
+
+    @property
+    def groups(self) -> Tree:
+        """As ``group_N``, () where there are none: what a method gets."""
+        return () if self.group_N is None else self.group_N
 
 
 def read(
@@ -59,6 +67,8 @@ def read(
     resize: bool = False,
     as_is: Sequence[str] = (),
     form: Form = Form(),  # noqa: B008  immutable
+    group_column: str | None = None,
+    usual_group: str | None = None,
 ) -> Samples:
     """A site's labelled samples.
 
@@ -71,6 +81,8 @@ def read(
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
         form: how the tables are written.
+        group_column: the column that says which samples belong together.
+        usual_group: that of the training, which counts where the site has such a column and no other is given.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
@@ -83,7 +95,10 @@ def read(
     y_N = labels(part.frame[label], classes, str(where))
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
-    return Samples(reader.encode(Part(part.frame.drop(columns=label), part.pictures)), torch.from_numpy(y_N))
+    group = group_of(part.frame, label, group_column, usual_group, str(where))
+    beside = part.frame.drop(columns=[label] if group is None or reader.takes(group) else [label, group])
+    group_N = None if group is None else group_numbers(part.frame[group], group, str(where))
+    return Samples(reader.encode(Part(beside, part.pictures)), torch.from_numpy(y_N), group_N)
 
 
 def stream(
@@ -161,6 +176,10 @@ class Reader:
         """Whether the bundle takes numbers in a column of this name."""
         column = self._column(name)
         return column is not None and column.kind == "number"
+
+    def takes(self, name: str) -> bool:
+        """Whether a column of this name is one of the bundle's."""
+        return self._column(name) is not None
 
     def _column(self, name: str) -> Encoding | None:
         return self._by_name.get(name) or self._by_name.get(fold(name))

@@ -13,7 +13,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.data.custom.texts import Reading
 from idiolect.federation.data.agreement import agree, common_form, plain
-from idiolect.federation.data.samples import SiteFiles, alone, reading_of, sums
+from idiolect.federation.data.samples import SiteFiles, alone, division_of, reading_of, sums
 from idiolect.federation.messages import Refusal, by_path, pack
 from idiolect.federation.server.study import look, study_for
 from idiolect.federation.trust.kits import SiteKit
@@ -36,14 +36,16 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
     asked = None if study is None else look(study, kit.name)
     task = "classification" if asked is None else asked.task  # the study decides
-    offer = samples.offer(task, Reading() if asked is None else reading_of(asked))
+    group = None if asked is None else asked.group_column
+    offer = samples.offer(task, Reading() if asked is None else reading_of(asked), group)
     values = plain(offer)
     size = len(pack({"offer": values}))
     yield f"First, {size:,} bytes about the samples, by which features and classes are agreed on:"
     yield json.dumps(values, ensure_ascii=False)
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
     share = 0.0 if asked is None else asked.protocol.validation
-    ready = samples.encode(inputs, classes, 0, kit.number, look=False, validation=share)
+    how = {} if asked is None else division_of(asked)
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False, **how)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(by_path("sums", own._asdict()))

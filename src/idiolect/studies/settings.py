@@ -18,8 +18,8 @@ from idiolect.core.option_spec import Spec, plain
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 DEFENCE = "Privacy and attacks"
 OWN_DATA = (
-    "target", "task", "client_column", "drop", "resize", "text", "tokens", "max_tokens", "header", "columns", "missing",
-    "layout",
+    "target", "task", "client_column", "group_column", "drop", "resize", "text", "tokens", "max_tokens", "header",
+    "columns", "missing", "layout",
 )  # fmt: skip
 """The settings that say how the user's own ``data`` are read."""
 
@@ -81,6 +81,10 @@ SETTINGS = {
     "client_column": Setting(
         DATA, "Column that says which client a sample belongs to.", metavar="COLUMN"
     ),
+    "group_column": Setting(
+        DATA, "Column that says which samples belong together, as those of a patient: never on both sides of a split.",
+        metavar="COLUMN",
+    ),
     "drop": Setting(
         DATA, "Columns to leave out, joined by +; a name that has a + in double quotes.", (), metavar="COLUMNS"
     ),
@@ -122,6 +126,12 @@ SETTINGS = {
     "partition": Setting(
         PARTITION, "How samples are split, or module.function.", unset=f"client column, else {USUAL_PARTITION}",
         common=True,
+    ),
+    "split": Setting(
+        PARTITION,
+        "Which samples of a client are for tests: any (random), or its last ones in the data's order, "
+        "ordered:gap=0, with a gap of samples that are used for neither.",
+        Spec(name="random"),
     ),
     "sizes": Setting(
         PARTITION, "Training samples per client: 600, or 300+600+1200 to draw one each.", (),

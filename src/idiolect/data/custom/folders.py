@@ -51,6 +51,7 @@ def open_data(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
@@ -77,6 +78,8 @@ def open_data(
             question of two answers, as ``num>0``. Folders of classes need none.
         client_column: the column that says which client each sample belongs to; for folders of clients the name of that
             level, "client" if None. Without one, a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
         task: "classification" if the target's many different numbers are classes.
@@ -98,7 +101,8 @@ def open_data(
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
-        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task,
+        "target": target, "client_column": client_column, "group_column": group_column, "drop": drop, "resize": resize,
+        "task": task,
         "reading": Reading(text, tokens, max_tokens), "form": form_of(header, columns, missing), "layout": layout,
     }  # fmt: skip
     try:
@@ -216,7 +220,7 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
         within.check(files)
     owner, of_texts = options["client_column"], options["reading"].columns is not None
     features = (lambda name: False) if of_texts else None  # then no column is one of numbers
-    texts = [] if owner is None else [owner]
+    texts = [name for name in (owner, options["group_column"]) if name is not None]
     return read_csvs(files, Roles(options["target"], texts, options["drop"], features, form=options["form"]))
 
 

@@ -24,6 +24,9 @@ _OWNERS = re.compile(
     "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
     "subject|person|user|writer"
 )
+_PERSONS = re.compile(
+    "patients?|subjects?|persons?|people|users?|writers?|participants?|individuals?|reviewers?|cases?|mrn"
+)
 _IDENTIFIERS = re.compile("ids?|identifier|uuid|guid|mrn|name|surname|email")
 _STEPS, _RISES = 6.0, 15.0
 """Numbers count as a sequence if chance would order them so once in 10 to the power of this: the first if each is one
@@ -131,9 +134,15 @@ def drop_of(name: str) -> str:
 
 
 def suspects(
-    frame: pd.DataFrame, columns: Sequence[str], owner: str | None, are_features: bool, exempt: Collection[str] = ()
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    owner: str | None,
+    are_features: bool,
+    exempt: Collection[str] = (),
+    *,
+    grouped: bool = False,
 ) -> tuple[str, ...]:
-    """Warn of columns with names of sites or identifiers; return the others with few, repeated texts.
+    """Warn of columns with names of sites, persons or identifiers; return the others with few, repeated texts.
 
     Args:
         frame: all columns.
@@ -141,6 +150,7 @@ def suspects(
         owner: the client column, if one is given: then no other is looked for.
         are_features: whether the columns become features.
         exempt: those of which was warned before.
+        grouped: whether a column of groups is given: then no other is looked for.
     """
     few = []
     for name in columns:
@@ -155,7 +165,14 @@ def suspects(
             continue
         repeats = different * 2 <= len(values)
         has_such_name = owns or any(map(_IDENTIFIERS.fullmatch, words))
-        if has_such_name and are_features and not repeats:
+        is_person = any(map(_PERSONS.fullmatch, words)) and 1 < different < len(values)
+        if is_person and not grouped and (owner is not None or not repeats):
+            log.warning(
+                "column %r seems to say whose samples are which, and %s: give %s, so that no one is in training and in "
+                "test samples%s", name, f"{len(values) - different} of {len(values)} rows repeat one",
+                option("group_column", name), ", or drop it" if are_features else "",
+            )  # fmt: skip
+        elif has_such_name and are_features and not repeats:
             log.warning(
                 "column %r looks like an identifier and is used as a feature: drop it with %s if it is one",
                 name, drop_of(name),

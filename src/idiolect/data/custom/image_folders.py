@@ -77,7 +77,8 @@ def _by_layout(folder: Path, paths: Sequence[Path], options: dict[str, Any]) -> 
     """What the parts of the images' paths say, by the names that a layout gives them."""
     layout = str(options["layout"])
     names, pattern = _pattern(layout)
-    wanted = [name for name in (options["target"], options["client_column"]) if name is not None]
+    roles = (options["target"], options["client_column"], options.get("group_column"))
+    wanted = [name for name in roles if name is not None]
     if absent := [name for name in wanted if name not in names]:
         raise InputError(f"layout={layout} has no {{{absent[0]}}}; {nearest(absent[0], names)}")
     matches = [pattern.fullmatch(path.relative_to(folder).with_suffix("").as_posix()) for path in paths]

@@ -54,6 +54,7 @@ def from_frame(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     task: TaskName | None = None,
     text: str | None = None,
@@ -73,6 +74,8 @@ def from_frame(
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y; or a
             question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         task: "classification" if the target's many different numbers are classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
@@ -88,7 +91,7 @@ def from_frame(
     """
     parts = [Part(_with_names(f)) for f in ((frame,) if test is None else (frame, test))]
     return assemble(
-        name, parts, target=target, client_column=client_column, drop=drop, task=task,
+        name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop, task=task,
         reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing),
     )  # fmt: skip
 
@@ -98,6 +101,7 @@ def from_dataset(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
@@ -115,6 +119,8 @@ def from_dataset(
         target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y; or a
             question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
@@ -130,7 +136,8 @@ def from_dataset(
         InputError: a column is missing or cannot be used as asked, or an image cannot be read.
     """
     return read_dataset(
-        dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
+        dataset, target=target, client_column=client_column, group_column=group_column,
+        image_column=image_column, drop=drop, resize=resize,
         task=task, reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing), name=name,
     )  # fmt: skip
 
@@ -140,6 +147,7 @@ def read_dataset(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
@@ -167,8 +175,8 @@ def read_dataset(
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
         parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
     return assemble(
-        name, parts, target=target, client_column=client_column, drop=drop, resize=resize, task=task, reading=reading,
-        form=form,
+        name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop,
+        resize=resize, task=task, reading=reading, form=form,
     )  # fmt: skip
 
 
@@ -228,6 +236,7 @@ def assemble(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
@@ -243,13 +252,8 @@ def assemble(
     label = find_target(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
     out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
-    if owner == label or {label, owner} & set(out):
-        raise InputError(f"target {label}, client_column {owner} and drop {listed(out)} must be different columns")
-    if {label, owner, *out} & set(texts):
-        of_texts = f"text {listed(texts)}"
-        raise InputError(
-            f"target {label}, client_column {owner}, drop {listed(out)} and {of_texts} must be different columns"
-        )
+    group = None if group_column is None else find(columns, group_column, "group_column", name)
+    _check_roles({"target": [label], "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
     pictures = [picture for part in parts for picture in part.pictures or ()]
     is_table = parts[0].pictures is None and not texts
     if parts[0].pictures is None and size:
@@ -264,15 +268,17 @@ def assemble(
         owner_R = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(owner_R, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
-    beside = [c for c in columns if c not in {label, owner, *out, *texts}]
+    if group is not None:
+        owners[group] = Column(*codes(frame[group].astype(object), f"group_column {group!r} of {name}"))
+    beside = [c for c in columns if c not in {label, owner, group, *out, *texts}]
     frame = form.known_features(frame, beside)
-    group_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
+    part_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
         np.arange(len(parts)), [len(part.frame) for part in parts]
     )
-    counters = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if is_table else set()
+    counters = look_at_numbers({c: frame[c] for c in beside}, part_R, clients=owner is not None) if is_table else set()
     if is_table and owner is not None:
         look_at_zeros({c: frame[c] for c in beside}, owners[owner].code_R, owners[owner].names)
-    few = suspects(frame, beside, owner, is_table, counters)
+    few = suspects(frame, beside, owner, is_table, counters, grouped=group is not None)
     encodings: tuple[Encoding, ...] = ()
     tokens, channels = None, tuple[str, ...]()
     if texts:
@@ -295,12 +301,29 @@ def assemble(
         train_rows=len(parts[0].frame),
         columns=owners,
         client_column=owner,
+        group_column=group,
         encodings=encodings,
         few=few,
         sizes=tokens.size if tokens else 0,
         tokens=tokens,
         channels=channels,
     )
+
+
+def _check_roles(columns: Mapping[str, Sequence[str | None]]) -> None:
+    """Check that no column has two roles.
+
+    Raises:
+        InputError: one has.
+    """
+    roles: dict[str, list[str]] = {}
+    for role, names in columns.items():
+        for name in names:
+            if name is not None:
+                roles.setdefault(name, []).append(role)
+    if twice := next((name for name, several in roles.items() if len(several) > 1), None):
+        every = [f"{role} {listed([n for n in names if n])}" for role, names in columns.items() if any(names)]
+        raise InputError(f"{listed(every, between=' and ')} must be different columns, and {twice!r} is in two")
 
 
 def together(parts: Mapping[str, Part]) -> Part:

@@ -95,6 +95,7 @@ class Source:
         train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
         columns: by name, what else is known of each sample.
         client_column: the column that says which client a sample belongs to, if there is one.
+        group_column: the column that says which samples belong together, as those of one patient, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
@@ -121,6 +122,7 @@ class Source:
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
+    group_column: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.x_R, dict):

@@ -25,7 +25,7 @@ from idiolect.deploy.bundle import Personal
 from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement, plain
-from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, reading_of, sums
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, division_of, reading_of, sums
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal, by_path, pack, question_bytes, trees_of, unpack
 from idiolect.federation.rounds import checks
@@ -135,7 +135,7 @@ class Worker:
         self._offers[about["digest"], about["run"]] = study
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
-        return {"offer": plain(self._samples.offer(study.task, reading_of(study)))}, {}
+        return {"offer": plain(self._samples.offer(study.task, reading_of(study), study.group_column))}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:
@@ -153,9 +153,7 @@ class Worker:
         about = message.about
         study = self._offers[about["digest"], about["run"]]
         inputs, classes = _inputs_of(about["inputs"]), tuple(map(str, about["classes"]))
-        samples = self._samples.encode(
-            inputs, classes, study.data_seed, self._number, look=False, validation=study.protocol.validation
-        )
+        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=False, **division_of(study))
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
         return {}, by_path("sums", sums(samples, len(classes))._asdict())
@@ -192,7 +190,7 @@ class Worker:
         folder = self._at(study_digest, run)
         samples = self._samples.encode(
             agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table",
-            validation=study.protocol.validation,
+            **division_of(study),
         )  # fmt: skip
         data = alone(samples, agreement, self._number, study.name)
         frozen.check(agreement.frozen, study.task_of(data).network.frozen_digest)
