@@ -24,6 +24,7 @@ import idiolect as idl
 from idiolect import cli
 from idiolect.cli import list as listing
 from idiolect.deploy import Bundle
+from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
 from idiolect.reproduction import diff, forecast, reproduce
@@ -84,6 +85,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     )
     for name in ("patients.csv", "north.csv"):
         table.to_csv(name, index=False)
+    pd.DataFrame({"say": ["good", "bad"], "stars": ["high", "low"]}).to_csv("books.csv", index=False)
     Path("FOLDER").mkdir()
     plans.write(Path("FOLDER"), idl.Study(), SEARCH)
     for name in ("study.yaml", "tuned.yaml"):
@@ -172,6 +174,9 @@ def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: 
             assert kits.describe(Path("federation.yaml"))
         elif block.language == "yaml" and "most_rounds:" in block.text:
             Policy.model_validate(yaml.safe_load(block.text))
+        elif block.language == "yaml" and "text:" in block.text and "data:" not in block.text:  # of a federation
+            Path("texts.yaml").write_text(block.text)
+            assert study_for(Path("texts.yaml"), "shops").text == "say"
         elif block.language == "yaml":
             idl.Study(**yaml.safe_load(block.text))
         if block.language == "python":

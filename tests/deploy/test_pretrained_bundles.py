@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 import idiolect as idl
 from idiolect import data
+from idiolect.cli import app
 from idiolect.core.errors import InputError
+from idiolect.deploy import reference
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import join
+from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
+from idiolect.deploy.watch import watch
+from idiolect.models.pretrained import FrozenBackbone
 
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -97,3 +106,62 @@ def test_a_site_joins_with_raw_samples(tmp_path: Path, write: Any, source_of: An
     write(folder, seed=1)  # the site's weights are others now
     with pytest.raises(InputError, match="was made with other frozen weights"):
         assert Bundle.read("b").task
+
+
+def files_of(source_of: Any, raw: Any) -> Path:
+    """The samples of a run as a user has them: a folder of images, or a table of texts."""
+    if source_of is of_texts:
+        texts = [raw.tokens.encoder.decode(row) for row in raw.x_R]
+        pd.DataFrame({"text": texts}).to_csv("new.csv", index=False)
+        return Path("new.csv")
+    Path("new").mkdir()
+    for k, image in enumerate(raw.x_R):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(f"new/{k}.png")
+    return Path("new")
+
+
+@pytest.mark.parametrize(("write", "source_of", "adapt"), CASES, ids=NAMES)
+def test_a_site_is_watched_with_raw_samples(
+    tmp_path: Path, write: Any, source_of: Any, adapt: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    result, study, _ = run(tmp_path, write, source_of, adapt)
+    raw = study.samples()
+    counts: list[int] = []
+    make = FrozenBackbone.__call__
+    monkeypatch.setattr(FrozenBackbone, "__call__", lambda self, x_B: (counts.append(len(x_B)), make(self, x_B))[1])
+    frozen = adapt.startswith("frozen")
+    own = Samples(raw.x_R, raw.y_R) if frozen else Samples(raw.x_R[:24], raw.y_R[:24])  # adapters take their time
+    site = join(result.bundle("pfedfda", "b"), own, Path("site"))
+    different = len(np.unique(raw.x_R.numpy(), axis=0))
+    assert sum(counts) == (different if frozen else 0), "cross-validation of three models, and each sample once"
+    assert "computing features" not in caplog.text or frozen
+    where = files_of(source_of, raw)
+    caplog.clear()
+    said = CliRunner().invoke(app, ["watch", "site", "--data", str(where), "--json"])
+    assert said.exit_code == 0, said.output  # its own samples are no alarm
+    assert json.loads(said.stdout)["new"] == 60
+    assert "computing" not in caplog.text
+    assert sum(counts) == (different + 60 if frozen else 0)
+    z_Rd = reference.features(site, raw.x_R)
+    if frozen:  # the same from features as from samples
+        seen, samples = on_features(site, Samples(raw.x_R, raw.y_R))
+        torch.testing.assert_close(reference.features(seen, samples.x_N), z_Rd, atol=1e-5, rtol=1e-4)
+    moved = raw.x_R[raw.y_R == 0].repeat(2, *[1] * (raw.x_R.ndim - 1))
+    assert watch(site, moved).labels.moved, "only one class of three is left"
+
+
+@pytest.mark.parametrize("more", ["", "weights"])
+def test_a_site_with_another_backbone_joins_and_watches_nothing(tmp_path: Path, more: str) -> None:
+    result, study, folder = run(tmp_path, write_vit, of_images, "frozen,body=identity")
+    bundle, raw = result.bundle("pfedfda", "b"), study.samples()
+    join(bundle, Samples(raw.x_R, raw.y_R), Path("site"))
+    if more:
+        write_vit(folder, seed=3)
+    else:
+        shutil.rmtree(folder)
+    said = "was made with other frozen weights" if more else "there is no folder"
+    with pytest.raises(InputError, match=said):
+        watch(Bundle.read("site"), raw.x_R)
+    with pytest.raises(InputError, match=said):
+        join(Bundle.read("b"), Samples(raw.x_R, raw.y_R), Path("other"))
+    assert not Path("other").exists()

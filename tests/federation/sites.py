@@ -12,9 +12,15 @@ import pandas as pd
 from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
+from idiolect.federation.rounds.conversation import Patience
+from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.study import SiteStudy
 from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.site.worker import Worker
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
 from idiolect.federation.trust.policy import Policy
+from idiolect.studies import Result
 
 NAMES = ("north", "south", "east", "west", "coast")
 Tamper = Callable[[Message, Message], Message | None]
@@ -120,6 +126,18 @@ def workers(
 ) -> dict[str, Worker]:
     """A worker for each site, with its state in a folder."""
     return {name: worker(folder, name, k, file, policy, vault) for k, (name, file) in enumerate(files.items())}
+
+
+def masked(folder: Path, whole: SiteStudy, files: dict[str, Path]) -> Result:
+    """A run under secure aggregation, with kits in a folder."""
+    names = tuple(files)
+    provision(kits.Description(name="trial", server="127.0.0.1:9092", sites=names), folder / "kits")
+    link = Loop(workers(folder / "states", files))
+    for name, one in link.workers.items():
+        one._identity = kits.site_kit(folder / "kits" / f"site-{name}").identity
+    public = kits.server_kit(folder / "kits" / "server").roster.keys()
+    terms = Terms(Patience(least=3, deadline=60))
+    return conduct(whole, link, list(names), folder / "run", Events(quiet=True), terms=terms, public=public)
 
 
 def worker(

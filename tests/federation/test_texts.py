@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sites import Loop, study, workers
+from sites import Loop, masked, study, workers
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom.texts import Reading
@@ -18,11 +18,8 @@ from idiolect.federation.data.agreement import Agreement, agree, common_form, pl
 from idiolect.federation.data.samples import SiteFiles, sums
 from idiolect.federation.events import Events
 from idiolect.federation.messages import pack
-from idiolect.federation.rounds.conversation import Patience
-from idiolect.federation.server.conduct import Terms, conduct
+from idiolect.federation.server.conduct import conduct
 from idiolect.federation.server.study import study_for
-from idiolect.federation.trust import kits
-from idiolect.federation.trust.authority import provision
 from rehearsal import rehearsed
 
 SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
@@ -74,16 +71,10 @@ def test_the_numbers_are_those_of_a_simulation(settings: dict[str, Any], tmp_pat
 
 def test_under_masks_too(tmp_path: Path) -> None:
     names = ("north", "south", "east")
-    provision(kits.Description(name="trial", server="127.0.0.1:9092", sites=names), tmp_path / "kits")
     files = reviews(tmp_path, names)
     study(tmp_path, "fedavg", rounds=2, text="say", model="'embedding_mean:width=2'", secure_aggregation=True)
     whole = study_for(tmp_path / "study.yaml", "trial")
-    link = Loop(workers(tmp_path / "states", files))
-    for name, one in link.workers.items():
-        one._identity = kits.site_kit(tmp_path / "kits" / f"site-{name}").identity
-    public = kits.server_kit(tmp_path / "kits" / "server").roster.keys()
-    terms = Terms(Patience(least=3, deadline=60))
-    found = conduct(whole, link, list(names), tmp_path / "run", Events(quiet=True), terms=terms, public=public).records
+    found = masked(tmp_path, whole, files).records
     same(found, rehearsed(whole, {name: read(file) for name, file in files.items()}, tmp_path / "simulated").records)
 
 

@@ -138,6 +138,12 @@ def test_images_cannot_be_changed_at_random_before_a_frozen_backbone(tmp_path: P
     assert not Path("cache").exists()
 
 
+def test_how_features_are_normalised_is_checked_before_they_are_computed(tmp_path: Path, caplog: Any) -> None:
+    with pytest.raises(InputError, match="normalise=symmetric is for images, and features are numbers"):
+        study(f"hf:{write_vit(tmp_path / 'vit')}", normalise="symmetric").federation()
+    assert "computing" not in caplog.text
+
+
 @pytest.mark.parametrize("shape", [(60, 4), (60, 3, 16, 16), (60, 5, 6)])
 def test_samples_that_a_backbone_does_not_take_are_said_before_anything_is_computed(
     tmp_path: Path, shape: tuple[int, ...]

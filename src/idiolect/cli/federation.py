@@ -225,7 +225,8 @@ def site_command(
         group_column=group_column,
     )  # fmt: skip
     if dry_run:
-        for line in preview(site_kit(kit), samples, Policy() if policy is None else Policy.read(policy), study):
+        rules = Policy() if policy is None else Policy.read(policy)
+        for line in preview(site_kit(kit), samples, rules, study, state, state_key):
             say(out_console, line)
         return
     take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet))

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,36 +49,68 @@ def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=_WIDTH).digest()
 
 
+class Files(Protocol):
+    """Writes and reads files of named tensors.
+
+    Attributes:
+        suffix: of their names.
+    """
+
+    suffix: str
+
+    def load(self, path: Path) -> Mapping[str, Tensor] | None:
+        """The content of a file; None if it has changed since it was written."""
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor]) -> bool:
+        """Write a file, whole or not at all, for this user alone; returns whether this worked."""
+
+
+class PlainFiles:
+    """Files with a check sum, in the clear."""
+
+    suffix = ".safetensors"
+
+    def load(self, path: Path) -> Mapping[str, Tensor] | None:
+        """The content of a file, mapped; None if its check sum is wrong."""
+        entry = cache.load(path)
+        return entry and entry.tensors
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor]) -> bool:
+        """Write a file; returns whether this worked."""
+        return cache.save(path, tensors, {}, mode=0o600)
+
+
 class FeatureCache:
     """The features of one backbone on disk, in files that are never changed.
 
     Args:
         backbone: the digest of everything that features depend on beside the samples.
         folder: where; None takes the user's cache folder.
+        files: writes and reads them.
     """
 
-    def __init__(self, backbone: str, folder: Path | None = None) -> None:
+    def __init__(self, backbone: str, folder: Path | None = None, files: Files | None = None) -> None:
         usual = cache.place("features/any")
         self.folder = folder if folder is not None or usual is None else usual.parent
-        self._begins = f"{backbone[:24]}-"
+        self._is_usual, self._files, self._begins = folder is None, files or PlainFiles(), f"{backbone[:24]}-"
 
     def read(self, want: Mapping[bytes, int], z_Ud: Tensor) -> set[bytes]:
         """Write the features that are kept into the rows of ``z_Ud`` that ``want`` gives, and say which these are."""
         there: set[bytes] = set()
         if self.folder is None:
             return there
-        for path in sorted(self.folder.glob(f"{self._begins}*.safetensors")):
-            entry = cache.load(path)
-            if entry is None or not _sound(entry.tensors, z_Ud):
+        for path in sorted(self.folder.glob(f"{self._begins}*{self._files.suffix}")):
+            tensors = self._files.load(path)
+            if tensors is None or not _sound(tensors, z_Ud):
                 log.warning("%s is damaged: its features are computed again", path)
                 with suppress(OSError):
                     path.unlink()
                 continue
-            keys = entry.tensors["digest"].numpy().view(f"V{_WIDTH}")[:, 0].tolist()
+            keys = tensors["digest"].numpy().view(f"V{_WIDTH}")[:, 0].tolist()
             pairs = [(want[key], k) for k, key in enumerate(keys) if key in want and key not in there]
             if pairs:
                 to, at = torch.tensor(pairs).T
-                z_Ud[to] = entry.tensors["z"][at]
+                z_Ud[to] = tensors["z"][at]
                 there |= {keys[k] for _, k in pairs}
                 with suppress(OSError):
                     os.utime(path)  # the files that nobody has read for longest are removed first
@@ -97,9 +130,10 @@ class FeatureCache:
         except OSError:
             return True  # a system that does not say
         if free < size * 1.02 + 1e6:
+            elsewhere = "set XDG_CACHE_HOME to a folder with room, or " if self._is_usual else "or "
             raise InputError(
                 f"the features take {size / 1e6:,.0f} MB and {self.folder} has room for {free / 1e6:,.0f} MB: make "
-                "room, set XDG_CACHE_HOME to a folder with room, or set IDIOLECT_FEATURES=0, which keeps no features"
+                f"room, {elsewhere}set IDIOLECT_FEATURES=0, which keeps no features"
             )
         return True
 
@@ -108,8 +142,8 @@ class FeatureCache:
         if self.folder is None:
             return
         digest_N = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(len(keys), _WIDTH)
-        path = self.folder / f"{self._begins}{_digest(b''.join(keys)).hex()[:16]}.safetensors"
-        if cache.save(path, {"digest": digest_N, "z": z_Nd.contiguous()}, {}, mode=0o600):
+        path = self.folder / f"{self._begins}{_digest(b''.join(keys)).hex()[:16]}{self._files.suffix}"
+        if self._files.save(path, {"digest": digest_N, "z": z_Nd.contiguous()}):
             cache.trim(path, "", _most())
         else:
             log.warning("features cannot be kept in %s, and the next run computes them again: make room", self.folder)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import rich.console
 import torch
@@ -49,6 +49,46 @@ class Backbone(Protocol):
         """Features (B, d), float32, of samples as stored."""
 
 
+class Features(NamedTuple):
+    """The features of samples."""
+
+    z_Ud: Tensor
+    """Of the different ones, float32."""
+    place_R: Tensor
+    """For each sample its row in ``z_Ud``, int64."""
+    keys_R: list[bytes]
+    """The digest of each sample."""
+
+
+def features_of(x_R: Tensor, backbone: Backbone, cache: FeatureCache | None) -> Features:
+    """The features of samples as stored: equal ones are computed once, and those that are kept not at all.
+
+    Args:
+        x_R: the samples.
+        backbone: makes the features.
+        cache: keeps them; None keeps none.
+
+    Raises:
+        InputError: there is no room for the features, in memory or on the disk.
+    """
+    keys_R = digests(x_R)
+    place: dict[bytes, int] = {}
+    for key in keys_R:
+        place.setdefault(key, len(place))
+    check_memory(4 * backbone.width * (len(keys_R) + len(place)), "the features", "take fewer samples")
+    z_Ud = torch.empty(len(place), backbone.width)
+    missing = place.keys() - (cache.read(place, z_Ud) if cache else set())
+    if missing:
+        _fill(z_Ud, x_R, {place[key]: r for r, key in reversed([*enumerate(keys_R)]) if key in missing},
+              [*place], backbone, cache)  # fmt: skip
+    return Features(z_Ud, torch.tensor([place[key] for key in keys_R], dtype=torch.int64), keys_R)
+
+
+def in_batches(x_R: Tensor, backbone: Backbone) -> Tensor:
+    """The features (R, d) of a few samples as stored, without a look at which are equal or kept."""
+    return torch.cat([backbone(_cut(x_B)) for x_B in torch.split(x_R, _BATCH)])
+
+
 def with_features(
     data: FederatedData, backbone: Backbone, normalise: Normalise, folder: Path | None = None
 ) -> FederatedData:
@@ -66,19 +106,9 @@ def with_features(
     Raises:
         InputError: there is no room for the features, in memory or on the disk.
     """
-    keys_R = digests(data.x_R)
-    place: dict[bytes, int] = {}
-    for key in keys_R:
-        place.setdefault(key, len(place))
-    check_memory(4 * backbone.width * (len(keys_R) + len(place)), "the features", "take fewer samples")
-    z_Ud = torch.empty(len(place), backbone.width)
-    cache = FeatureCache(backbone.digest, folder)
-    missing = place.keys() - cache.read(place, z_Ud)
-    if missing:
-        _fill(z_Ud, data.x_R, {place[key]: r for r, key in reversed([*enumerate(keys_R)]) if key in missing},
-              [*place], backbone, cache)  # fmt: skip
-    z_Rd, file = room(z_Ud, len(keys_R))
-    torch.index_select(z_Ud, 0, torch.tensor([place[key] for key in keys_R], dtype=torch.int64), out=z_Rd)
+    z_Ud, place_R, keys_R = features_of(data.x_R, backbone, FeatureCache(backbone.digest, folder))
+    z_Rd, file = room(z_Ud, len(place_R))
+    torch.index_select(z_Ud, 0, place_R, out=z_Rd)
     source = Source(data.name, z_Rd, data.y_R, data.classes, data.class_names, None, None, len(z_Rd))
     mean, std = moments(source, torch.cat([*data.train[: data.trained]]).numpy(), normalise)
     samples = hashlib.sha256(b"".join(keys_R)).hexdigest()
@@ -87,7 +117,7 @@ def with_features(
 
 
 def _fill(
-    z_Ud: Tensor, x_R: Tensor, row: dict[int, int], keys: list[bytes], backbone: Backbone, cache: FeatureCache
+    z_Ud: Tensor, x_R: Tensor, row: dict[int, int], keys: list[bytes], backbone: Backbone, cache: FeatureCache | None
 ) -> None:
     """Compute the features of some samples, and keep them.
 
@@ -97,14 +127,15 @@ def _fill(
         row: for the place in ``z_Ud`` of each sample to compute, its number in ``x_R``.
         keys: of the different samples.
         backbone: makes the features.
-        cache: keeps them.
+        cache: keeps them; None keeps none.
     """
     size = 4 * backbone.width * len(row)
-    kept = cache.check(size)
+    kept = cache if cache is not None and cache.check(size) else None
+    where = "not kept, because IDIOLECT_FEATURES allows less on the disk" if cache else "not kept"
     log.warning(
         "computing features of %s samples by %s, %d numbers each: %s MB, %s",
         f"{len(row):,}", backbone.name, backbone.width, f"{size / 1e6:,.1f}",
-        f"kept in {cache.folder}" if kept else "not kept, because IDIOLECT_FEATURES allows less on the disk",
+        f"kept in {kept.folder}" if kept else where,
     )  # fmt: skip
     done: list[int] = []
     start = last = time.monotonic()
@@ -120,13 +151,13 @@ def _fill(
             if (now := time.monotonic()) - last >= _SECONDS and count < len(row):
                 last = now
                 if kept:
-                    cache.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
+                    kept.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
                     done = []
                 if progress.disable:
                     left = (now - start) / count * (len(row) - count)
                     log.warning("features of %s of %s samples, %.0f s left", f"{count:,}", f"{len(row):,}", left)
     if kept and done:
-        cache.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
+        kept.keep([keys[u] for u in done], z_Ud[torch.tensor(done)])
 
 
 def _batches(x_R: Tensor, row: dict[int, int]) -> Iterator[list[int]]:

@@ -36,7 +36,7 @@ from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import Name
 from idiolect.deploy.limits import limited
 from idiolect.deploy.reweighted import reweighted
-from idiolect.deploy.schema import About
+from idiolect.deploy.schema import About, Inputs
 from idiolect.simulation.rounds import first_state
 from idiolect.training import Preprocessing, training_of, trial
 from idiolect.training.chunks import in_chunks
@@ -166,12 +166,17 @@ class Bundle:
     @cached_property
     def method(self) -> Method:
         """The method."""
-        return methods.build(self.about.method.name, self.about.method.options, self.task)
+        return self._built(self.task)
 
     @cached_property
     def received(self) -> Method:
         """The method whose ``personalise`` leaves clients as they are."""
-        return methods.build(self.about.method.name, self.about.method.options, self.task, personal=False)
+        return self._built(self.task, personal=False)
+
+    def _built(self, task: Task, *, personal: bool = True) -> Method:
+        about = self.about
+        kept = about.training.personal
+        return methods.build(about.method.name, about.method.options, task, personal=personal, personal_weights=kept)
 
     @cached_property
     def methods(self) -> dict[Name, Method]:
@@ -211,13 +216,15 @@ class Bundle:
         """
         ours = self.about.method.name in methods.ours()
         task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
-        method = methods.build(self.about.method.name, self.about.method.options, task)
+        method = self._built(task)
         down = method.send(method.init_server(keys.start(0)), torch.tensor([self.about.clients]))
         return Down(down.shared, tree.rows(down.own, 0))
 
     @cached_property
     def _template(self) -> Personal:
         """A model of the bundle's structure; the numbers mean nothing."""
+        if self.about.network.features is not None:
+            return self.on_features()._template  # which needs no backbone
         with blame(f"method {self.about.method.name}, on synthetic samples"):
             down = self._down
             if self.about.kind == "join":
@@ -227,6 +234,13 @@ class Bundle:
                 self.about.inputs.form, classes, 2 * classes, images=self.about.inputs.kind == "images"
             )
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
+
+    def on_features(self) -> Bundle:
+        """The same models behind a frozen backbone: their network takes the features that it makes.
+
+        Their weights have the same names and shapes.
+        """
+        return Bundle(self.folder, about_features(self.about), self.digest)
 
     @property
     def _blank(self) -> Tree:
@@ -334,6 +348,15 @@ def write(
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
     return Bundle.read(folder, allow_import=True)
+
+
+def about_features(about: About) -> About:
+    """What a bundle would say whose samples are the features of its frozen backbone."""
+    features = about.network.features
+    assert features is not None
+    inputs = Inputs(kind="numbers", shape=(len(features.mean),), mean=features.mean, std=features.std)
+    network = about.network.model_copy(update={"frozen": None, "features": None})
+    return about.model_copy(update={"inputs": inputs, "network": network})
 
 
 def per_sample(own: Tree, samples: int) -> bool:

@@ -16,6 +16,7 @@ from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, harm, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
+from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
 from idiolect.engines.threads import OneThread
@@ -50,6 +51,7 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
     """
     if bundle.about.kind != "join":
         raise InputError(f"{bundle.folder} holds personal models, which cannot join: give what idiolect bundle wrote")
+    bundle, samples = on_features(bundle, samples)
     count = len(samples.y_N)
     if len(set(samples.y_N.tolist())) < 2:
         raise InputError(f"all {count} samples are of one class: give samples of two classes or more")
@@ -97,6 +99,7 @@ def join(
         RunError: a model cannot be made, or the disk is full.
     """
     files.vacant(out)
+    _, samples = on_features(bundle, samples)  # for the comparison, and for what is watched later
     return ship(bundle, candidates_of(bundle, samples, client=client), samples, out, client=client, ships=ships)
 
 

@@ -20,6 +20,7 @@ from idiolect.core.network import watching
 from idiolect.core.tree import Tree
 from idiolect.deploy.bundle import Bundle, Personal
 from idiolect.deploy.harm import fold_numbers
+from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
 from idiolect.statistics.covariance import pack, ridge, shrink, unpack
 from idiolect.statistics.gaussian import Gaussian, estimate
@@ -96,6 +97,7 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor, group_N: Tensor
 
 def of_site(bundle: Bundle, samples: Samples, said_N: Tensor, key: Tensor) -> bytes:
     """The file of a site's reference; see ``make``."""
+    bundle, samples = on_features(bundle, samples)
     group_N = samples.group_N if samples.group_N is not None and len(torch.unique(samples.group_N)) > 1 else None
     return content(make(features(bundle, samples.x_N), samples.y_N, said_N, key, group_N))
 

@@ -59,7 +59,7 @@ class NetworkPart(_Part):
 
 
 class TrainingPart(_Part):
-    """How a client trains, for methods whose personal model needs steps: as in ``Study``."""
+    """How a client trains, for methods whose personal model needs steps, and what stays there: as in ``Study``."""
 
     local_epochs: Annotated[int, Field(ge=1, le=COUNT)]
     batch_size: _Count
@@ -71,6 +71,7 @@ class TrainingPart(_Part):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     augment: Augment
     drop_last: bool
+    personal: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
 
 
 class Scale(_Part):

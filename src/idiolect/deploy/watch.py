@@ -15,6 +15,7 @@ from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.deploy import card, reference
 from idiolect.deploy.bundle import Bundle, log_probabilities, write
+from idiolect.deploy.on_features import some_features
 from idiolect.deploy.reference import Reference
 from idiolect.engines.threads import OneThread
 from idiolect.statistics import shift
@@ -106,7 +107,9 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     """
     if not 0 < level < 1:
         raise InputError(f"level={level:g} is not between 0 and 1: give the share of false alarms, as 0.05")
-    own, model, method = reference.read(bundle), bundle.model(), bundle.unshifted
+    own, model = reference.read(bundle), bundle.model()
+    frozen = bundle.about.network.features is not None
+    seen = bundle.on_features() if frozen else bundle
     classes = len(bundle.about.classes)
     far: list[list[Tensor]] = [[], []]
     gaussians = [reference.gaussian(own, half) for half in range(2)]
@@ -114,12 +117,13 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     said_C = torch.zeros(classes, dtype=torch.int64)
     with OneThread():
         for x_B in [x_M] if isinstance(x_M, Tensor | dict) else x_M:
-            z_Bd = reference.features(bundle, x_B)
+            seen_B = some_features(bundle, x_B) if frozen else x_B  # once for the two lines that follow
+            z_Bd, logp_BC = reference.features(seen, seen_B), log_probabilities(model, seen.unshifted, seen_B)
             for half, distances in enumerate(far):
                 far_B, near_B = reference.nearest(z_Bd, gaussians[half], own.count_HP[half])
                 distances.append(far_B)
                 near_HP[half] += torch.bincount(near_B, minlength=len(near_HP[half]))
-            said_C += torch.bincount(log_probabilities(model, method, x_B).argmax(1), minlength=classes)
+            said_C += torch.bincount(logp_BC.argmax(1), minlength=classes)
     if (count := int(said_C.sum())) < LEAST:
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(own, [torch.cat(distances) for distances in far])

@@ -13,21 +13,35 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.data.custom.texts import Reading
 from idiolect.federation.data.agreement import agree, common_form, plain
+from idiolect.federation.data.backbone import Backbone
 from idiolect.federation.data.samples import SiteFiles, alone, division_of, reading_of, sums
 from idiolect.federation.messages import Refusal, by_path, pack
 from idiolect.federation.server.study import look, study_for
+from idiolect.federation.site.features import SiteFeatures
+from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.trust.kits import SiteKit
 from idiolect.federation.trust.policy import Policy
 from idiolect.simulation.client_runner import ClientRunner
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
-from idiolect.studies.backbones import normalise_of
+from idiolect.studies.backbones import is_frozen, normalise_of
 
 
-def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None) -> Iterator[str]:
+def preview(
+    kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None, state: Path, key: Path | None = None
+) -> Iterator[str]:
     """Lines of text: to whom, what is said of the samples, and with a study what each round's upload would be.
 
-    The uploads are made from this site's samples alone, from the first state of each method.
+    The uploads are made from this site's samples alone, from the first state of each method. The features that a frozen
+    backbone makes for this are kept in the state folder, and nothing else is.
+
+    Args:
+        kit: the site's.
+        samples: the site's.
+        policy: the site's.
+        study: its file; None says nothing of uploads.
+        state: the folder of the personal state.
+        key: the file of the key that encrypts it, made if it does not exist; None for none.
 
     Raises:
         InputError: the study cannot be read, or the policy does not allow it.
@@ -44,8 +58,11 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
     yield json.dumps(values, ensure_ascii=False)
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
     share = 0.0 if asked is None else asked.protocol.validation
-    how = {} if asked is None else division_of(asked)
-    ready = samples.encode(inputs, classes, 0, kit.number, look=False, **how)
+    division = {} if asked is None else division_of(asked)
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False, **division)
+    if asked is not None and is_frozen(asked):
+        _check(policy, asked, study)
+        ready = SiteFeatures(state, Vault.of(state, key)).of(asked, ready)
     own = sums(ready, len(classes))
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(by_path("sums", own._asdict()))
@@ -55,12 +72,11 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
         yield "For the uploads of each round give the study, as its operator has it."
         return
     whole = study_for(study, kit.name)
-    try:
-        policy.check(whole)
-    except Refusal as error:
-        raise InputError(f"the policy does not allow {study}: {error}") from None
+    _check(policy, whole, study)
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
-    agreement = agree(inputs, classes, {kit.site: own}, normalise_of(whole)).among([*others, kit.site])
+    how = normalise_of(whole)
+    agreement = agree(inputs, classes, {kit.site: own}, how, Backbone.of(whole), frozen=is_frozen(whole))
+    agreement = agreement.among([*others, kit.site])
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."
     for use in whole.methods:
@@ -77,6 +93,14 @@ def preview(kit: SiteKit, samples: SiteFiles, policy: Policy, study: Path | None
             policy.fits(size)
         except Refusal as error:
             yield f"  refused by the policy: {error}"
+
+
+def _check(policy: Policy, study: Study, path: Path | None) -> None:
+    """Raise InputError unless the policy allows a study."""
+    try:
+        policy.check(study)
+    except Refusal as error:
+        raise InputError(f"the policy does not allow {path}: {error}") from None
 
 
 def _rows(arrays: dict[str, torch.Tensor]) -> Iterator[str]:

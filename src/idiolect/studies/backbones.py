@@ -32,13 +32,14 @@ def on_backbone(study: Study, federation: FederatedData) -> FederatedData:
         return replace(federation, mean=one[0], std=one[1])
     from idiolect.data.features import with_features  # only studies with a backbone need it
 
+    check_frozen(study)
     backbone.check(federation.x_R)
     return with_features(federation, backbone, study.normalise)
 
 
 def normalise_of(study: Study) -> Normalise:
-    """How samples are normalised before the network: not at all where a backbone does it."""
-    return "none" if pretrained.is_pretrained(study.model) else study.normalise
+    """How samples, or a frozen backbone's features, are normalised: not at all where the network's backbone does it."""
+    return "none" if pretrained.is_pretrained(study.model) and not is_frozen(study) else study.normalise
 
 
 def encoder_of(study: Study) -> str | Encoder | None:
@@ -66,15 +67,28 @@ def _check_tokens(study: Study, federation: FederatedData) -> None:
         )
 
 
-def check_augment(study: Study, federation: FederatedData) -> None:
-    """Raise InputError unless the samples can be changed at random in each step, if the study asks for that."""
-    if study.augment == "none":
-        return
+def is_frozen(study: Study) -> bool:
+    """Whether the study learns on the features of a frozen backbone."""
     spec = pretrained.spec_of(study.model)
-    if pretrained.is_pretrained(spec) and pretrained.settings_of(spec).adapt == "frozen":
+    return pretrained.is_pretrained(spec) and pretrained.settings_of(spec).adapt == "frozen"
+
+
+def check_frozen(study: Study) -> None:
+    """Raise InputError if a setting does not go with features that are computed once."""
+    if study.augment != "none":
         raise InputError(
             f"augment={study.augment} does not go with adapt=frozen, which computes the features of a sample once: "
             "leave augment out, or write adapt=full"
         )
+    if study.normalise == "symmetric":
+        raise InputError("normalise=symmetric is for images, and features are numbers: take training")
+
+
+def check_augment(study: Study, federation: FederatedData) -> None:
+    """Raise InputError unless the samples can be changed at random in each step, if the study asks for that."""
+    if study.augment == "none":
+        return
+    if is_frozen(study):
+        check_frozen(study)
     if not federation.has_images:
         raise InputError(f"augment={study.augment} is for images, and these samples are numbers: leave it out")

@@ -377,7 +377,9 @@ class Study(Display, LocalTraining):
         own = self.of(use)
         server = server_optimiser_of(own.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
-        build = partial(methods.build, use.name, use.options, own.task_of(federation), server=server)
+        build = partial(
+            methods.build, use.name, use.options, own.task_of(federation), server=server, personal_weights=own.personal
+        )
         return Job(
             use.label, build, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained),

@@ -185,6 +185,11 @@ SETTINGS = {
         "adam:lr=0.01,beta1=0.9,beta2=0.99,tau=0.001.",
         Spec(name="average"),
     ),
+    "personal": Setting(
+        TRAINING,
+        "Weights that stay at each client: names such as body.1.* joined by +, or head, body, normalisation.",
+        unset="those that a method keeps itself", metavar="PATTERN",
+    ),
     "uploads": Setting(
         TRAINING, "What happens to every upload on its way, as clip:norm=1.0, noise:std=0.01, quantise:bits=8 or "
         "top_k:share=0.1; repeat.", (), repeat=True, option="upload",

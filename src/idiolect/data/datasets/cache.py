@@ -81,10 +81,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str], mo
 def trim(beside: Path, begins: str, most: float) -> None:
     """Remove the oldest of the files with this beginning, until they have at most ``most`` bytes together.
 
-    ``beside``, which is one of them, stays. Unfinished files that are more than a day old are removed too.
+    ``beside``, which is one of them, stays; all have its suffix. Unfinished files that are more than a day old are
+    removed too.
     """
     entries = []
-    for file in [*beside.parent.glob(f"{begins}*.safetensors"), *beside.parent.glob("*.tmp")]:
+    for file in [*beside.parent.glob(f"{begins}*{beside.suffix}"), *beside.parent.glob("*.tmp")]:
         with suppress(OSError):  # another process removes files too
             about = file.stat()
             if file.suffix != ".tmp":

@@ -2,7 +2,7 @@
 
 No sample leaves a site for this. What does: the names of columns and classes, the texts that occur in columns of texts,
 how many samples there are of each class, and for each feature of the training samples their number, sum and sum of
-squares.
+squares. Where a frozen backbone makes the features, these are meant, and texts and images have no sums of their own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.data import FederatedData
 from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.federated import RawSamples
 from idiolect.data.text.tokens import filled_up
 from idiolect.deploy import units
-from idiolect.deploy.schema import Inputs, Kind, Scale, TokensPart
+from idiolect.deploy.schema import FeaturesPart, Inputs, Kind, Scale, TokensPart
+from idiolect.federation.data.backbone import Backbone
 
 _PARTS = ("train", "test", "validation")
 _Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -88,8 +90,18 @@ class Agreement(BaseModel):
     test: tuple[tuple[int, ...], ...]
     validation: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
-    frozen: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of the network's frozen weights, which each has by itself: they are never sent; "" if it has none."""
+    backbone: Backbone | None = None
+    """A pretrained backbone, which each has by itself."""
+
+    @property
+    def features(self) -> FeaturesPart | None:
+        """How the features of a frozen backbone are normalised; None if there is none."""
+        return None if self.backbone is None else self.backbone.features
+
+    @property
+    def width(self) -> int:
+        """The numbers that are normalised: channels, the features of a table, or those that a backbone makes."""
+        return len(self.inputs.mean if self.features is None else self.features.mean)
 
     def federation(self, name: str) -> FederatedData:
         """The clients' data without the samples: who has how many of which class."""
@@ -122,6 +134,8 @@ class Agreement(BaseModel):
 
 def empty(agreement: Agreement) -> Tensor:
     """No samples, of the agreed form."""
+    if agreement.features is not None:
+        return torch.empty(0, agreement.width)
     if agreement.inputs.tokens is not None:
         return filled_up([], agreement.inputs.tokens.tokens.encoder, agreement.inputs.shape[0])
     dtype = torch.uint8 if agreement.inputs.kind == "images" else torch.float32
@@ -134,11 +148,15 @@ def data_of(
 ) -> FederatedData:  # fmt: skip
     """Clients' data in the agreed form."""
     inputs, classes, names = agreement.inputs, agreement.classes, agreement.names
-    return FederatedData(
+    data = FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
         tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
     )  # fmt: skip
+    if (backbone := agreement.backbone) is None or (features := backbone.features) is None:
+        return data
+    raw = RawSamples(inputs.input, "", backbone.name, backbone.digest)
+    return dataclasses.replace(data, mean=features.mean, std=features.std, sizes=0, raw=raw)
 
 
 def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tuple[Inputs, tuple[str, ...]]:
@@ -313,13 +331,22 @@ def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
     )
 
 
-def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str) -> Agreement:
+def agree(
+    inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str,
+    backbone: Backbone | None = None, *, frozen: bool = False,
+) -> Agreement:  # fmt: skip
     """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
 
-    ``normalise`` is the study's: "symmetric" brings images to [-1, 1], "none" leaves numbers as they are and brings
-    images to [0, 1]; else the numbers of the training samples count.
+    Args:
+        inputs: the form of the samples.
+        classes: of all sites.
+        sums: what each site says, by its name.
+        normalise: the study's: "symmetric" brings images to [-1, 1], "none" leaves numbers as they are and brings
+            images to [0, 1]; else the numbers of the training samples count.
+        backbone: a pretrained one.
+        frozen: whether it makes features, of which the sums are then.
     """
-    width = len(inputs.mean)
+    width = len(next(iter(sums.values())).sum_F)
     count, total, square = (
         torch.stack([getattr(s, name) for s in sums.values()]).sum(0).numpy()
         for name in ("count_F", "sum_F", "square_F")
@@ -329,13 +356,16 @@ def agree(inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], norm
     plain = ~np.array([s for column in inputs.columns for s in column.scales] or (True,) * width, dtype=bool)
     std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
     mean[plain] = 0.0
-    if normalise == "symmetric" and inputs.kind == "images":
+    if normalise == "symmetric" and inputs.kind == "images" and not frozen:
         mean, std = np.full(width, 0.5), np.full(width, 0.5)
     if normalise == "none":
         mean, std = np.zeros(width), np.ones(width)
     numbers = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+    if backbone is not None and frozen:
+        backbone, numbers = backbone.model_copy(update={"features": FeaturesPart(**numbers)}), {}
     return Agreement(
         inputs=inputs.model_copy(update=numbers),
+        backbone=backbone,
         classes=tuple(classes),
         train=tuple(tuple(s.train_C.tolist()) for s in sums.values()),
         test=tuple(tuple(s.test_C.tolist()) for s in sums.values()),

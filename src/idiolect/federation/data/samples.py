@@ -48,15 +48,22 @@ class SiteSamples(NamedTuple):
 
     x_N: Tensor
     """As stored: uint8 images (N, channels, height, width), float32 (N, F) with NaN where a value is missing, or ids
-    (N, L) of texts."""
+    (N, L) of texts; or the features (N, d) that a frozen backbone has made."""
     y_N: Tensor
     train_N: Tensor
     """Numbers of the training samples, in the order in which they are batched."""
     test_N: Tensor
     validation_N: Tensor = torch.empty(0, dtype=torch.int64)
     """Numbers of the samples that are kept for validation; none of them is a training sample."""
-    group_N: Tensor = torch.empty(0, dtype=torch.int64)
-    """Which samples belong together; (0,) where each stands for itself."""
+    group_N: Tensor | None = None
+    """Which samples belong together, int64; None where each stands for itself."""
+    raw_N: Tensor | None = None
+    """Where there are features, what they are made of, as stored."""
+
+    @property
+    def own_N(self) -> Tensor:
+        """As stored, before a backbone."""
+        return self.x_N if self.raw_N is None else self.raw_N
 
 
 class SiteFiles:
@@ -191,12 +198,12 @@ class SiteFiles:
         for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
             y.append(torch.from_numpy(labels(part.frame[label], classes, self.where)))
             x.append(self._features(k, inputs, [label, *filter(None, [column])], look))
-        x_N, y_N, group_N = torch.cat(x), torch.cat(y), torch.empty(0, dtype=torch.int64)
+        x_N, y_N, group_N = torch.cat(x), torch.cat(y), None
         if column is not None:
             values = pd.concat([part.frame[column] for part in self._parts], ignore_index=True)
             group_N = group_numbers(values, column, self.where)
         parts = divide(
-            [len(part) for part in x], y_N.numpy(), None if column is None else group_N.numpy(), way, validation,
+            [len(part) for part in x], y_N.numpy(), None if group_N is None else group_N.numpy(), way, validation,
             seed=seed, number=number, where=self.where,
         )  # fmt: skip
         train_N, test_N, validation_N = map(torch.from_numpy, parts)
@@ -281,4 +288,4 @@ def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) ->
         for part_N in (samples.train_N, samples.test_N, samples.validation_N)
     )
     data = data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation)
-    return dataclasses.replace(data, group_R=samples.group_N if len(samples.group_N) else None)
+    return dataclasses.replace(data, group_R=samples.group_N)

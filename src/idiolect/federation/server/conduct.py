@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.data import manifest
 from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, remarks, texts_of
+from idiolect.federation.data.backbone import Backbone, check, check_samples, width_of
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
@@ -19,11 +20,11 @@ from idiolect.federation.rounds.study import study_of
 from idiolect.federation.server.engine import Sites
 from idiolect.federation.server.growth import grow
 from idiolect.federation.server.run import FILE as RUN
-from idiolect.federation.server.run import Joining, SiteRun, about, offer_of
+from idiolect.federation.server.run import Joining, SiteRun, about, offer_of, offered
 from idiolect.federation.server.study import SiteStudy
 from idiolect.runs.store import renew
 from idiolect.studies import Result, run
-from idiolect.studies.backbones import normalise_of
+from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.progress import Watcher
 from idiolect.studies.schedule import is_finished
 
@@ -73,6 +74,8 @@ def conduct(
         if out.is_dir() and any(p.name[0] != "." for p in out.iterdir()):
             raise InputError(f"{out} exists and holds no run of a federation: choose another with {option('out')}")
         site_run.write(out)
+    elif (backbone := site_run.agreement.backbone) is not None:
+        check(study, backbone.digest)
     joining = Joining(site_run, out, say)
     talk.introduce = joining.introduce
 
@@ -143,10 +146,12 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
         answers = talk.ask(questions, take, patience, stop)
         return {i: answers[i] for i in sorted(answers)}
 
-    offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), {})
+    backbone = Backbone.of(study)
+    offers: dict[int, Offer] = ask("study", range(count), lambda i, m: offer_of(m), offered(backbone))
     by_site = {talk.sites[i]: offer for i, offer in offers.items()}
     try:
         inputs, classes = common_form(by_site, study.task)
+        check_samples(study, inputs.form, len(classes))
     except InputError as error:  # who can mend it is at a site
         talk.ask(
             {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
@@ -157,13 +162,12 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     for sentence in sentences:
         say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
-    site_sums: dict[int, Sums] = ask(
-        "inputs", offers, lambda i, m: checks.sums_of(m, len(classes), len(inputs.mean)), features
-    )
-    agreement = agree(inputs, classes, {talk.sites[i]: sums for i, sums in site_sums.items()}, normalise_of(study))
+    width = width_of(study, len(inputs.mean))
+    site_sums: dict[int, Sums] = ask("inputs", offers, lambda i, m: checks.sums_of(m, len(classes), width), features)
+    by_name = {talk.sites[i]: sums for i, sums in site_sums.items()}
+    agreement = agree(inputs, classes, by_name, normalise_of(study), backbone, frozen=is_frozen(study))
     texts = texts_of(inputs, list(site_sums.values()))
-    network = study.task_of(agreement.federation(study.name)).network
-    agreement = agreement.model_copy(update={"frozen": network.frozen_digest})
+    study.task_of(agreement.federation(study.name))  # which must be possible before anything is written
     site_run = SiteRun(text, run_id, agreement.among(talk.sites), secrets.randbits(62), texts)
     ask("begin", site_sums, lambda i, m: None, {"agreement": site_run.agreement.model_dump(mode="json")})
     for i in range(count):

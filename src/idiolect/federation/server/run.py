@@ -17,6 +17,7 @@ from idiolect.data import manifest
 from idiolect.deploy.make import frequent
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import Agreement, Offer, texts_of, unknown_texts
+from idiolect.federation.data.backbone import Backbone
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
@@ -126,7 +127,7 @@ class Joining:
             return [self._question("inputs", client, features, on_sums)]
 
         def on_sums(message: Message) -> list[Question]:
-            sums = checks.sums_of(message, len(agreement.classes), len(agreement.inputs.mean))
+            sums = checks.sums_of(message, len(agreement.classes), agreement.width)
             more = texts_of(agreement.inputs, [sums])
             texts = tuple(a + b for a, b in zip(self.site_run.texts, more, strict=True))
             self.site_run = self.site_run._replace(
@@ -140,7 +141,7 @@ class Joining:
             [begin] = self.introduce(client, request)
             return [begin._replace(about=dict(begin.about) | {"late": round})]
 
-        return [self._question("study", client, {}, on_offer)]
+        return [self._question("study", client, offered(agreement.backbone), on_offer)]
 
     def _question(self, kind: str, client: int, more: dict[str, Any], then: Any = None) -> Question:
         return Question(about(kind, self.site_run.study, self.site_run.run, client) | more, {}, then)
@@ -155,6 +156,11 @@ def about(kind: str, study: str, run: str, client: int) -> dict[str, Any]:
     return {
         "kind": kind, "study": study, "digest": digest(study), "run": run, "number": client, "version": __version__
     }  # fmt: skip
+
+
+def offered(backbone: Backbone | None) -> dict[str, Any]:
+    """What the question for a site's offer says of the backbone."""
+    return {} if backbone is None else {"backbone": backbone.digest}
 
 
 def offer_of(message: Message) -> Offer:

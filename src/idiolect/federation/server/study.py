@@ -10,12 +10,12 @@ from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
 from idiolect.data import FederatedData
 from idiolect.deploy.make import Elsewhere
-from idiolect.deploy.schema import Inputs
+from idiolect.federation.data.backbone import check
 from idiolect.federation.server.engine import Remote
 from idiolect.federation.server.run import SiteRun
-from idiolect.models.pretrained import is_pretrained, settings_of, spec_of
 from idiolect.simulation import Job
 from idiolect.studies import Study
+from idiolect.studies.backbones import check_frozen, is_frozen
 from idiolect.studies.method_use import Use
 from idiolect.studies.study_file import settings_of_file
 
@@ -30,19 +30,18 @@ class SiteStudy(Study):
     """A study whose samples are at the sites of a federation."""
 
     _at_sites: FederatedData | None = PrivateAttr(None)
-    _secret: int | None = PrivateAttr(None)
-    _inputs: Inputs | None = PrivateAttr(None)
+    _site_run: SiteRun | None = PrivateAttr(None)
 
-    def with_agreement(self, data: FederatedData, secret: int | None = None, inputs: Inputs | None = None) -> SiteStudy:
-        """The study with what the sites have agreed on, and the seed of the noise that only the server knows."""
+    def with_agreement(self, data: FederatedData, site_run: SiteRun | None = None) -> SiteStudy:
+        """The study with what the sites have agreed on, and their run."""
         study = self.model_copy()
-        study._at_sites, study._secret, study._inputs = data, secret, inputs
+        study._at_sites, study._site_run = data, site_run
         return study
 
     def at_server(self, site_run: SiteRun) -> SiteStudy:
         """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file."""
         data, study = site_run.agreement.federation(self.name), self.model_copy(update={"save_predictions": False})
-        return study.with_agreement(data, site_run.secret, site_run.inputs)
+        return study.with_agreement(data, site_run)
 
     def federation(self) -> FederatedData:
         """Who has how many samples of which class; the samples themselves are at the sites."""
@@ -57,13 +56,20 @@ class SiteStudy(Study):
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
-        return job._replace(build=Remote(job.build), secret=self._secret)
+        secret = None if self._site_run is None else self._site_run.secret
+        return job._replace(build=Remote(job.build), secret=secret)
 
     def elsewhere(self, job: Job) -> Elsewhere | None:
-        """What the server knows of the sites' samples, and the method that they run."""
-        if self._inputs is None or not isinstance(job.build, Remote):
+        """What the server knows of the sites' samples, and the method that they run.
+
+        Raises:
+            InputError: the backbone on this machine is not that of the run.
+        """
+        if self._site_run is None or not isinstance(job.build, Remote):
             return None
-        return Elsewhere(job.build.real, self._inputs)
+        backbone = self._site_run.agreement.backbone
+        check(self, backbone.digest if backbone else "")
+        return Elsewhere(job.build.real, self._site_run.inputs)
 
 
 def look(path: Path, federation: str) -> Study:
@@ -95,11 +101,12 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         )
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
-    if is_pretrained(study.model) and settings_of(spec_of(study.model)).adapt == "frozen":
-        raise InputError(
-            f"{path}: {study.model} with adapt=frozen is for a simulation as yet, because sites keep no features: "
-            "write adapt=lora"
-        )
+    if is_frozen(study):
+        try:
+            for use in study.methods:
+                check_frozen(study.of(use))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"

@@ -44,26 +44,26 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             f"all {len(y_N)} test samples of {model.cell.site} are of one class, which compares no models: predict "
             "with its state folder, or export that"
         )
-    group_R = ready.group_N if len(ready.group_N) else None
-    ones_N = torch.ones(len(ready.train_N))
-    rows = Data(ready.x_N, ready.y_N, ready.train_N, ones_N, group_R=() if group_R is None else group_R)
-    group_N = None if group_R is None else group_R[ready.test_N]
-    down = model.model().down
+    seen = model if ready.raw_N is None else model.on_features()
+    ones_N, group_R = torch.ones(len(ready.train_N)), () if ready.group_N is None else ready.group_N
+    rows = Data(ready.x_N, ready.y_N, ready.train_N, ones_N, group_R=group_R)
+    group_N = None if ready.group_N is None else ready.group_N[ready.test_N]
+    down = seen.model().down
 
     def client_of(name: harm.Name, client: Tree) -> Tree:
         with blame(f"the {name} model, {len(ready.train_N)} samples"):
-            return tree.copy(model.methods[name].personalise(down, tree.copy(client), rows, model.key()))
+            return tree.copy(seen.methods[name].personalise(down, tree.copy(client), rows, seen.key()))
 
     with OneThread():
-        clients: dict[harm.Name, Tree] = {"global": client_of("global", model.before), "personal": model.model().client}
+        clients: dict[harm.Name, Tree] = {"global": client_of("global", seen.before), "personal": seen.model().client}
         if len(ready.train_N) >= harm.FEW_FOR_LOCAL:
-            clients["local"] = client_of("local", model.fresh)
+            clients["local"] = client_of("local", seen.fresh)
         x_N = ready.x_N[ready.test_N]
         logp: dict[harm.Name, torch.Tensor] = {
-            name: log_probabilities(Personal(down, client), model.methods[name], x_N).double()
+            name: log_probabilities(Personal(down, client), seen.methods[name], x_N).double()
             for name, client in clients.items()
         }
-        candidates = Candidates(clients, harm.choice_of(logp, y_N, model.key("folds"), group_N))
+        candidates = Candidates(clients, harm.choice_of(logp, y_N, seen.key("folds"), group_N))
     return ship(model, candidates, Samples(x_N, y_N, group_N), out, name=model.cell.site, ships=ships)
 
 
@@ -79,4 +79,4 @@ def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
             f"{samples.where} is not the data with which {cell.site} took part: give the same files, so that the "
             "models are compared on samples that none of them was trained on"
         )
-    return own
+    return own if model.features is None else model.features.of(cell.study, own)

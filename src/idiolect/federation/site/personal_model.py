@@ -24,7 +24,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, reference
-from idiolect.deploy.bundle import Bundle, Personal, write
+from idiolect.deploy.bundle import Bundle, Personal, about_features, write
 from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
 from idiolect.deploy.predict import prediction_table, threshold_of
 from idiolect.deploy.samples import Samples
@@ -33,6 +33,7 @@ from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.messages import by_path, pack
+from idiolect.federation.site.features import SiteFeatures
 from idiolect.federation.site.personal_state import Vault
 from idiolect.simulation.client_runner import EvaluationResult
 from idiolect.studies import Study
@@ -68,7 +69,10 @@ class SiteModel(Bundle):
     Attributes:
         cell: of which study it is.
         fingerprint: of the samples that the site had.
+        features: makes features of the site's samples, where the model was read from a state folder.
     """
+
+    features: SiteFeatures | None = None
 
     def __init__(
         self,
@@ -86,6 +90,12 @@ class SiteModel(Bundle):
     def round(self) -> int:
         """After which the model is."""
         return self.about.key.round
+
+    def on_features(self) -> SiteModel:
+        """The same model behind a frozen backbone: its network takes the features that it makes."""
+        return SiteModel(
+            self.folder, about_features(self.about), self.digest, self.cell, self._arrays, self.fingerprint
+        )
 
     def model(self, name: str | int | None = None) -> Personal:
         """The model.
@@ -209,7 +219,7 @@ def keep(
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
     if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
-        group_N = samples.group_N[samples.test_N] if len(samples.group_N) else None
+        group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
         test_samples = Samples(samples.x_N[samples.test_N], y_N, group_N)
         try:
             with OneThread():
@@ -245,7 +255,8 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
 def fingerprint(samples: SiteSamples) -> str:
     """Names a site's samples, their labels and which of them are for tests."""
     digest = hashlib.sha256()
-    for array in samples if len(samples.group_N) else samples[:-1]:
+    groups = () if samples.group_N is None else (samples.group_N,)
+    for array in (samples.own_N, *samples[1:5], *groups):
         digest.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -32,6 +32,10 @@ class MissingState(Exception):
     """The version that a round builds on is not here."""
 
 
+class MissingKey(InputError):
+    """A file is encrypted, and there is no key."""
+
+
 class Vault:
     """Reads and writes states: encrypted if there is a key, and always with a seal that nobody else can make.
 
@@ -102,6 +106,7 @@ class Vault:
         """The message in a file whose plain values are ``about``, and maybe more; ``fix`` ends an error's sentence.
 
         Raises:
+            MissingKey: it is encrypted, and there is no key.
             InputError: it has changed, belongs to something else, or the key is not the right one.
         """
         key = option("state_key")
@@ -110,7 +115,7 @@ class Vault:
                 raise ValueError("it is a link")
             content = files.read(path)
             if content.startswith(_SECRET) and self._key is None:
-                raise InputError(f"{path} is encrypted: give {key}, the file of its key")
+                raise MissingKey(f"{path} is encrypted: give {key}, the file of its key")
             message = unpack(self._content_of(content, path.name))
             if not message.about.items() >= about.items():
                 raise Refusal("it belongs to another study, method or round")

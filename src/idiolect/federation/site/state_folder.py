@@ -13,8 +13,10 @@ import pydantic
 from idiolect.core.documents import read_json
 from idiolect.core.errors import IdiolectError, InputError, argument, listed, nearest, option
 from idiolect.federation.data.agreement import Agreement
+from idiolect.federation.data.backbone import check
 from idiolect.federation.messages import Refusal
 from idiolect.federation.rounds.study import study_of
+from idiolect.federation.site.features import SiteFeatures
 from idiolect.federation.site.personal_model import FILE, SiteCell, SiteModel, read
 from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.site.worker import AGREEMENT, belonging, place
@@ -66,9 +68,11 @@ def site_model(
             f"{folder} has no model of {label}, seed {seed}, yet: a site's model is kept when it is measured, which is "
             f"every {run.study.evaluation} rounds and after the last one; let the site take part until then"
         )
+    check(run.study, run.agreement.backbone.digest if run.agreement.backbone else "")
     vault = Vault.of(folder, key)
     cell = SiteCell(run.study, run.agreement, run.number, use, seed)
     model = read(path, vault, cell, belonging(run.digest, run.run, label, seed))
+    model.features = SiteFeatures(folder, vault)
     if run.study.protocol.round == "best_validation":
         log.warning(
             "%s: the model of %s is from round %d of at most %d, this site's last evaluation of it; the study may "

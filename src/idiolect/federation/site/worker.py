@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from idiolect.core import frozen, keys, tree
+from idiolect.core import keys, tree
 from idiolect.core.documents import read_json
 from idiolect.core.errors import Diverged, IdiolectError, Interrupted, RunError
 from idiolect.core.method import Down
@@ -25,11 +25,13 @@ from idiolect.deploy.bundle import Personal
 from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement, plain
+from idiolect.federation.data.backbone import check
 from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, division_of, reading_of, sums
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal, by_path, pack, question_bytes, trees_of, unpack
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.study import digest, study_of
+from idiolect.federation.site.features import SiteFeatures
 from idiolect.federation.site.personal_model import FILE as MODEL
 from idiolect.federation.site.personal_model import SiteCell, fingerprint, keep, model_round
 from idiolect.federation.site.personal_state import MissingState, PersonalState, Vault
@@ -85,7 +87,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._identity = identity
         self._samples, self._number, self._folder, self._policy = samples, number, folder, policy
-        self._vault, self._say = vault, say
+        self._vault, self._say, self._features = vault, say, SiteFeatures(folder, vault)
         self._participations: dict[tuple[str, str], _Participation] = {}
         self._offers: dict[tuple[str, str], Study] = {}
         self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
@@ -132,6 +134,7 @@ class Worker:
         """A study is offered: check it, and say what is needed to agree on features and classes."""
         about = message.about
         study = self._read(about)
+        check(study, str(about.get("backbone", "")))
         self._offers[about["digest"], about["run"]] = study
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
@@ -152,10 +155,10 @@ class Worker:
         """Features and classes are agreed: say how many samples there are, and their sums."""
         about = message.about
         study = self._offers[about["digest"], about["run"]]
-        inputs, classes = _inputs_of(about["inputs"]), tuple(map(str, about["classes"]))
-        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=False, **division_of(study))
+        inputs, classes = Inputs.model_validate(about["inputs"]), tuple(map(str, about["classes"]))
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
+        samples = self._ready(study, inputs, classes, look=False)
         return {}, by_path("sums", sums(samples, len(classes))._asdict())
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -188,14 +191,17 @@ class Worker:
         if not 0 <= self._number < len(agreement.names):
             raise Refusal(f"this site is client {self._number} of {len(agreement.names)}")
         folder = self._at(study_digest, run)
-        samples = self._samples.encode(
-            agreement.inputs, agreement.classes, study.data_seed, self._number, look=agreement.inputs.kind == "table",
-            **division_of(study),
-        )  # fmt: skip
-        data = alone(samples, agreement, self._number, study.name)
-        frozen.check(agreement.frozen, study.task_of(data).network.frozen_digest)
+        check(study, agreement.backbone.digest if agreement.backbone else "")
+        look = agreement.inputs.kind == "table"
+        samples = self._ready(study, agreement.inputs, agreement.classes, look=look)
         entry = self._participations[study_digest, run] = _Participation(study, folder, samples, agreement)
         return entry
+
+    def _ready(self, study: Study, inputs: Inputs, classes: Sequence[str], *, look: bool) -> SiteSamples:
+        """This site's samples in the agreed form, as features where a frozen backbone makes them."""
+        how = division_of(study)
+        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, **how)
+        return self._features.of(study, samples)
 
     def _at(self, study_digest: str, run: str) -> Path:
         if not _HEX.fullmatch(study_digest) or not _HEX.fullmatch(run):
@@ -370,7 +376,3 @@ def place(folder: Path, label: str, seed: int) -> Path:
 def belonging(study: str, run: str, label: str, seed: int) -> dict[str, Any]:
     """What a state belongs to: the digest of a study, a run, a method and a seed."""
     return {"study": study, "run": run, "method": label, "seed": seed}
-
-
-def _inputs_of(values: Mapping[str, Any]) -> Inputs:
-    return Inputs.model_validate(values)

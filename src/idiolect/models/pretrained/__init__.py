@@ -10,11 +10,15 @@ from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
 from idiolect.models.pretrained.features import FrozenBackbone, frozen_backbone
 from idiolect.models.pretrained.networks import check_inputs, on_features, on_samples
-from idiolect.models.pretrained.settings import is_pretrained, settings_of, spec_of, text_of
+from idiolect.models.pretrained.readers import read
+from idiolect.models.pretrained.settings import code_of, is_pretrained, settings_of, spec_of, text_of
 from idiolect.models.pretrained.tokenizers import tokenizer_of
 
 __all__ = [
     "FrozenBackbone",
+    "check_inputs",
+    "code_of",
+    "digest_of",
     "frozen_backbone",
     "is_pretrained",
     "network",
@@ -23,6 +27,15 @@ __all__ = [
     "text_of",
     "tokenizer_of",
 ]
+
+
+def digest_of(model: str) -> str:
+    """The SHA-256 of a model's backbone and its preprocessing; "" if it has none.
+
+    Raises:
+        InputError: the backbone cannot be read.
+    """
+    return read(settings_of(spec_of(model))).digest if is_pretrained(model) else ""
 
 
 def network(
