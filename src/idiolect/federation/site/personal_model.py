@@ -219,7 +219,8 @@ def keep(
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
     if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
-        test_samples = Samples(samples.x_N[samples.test_N], y_N)
+        group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
+        test_samples = Samples(samples.x_N[samples.test_N], y_N, group_N)
         try:
             with OneThread():
                 content = reference.of_site(site, test_samples, measures.p_NC.argmax(1), site.key("watch"))
@@ -254,7 +255,8 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
 def fingerprint(samples: SiteSamples) -> str:
     """Names a site's samples, their labels and which of them are for tests."""
     digest = hashlib.sha256()
-    for array in (samples.own_N, *samples[1:5]):
+    groups = () if samples.group_N is None else (samples.group_N,)
+    for array in (samples.own_N, *samples[1:5], *groups):
         digest.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
