@@ -14,7 +14,18 @@ from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, search_moments, stratified_folds
 from idiolect.statistics.moments import moments, total, weights_by_class
-from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
+from idiolect.training import (
+    Batch,
+    add,
+    batches,
+    cross_entropy_mean,
+    features,
+    require_classes,
+    rows,
+    sgd,
+    stateless,
+    trained_loss,
+)
 
 PERSONAL = ("min_count_adapt", "drop_last_adapt")
 SEARCH = {"ridge": "0.01..10:log"}
@@ -121,6 +132,7 @@ def pfedfda(
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """
+    require_classes(task, "pfedfda", "its head is made from a Gaussian of each class")
     network, classes, width = task.network, task.classes, task.network.width
 
     def repair(cov_dd: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import is_integer
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.data.custom import images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
@@ -25,7 +26,7 @@ from idiolect.data.custom.questions import answered
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.partitions.apart import Splitting, splitting_of
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.deploy.groups import group_numbers, group_of
