@@ -33,7 +33,7 @@ PARTS = {
     "optimiser": (),
     "feature passes": ("features",),
     "statistics": ("moments", "estimate", "lda_head", "interpolate", "weights_by_class", "class_products"),
-    "beta": ("stratified_folds", "search"),
+    "beta": ("stratified_folds", "search_moments", "search"),
     "order of rows": ("batches",),
     "the rest": (),
 }

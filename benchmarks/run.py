@@ -2,7 +2,8 @@
 
 Every script prints ratios from one run. ``--write`` keeps what they print in RESULTS.md, with the machine and the date;
 of a part of them, named with ``--only``, their sections alone are written anew.
-What needs a GPU (gpu.py) is left out where there is none.
+What needs a GPU (gpu.py) is left out where there is none, and so is what needs a pretrained backbone where
+$IDIOLECT_BACKBONE names no folder of one for texts, and $IDIOLECT_TEXTS no table of texts (see pretrained.py).
 
     python benchmarks/run.py [--write] [--only engine,methods]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import platform
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import torch
 from idiolect.core.processor import cores
 
 HERE = Path(__file__).parent
+BACKBONE = "$IDIOLECT_BACKBONE $IDIOLECT_TEXTS"
 RESULTS = HERE / "RESULTS.md"
 SCRIPTS = {
     "methods": (
@@ -47,9 +50,21 @@ SCRIPTS = {
     "deploy": ("Every method outside of a run, and predictions against a plain loop", ""),
     "whole": ("Whole commands, with what a user waits for beside the rounds", ""),
     "federation": ("A federation beside its link alone, and beside the simulator", ""),
+    "pretrained": ("Features of a frozen backbone against its library's own encoding", BACKBONE),
+    "pretrained_rounds": ("Rounds on the features of a frozen backbone", BACKBONE),
+    "lora": ("Adapters: a round against a bare loop, and the memory of four workers", BACKBONE),
     "engine": ("The engine against a bare loop, and workers against one", ""),
     "gpu": ("The vectorised engine on a GPU", ""),
 }
+
+
+def missing(name: str, arguments: str) -> str:
+    """What a script needs and this machine does not have; "" if there is all."""
+    if name == "gpu" and not torch.cuda.is_available():
+        return "GPU"
+    if arguments == BACKBONE and "$" in os.path.expandvars(BACKBONE):
+        return "pretrained backbone"
+    return ""
 
 
 def machine() -> str:
@@ -64,7 +79,7 @@ def machine() -> str:
 def run(name: str, arguments: str) -> str:
     """What a script prints, shown as it comes."""
     lines = []
-    command = [sys.executable, "-u", str(HERE / f"{name.split()[0]}.py"), *arguments.split()]
+    command = [sys.executable, "-u", str(HERE / f"{name.split()[0]}.py"), *map(os.path.expandvars, arguments.split())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -89,8 +104,8 @@ def main() -> None:
         title, arguments = SCRIPTS[name]
         shown = f"python benchmarks/{name.split()[0]}.py {arguments}".rstrip()
         print(f"\n{title}\n{shown}", flush=True)
-        if name == "gpu" and not torch.cuda.is_available():
-            said = "Not yet measured: there was no GPU.\n"
+        if absent := missing(name, arguments):
+            said = f"Not yet measured: there was no {absent}.\n"
             print(said, end="")
         else:
             said = run(name, arguments)

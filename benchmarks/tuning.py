@@ -4,7 +4,8 @@ The main job (examples/digits.yaml), seven methods. Three things are timed after
 in one study to the end (shared training, two jobs at a time, but no halving); and each trial in a run of its own. None
 measures test samples.
 
-    python benchmarks/tuning.py [--trials 20] [--search lr=0.001..0.3:log] [--workers N] [--without-runs]
+    python benchmarks/tuning.py [--trials 20] [--search lr=0.001..0.3:log] [--validation 0.4] [--seed 0]
+                                [--workers N] [--without-runs]
 """
 
 from __future__ import annotations
@@ -39,14 +40,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--search", action="append", help="as for idiolect tune")
+    parser.add_argument(
+        "--validation", type=float, help="share of each client's training samples; default: as tune does"
+    )
+    parser.add_argument("--seed", type=int, help="of the search; default: the study's first")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--without-runs", action="store_true", help="leave the runs one by one out")
     options = parser.parse_args()
     search = dict(text.partition("=")[::2] for text in options.search or ["default"])
     study = idl.Study.read(ROOT / "examples" / "digits.yaml")
+    if options.validation:
+        held_out = study.protocol.model_copy(update={"validation": options.validation})
+        study = study.model_copy(update={"protocol": held_out})
     folder = Path(tempfile.mkdtemp())
     start = time.perf_counter()
-    tuning = idl.tune(study, search, folder / "search", trials=options.trials, workers=options.workers)
+    tuning = idl.tune(
+        study, search, folder / "search", trials=options.trials, seed=options.seed, workers=options.workers
+    )
     searched = time.perf_counter() - start
     trials = tuning.each_trial
     print(f"search: {len(trials)} trials of {len(study.methods)} methods in {searched:.0f} s")

@@ -95,6 +95,32 @@ def test_training_by_adam_satisfies(
     _apply(check, toy.by_adam(toy.builder(name, **options)), tmp_path, shared)
 
 
+AT_CLIENTS = ["engines_agree", "resumes_exactly", "inputs_unchanged", "padding_invisible", "maps_over_clients",
+              "hard_clients", "declaration_fits", "newcomers_join"]  # fmt: skip
+KEEPING = [
+    *(("fedavg", pattern, check) for pattern in ("head", "*bias") for check in SPECIMENS),
+    *((name, "body.1.bias", check) for name in ("fedavg_ft", "fedprox", "ditto", "fedrep", "fedper", "fedpac",
+                                                "pfedfda", "fedshrink", "fedlda", "fedcr") for check in AT_CLIENTS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pattern", "check"), KEEPING)
+def test_a_method_whose_clients_keep_weights_satisfies(
+    name: str, pattern: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    _apply(check, toy.keeping(name, pattern), tmp_path, shared)
+
+
+@pytest.mark.parametrize("check", ["engines_agree", "resumes_exactly", "inputs_unchanged", "relabelling_invisible",
+                                   "hard_clients", "newcomers_join", "predicts_probabilities"])  # fmt: skip
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedfda"])
+def test_normalisation_that_stays_satisfies(
+    name: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]
+) -> None:
+    """FedBN: its weights and its statistics stay at the client."""
+    _apply(check, toy.normalised(toy.keeping(name, "normalisation")), tmp_path, shared)
+
+
 @pytest.mark.parametrize(("check", "specimen"), [(c, s) for c, every in SPECIMENS.items() for s in every])
 def test_check_finds(check: str, specimen: toy.Build, tmp_path: Path, shared: dict[str, Callable[..., None]]) -> None:
     with pytest.raises((AssertionError, RuntimeError)) as caught:

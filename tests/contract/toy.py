@@ -81,6 +81,11 @@ def with_server(name: str, server: ServerOptimiser) -> Build:
     return partial(_build, name, methods.settle(name, {}), server=server)
 
 
+def keeping(name: str, pattern: str, **options: object) -> Build:
+    """A published method whose clients keep some weights by a rule of the study."""
+    return partial(_build, name, methods.settle(name, options), personal_weights=pattern)
+
+
 def normalised(build: Build) -> Build:
     """A method on a network with batch normalisation in body and head, whose statistics stay at the clients."""
     return partial(_normalised, build)
@@ -104,8 +109,11 @@ def _by_adam(build: Build, task: Task) -> Method:
     return build(replace(task, training=replace(task.training, optimiser=Adam(lr=0.01))))
 
 
-def _build(name: str, options: dict[str, object], task: Task, server: ServerOptimiser = AVERAGE) -> Method:
-    return methods.build(name, options, task, server=server)
+def _build(
+    name: str, options: dict[str, object], task: Task, server: ServerOptimiser = AVERAGE,
+    personal_weights: str | None = None,
+) -> Method:  # fmt: skip
+    return methods.build(name, options, task, server=server, personal_weights=personal_weights)
 
 
 def rows(federation: FederatedData, client: int, *, padding: int = 0) -> Data:

@@ -353,7 +353,7 @@ def frame(**columns):
         (frame(hospital=[1, 2]), {"client_column": "hospitals"}, "client_column: table has no column 'hospitals'; did"),
         (frame(), {"drop": ["b"]}, "drop: table has no column 'b'"),
         (frame(), {"drop": ["y"]}, "must be different columns"),
-        (frame(), {"client_column": "y"}, "target y, client_column y and drop none must be different columns"),
+        (frame(), {"client_column": "y"}, "target y and client_column y must be different columns, and 'y' is in two"),
         (frame(y=[0, 1, None]), {}, r"target 'y' of table is missing in 1 of 3 rows \(the first is row 2"),
         (frame(y=["u", " ", "v"]), {}, r"is missing in 1 of 3 rows \(the first is row 1"),
         (frame(y=[[1], [2]]), {}, "target 'y' of table holds lists or the like: give one number or one text"),
@@ -377,8 +377,8 @@ def frame(**columns):
         (frame(a=[]), {}, "table has no rows"),
         (pd.DataFrame([[1, 2, 0]], columns=["a", "a", "y"]), {}, r"more than once \(a\): rename them"),
         (pd.DataFrame([[1, 2, 0]], columns=["1", 1, "y"]), {}, r"more than once \(1\): rename them"),
-        (frame(), {"test": frame(b=[1, 2])}, "training and test split differ in the columns b: give both the same"),
-        (frame(), {"test": frame(a=["u", "v"])}, "column 'a' has numbers in one split and texts in the other"),
+        (frame(), {"test": frame(b=[1, 2])}, "training split and the test split differ in the columns b: give"),
+        (frame(), {"test": frame(a=["u", "v"])}, "column .a. has numbers in table: the training split and texts in"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said(table, options, message):
@@ -563,7 +563,11 @@ def test_names_that_are_numbers_are_no_data_where_the_target_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.xlsx", b"PK", r"a.xlsx is not a table that idiolect reads: give one of .csv, .tsv, .parquet, .jsonl"),
+        (
+            "a.xlsx",
+            b"PK",
+            r"a.xlsx is not a table that idiolect reads: give one of .csv, .tsv, .data, .parquet, .jsonl",
+        ),
         ("a.parquet", b"no", "a.parquet cannot be read as parquet .*: write the file again"),
         ("a.jsonl", b"{no", "a.jsonl is not a table .*: write one JSON object per line"),
     ],
@@ -573,8 +577,9 @@ def test_files_of_another_kind(tmp_path, name, content, message):
         open_data(save(tmp_path, content, name))
 
 
-def test_several_tables_are_not_guessed_between(tmp_path):
-    for name in ("north.csv", "south.csv"):
+@pytest.mark.parametrize("names", [("a.csv", "b.tsv"), ("d-00000-of-00002.csv", "d-00001-of-00002.csv")])
+def test_several_tables_are_not_guessed_between(names, tmp_path):
+    for name in names:
         save(tmp_path, PATIENTS, name)
     with pytest.raises(InputError, match="give one of its tables, or call them train and test"):
         open_data(tmp_path)

@@ -13,11 +13,17 @@ import idiolect as idl
 from idiolect import methods
 from idiolect.core.method import Data
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.estimator import load
 from idiolect.deploy.export import export
 from idiolect.deploy.join import join
 from idiolect.deploy.samples import Samples
 
-NAMES = sorted(methods.ours())
+KEPT = [
+    "fedavg:personal=head", "fedavg_ft:personal=*1.weight", "ditto:personal=body.1.bias+head.bias",
+    "pfedfda:personal=body.1.bias", "fedcr:personal=body.1.*s",
+]  # fmt: skip
+"""Methods whose clients keep weights by a rule of the study."""
+NAMES = [*sorted(methods.ours()), *KEPT]
 CLIENTS = 4
 
 
@@ -89,7 +95,7 @@ def test_what_a_site_ships_is_one_onnx_file(name, run, data, tmp_path: Path) -> 
     assert export(site, tmp_path / "m.onnx", x_R=data.x_R[data.test[CLIENTS]]).difference < 1e-5
 
 
-@pytest.mark.parametrize("name", ["fedcr", "fedem", "knnper", "pfedfda"])
+@pytest.mark.parametrize("name", ["fedcr", "fedem", "knnper", "pfedfda", KEPT[0], KEPT[2]])
 def test_onnx_gives_the_same_probabilities(name, run, data, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     run.bundle(name, tmp_path / "b", client="1")
@@ -105,6 +111,27 @@ def test_onnx_gives_the_same_probabilities(name, run, data, tmp_path: Path) -> N
     program = torch.export.load(tmp_path / "m.pt2").module()
     with torch.no_grad():
         np.testing.assert_allclose(program(x_R).numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KEPT[:4])
+def test_a_bundle_says_which_weights_stay_and_a_site_gets_its_own(name, run, data, tmp_path: Path) -> None:
+    """The classifier of scikit-learn joins as a site does; the numbers of the messages are those of the run."""
+    run.bundle(name, tmp_path / "b")
+    bundle = Bundle.read(tmp_path / "b")
+    assert bundle.about.training.personal == name.partition("=")[2]
+    r = run.records.query("method == @name and stage == 'wire' and client == 0").groupby("metric")["value"].first()
+    assert (bundle.about.revealed.bytes_down, bundle.about.revealed.bytes_up) == (r["bytes_down"], r["bytes_up"])
+    assert bundle.about.revealed.joins_by == "training"
+    rows = torch.cat([data.train[CLIENTS], data.train[0]])
+    classifier = load(tmp_path / "b").set_params(ships="personal").fit(data.x_R[rows].numpy(), data.y_R[rows].numpy())
+    site = join(bundle, Samples(data.x_R[rows], data.y_R[rows]), tmp_path / "site", ships="personal")
+    weights = site.model().client.weights
+    start = bundle.fresh.weights
+    for part in ("body", "head"):
+        kept, before = getattr(weights, part), getattr(start, part)
+        assert all(not torch.equal(kept[n], before[n]) for n in before)
+    wanted = log_probabilities(site.model(), site.predicting, data.x_R[rows]).exp().double()
+    np.testing.assert_allclose(classifier.predict_proba(data.x_R[rows].numpy()), wanted, atol=1e-6)
 
 
 def test_all_clients_share_the_body_on_disk(run, recorded, data, tmp_path: Path) -> None:

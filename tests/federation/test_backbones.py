@@ -43,7 +43,8 @@ def test_the_numbers_are_those_of_a_simulation_and_the_backbone_is_not_sent(
     tmp_path: Path, write: Any, samples: Any, more: dict[str, str]
 ) -> None:
     backbone, files = write(tmp_path / "backbone"), samples(tmp_path)
-    study(tmp_path, "fedavg, fedper", rounds=2, model=f"'hf:{backbone},adapt=lora(r=2)'", **more)
+    methods = "fedavg, fedper, 'fedavg:personal=*lora_B*'"
+    study(tmp_path, methods, rounds=2, model=f"'hf:{backbone},adapt=lora(r=2)'", **more)
     whole = study_for(tmp_path / "study.yaml", "trial")
     link = Loop(workers(tmp_path / "states", files))
     records = conduct(whole, link, list(link.workers), tmp_path / "run", Events(quiet=True)).records
@@ -54,6 +55,9 @@ def test_the_numbers_are_those_of_a_simulation_and_the_backbone_is_not_sent(
     sent = b"".join(pack(*message) for _, message in [*link.sent, *link.received])
     weights = load_file(backbone / "model.safetensors").values()
     assert not any(weight.numpy().tobytes() in sent for weight in weights if weight.numel() > 99)
+    paths = [" ".join(m.arrays) for _, m in [*link.sent, *link.received] if m.about["kind"] == "local"]
+    both, one = (len([p for p in paths if "lora_A" in p and ("lora_B" in p) == also]) for also in (True, False))
+    assert both == 2 * one > 0  # two methods send both factors, and one keeps the second at the site
 
 
 @pytest.mark.parametrize(

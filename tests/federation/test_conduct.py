@@ -45,7 +45,8 @@ def _same(one: pd.DataFrame, other: pd.DataFrame) -> None:
 
 def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> None:
     protocol = "{stage: personalised, also: [received, trained]}"
-    study(tmp_path, "fedavg, scaffold, fedper", rounds=2, participation=0.6, protocol=protocol)
+    methods = "fedavg, scaffold, fedper, 'fedavg:personal=head', 'ditto:personal=*bias'"
+    study(tmp_path, methods, rounds=2, participation=0.6, protocol=protocol)
     found = _run(tmp_path, Loop(workers(tmp_path / "states", files)))
     whole = study_for(tmp_path / "study.yaml", "trial")
     samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
@@ -66,14 +67,18 @@ def test_sites_know_the_round_and_the_last_one(schedule: str, files: Files, tmp_
     assert not np.allclose(found.records["value"], constant["value"]), "the schedule changes nothing"
 
 
-def test_states_and_samples_stay_at_the_sites(files: Files, tmp_path: Path) -> None:
-    study(tmp_path, "fedper", rounds=1)
+@pytest.mark.parametrize(
+    ("methods", "stays"),
+    [("fedper", "head"), ("'fedavg:personal=head'", "head"), ("'fedprox:personal=*bias'", "bias")],
+)
+def test_states_and_samples_stay_at_the_sites(methods: str, stays: str, files: Files, tmp_path: Path) -> None:
+    study(tmp_path, methods, rounds=1)
     link = Loop(workers(tmp_path / "states", files))
     _run(tmp_path, link)
     sent = [message for _, message in link.received if message.about["kind"] == "local"]
     assert len(sent) == len(NAMES)
     paths = {path for message in sent for path in message.arrays}
-    assert not [path for path in paths if "head" in path]  # FedPer's personal part
+    assert not [path for path in paths if stays in path]
     assert {tuple(message.about) for message in sent} == {("kind", "ticket", "round", "version", "info", "seconds")}
     assert list((tmp_path / "states" / "north").rglob("round-1.state"))
 

@@ -38,7 +38,7 @@ from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import key_of
 from rehearsal import rehearsed
 
-EVERY = sorted(methods.ours())
+EVERY = [*sorted(methods.ours()), "fedavg:personal=head", "pfedfda:personal=*bias", "ditto:personal=head+body.?.bias"]
 ROWS = 60
 FEW = NAMES[:3]
 
@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     files = tables(folder, FEW, ROWS)
     rng = np.random.default_rng(9)
     pd.DataFrame(rng.normal(size=(30, 5)), columns=[f"m{k}" for k in range(5)]).to_csv(folder / "new.csv", index=False)
-    study(folder, ", ".join(EVERY), rounds=2, save_predictions="true")
+    study(folder, ", ".join(f"'{name}'" for name in EVERY), rounds=2, save_predictions="true")
     whole = study_for(folder / "study.yaml", "trial")
     link = Loop(workers(folder / "states", files))
     conduct(whole, link, FEW, folder / "run", Events(quiet=True))

@@ -72,7 +72,8 @@ def _uploads(link: Loop, round: int) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_the_numbers_are_those_of_a_simulation(kit: Path, made: Made, files: Files, tmp_path: Path) -> None:
     """With masks, without, and, but for rounding, those of plain aggregation; of means and of sums."""
-    study(tmp_path, "fedavg, scaffold, local", rounds=2, participation=0.8, secure_aggregation=True)
+    methods = "fedavg, scaffold, local, 'fedavg:personal=head'"
+    study(tmp_path, methods, rounds=2, participation=0.8, secure_aggregation=True)
     found = _run(tmp_path, kit, Loop(made())).records
     whole = study_for(tmp_path / "study.yaml", "trial")
     samples = {name: SiteFiles(file, target="label") for name, file in files.items()}

@@ -94,11 +94,12 @@ def test_round(options: dict[str, Any]) -> None:
     want = {k: alone(START, k, "Wb") for k in o.IDS}
     weight = [1.0] * len(o.IDS) if options.get("weighting") == "uniform" else [o.SIZES[k] for k in o.IDS]
     close(up.weight, weight)
-    assert set(up.value) == {"0.weight", "0.bias"}, "more than the body travels"
+    assert set(up.value.body) == {"0.weight", "0.bias"}
+    assert not up.value.head, "more than the body travels"
     assert clients == dict.fromkeys(o.IDS, ())
     for at, k in enumerate(o.IDS):
-        close(up.value["0.weight"][at], want[k]["W"] - START["W"])
-        close(up.value["0.bias"][at], want[k]["b"] - START["b"])
+        close(up.value.body["0.weight"][at], want[k]["W"] - START["W"])
+        close(up.value.body["0.bias"][at], want[k]["b"] - START["b"])
     mean = START | {n: o.average([p[n] for p in want.values()], weight) for n in "Wb"}
     same(server, mean)
 

@@ -36,6 +36,20 @@ def test_lda_head_is_bayes_rule(shrink):
     np.testing.assert_allclose(log_softmax(logits, 1), log_softmax(joint, 1), atol=1e-9)
 
 
+@pytest.mark.parametrize("several", [1, 3, 6])
+def test_several_means_with_one_covariance_make_several_heads(several):
+    g, logprior = gaussian(), prior()
+    mean_KCd = torch.tensor(np.random.default_rng(4).normal(size=(several, C, D)))
+    heads = lda_head(g._replace(mean_Cd=mean_KCd), logprior, shrink=0.2)
+    cov = 0.8 * g.cov_dd.numpy() + 0.2 * np.trace(g.cov_dd) / D * np.eye(D)
+    for k, mean in enumerate(mean_KCd.numpy()):
+        weight = np.linalg.solve(cov, mean.T).T
+        np.testing.assert_allclose(heads.weight_Cd[k], weight, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            heads.bias_C[k], logprior.numpy() - (weight * mean).sum(1) / 2, rtol=1e-9, atol=1e-12
+        )
+
+
 def test_lda_head_computes_in_float64():
     g = gaussian(dtype=torch.float32)
     exact = np.linalg.solve(g.cov_dd.numpy().astype(float), g.mean_Cd.numpy().astype(float).T).T

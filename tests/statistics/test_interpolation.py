@@ -11,7 +11,8 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import ridge
 from idiolect.statistics.gaussian import Gaussian, log_prior
-from idiolect.statistics.interpolation import _minimise, search, stratified_folds
+from idiolect.statistics.interpolation import _minimise, moments_by_fold, search, search_moments, stratified_folds
+from idiolect.statistics.moments import moments, total
 
 C, D, RIDGE = 4, 6, 0.2
 
@@ -250,6 +251,53 @@ def test_a_singular_local_covariance_is_no_failure():
     z[:, 0] = 0.0
     found = search(z, y, w, fold, other, lp, repair=lambda s: s, shrink=0.0)
     assert 0 <= found < 1
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_moments_by_fold_are_sums_over_the_samples_of_each_fold(folds):
+    z, y, w, _, _ = problem(2, 41)
+    w[::6] = 0
+    fold = torch.tensor(np.random.default_rng(3).integers(0, folds, 41))
+    parts = moments_by_fold(z, y, w, fold, classes=C, folds=folds)
+    assert len(parts) == folds
+    for k, part in enumerate(parts):
+        of = ((fold == k) & (w > 0)).numpy()
+        some, label = z.numpy()[of], y.numpy()[of]
+        np.testing.assert_allclose(part.n_C, np.bincount(label, minlength=C))
+        np.testing.assert_allclose(part.sum_Cd, [some[label == c].sum(0) for c in range(C)], atol=1e-12)
+        np.testing.assert_allclose(part.outer_dd, some.T @ some, atol=1e-11)
+    np.testing.assert_allclose(total(parts).outer_dd, z.numpy().T @ (w[:, None] * z).numpy(), atol=1e-11)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("seed", [0, 3, 5])
+def test_known_moments_change_no_bit(seed, separate):
+    z, y, w, fold, other = problem(seed, 50)
+    y[y == 3], y[0] = 0, 3  # of class 3 there is one sample
+    lp = prior(y, w)
+    parts, lone = search_moments(z, y, w, fold, classes=C)
+    assert (lone.n_C.tolist(), sum(p.n_C[3].item() for p in parts)) == ([0, 0, 0, 1], 0)
+    for got, want in zip(total([*parts, lone]), moments(z, y, w, C), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-11, rtol=0)
+    one, two = (search(z, y, w, fold, other, lp, repair=repair, separate=separate, parts=p) for p in (None, parts))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("rare", [(3,), (0,), (1, 2), (0, 1, 3)])
+def test_classes_of_one_sample_are_left_out_of_both_sides(rare):
+    """Only the prior sees them: moments, scatter and held-out samples are those of the other classes."""
+    z, _, w, fold, other = problem(1, 60, 0.3)
+    rest = torch.tensor([c for c in range(C) if c not in rare])
+    y = rest[torch.arange(60) % len(rest)]
+    y[: len(rare)] = torch.tensor(rare)
+    z[: len(rare)] += 30  # they would move the means and the covariance far
+    lp = prior(y, w)
+    found = search(z, y, w, fold, other, lp, repair=repair).item()
+    risk = direct(z, y, fold, other, lp)
+    assert risk(found, found) <= min(risk(b, b) for b in np.linspace(0, 1, 201)) + 1e-9
+    kept = slice(len(rare), None)
+    alone = search(z[kept], y[kept], w[kept], fold[kept], other, lp, repair=repair).item()
+    assert found == pytest.approx(alone, abs=1e-6)
 
 
 @pytest.mark.parametrize("separate", [False, True])

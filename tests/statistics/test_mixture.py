@@ -10,6 +10,7 @@ from torch import Tensor
 from idiolect.core import keys
 from idiolect.statistics import mixture
 from idiolect.statistics.gaussian import LinearHead
+from idiolect.statistics.moments import Moments, moments
 
 K, C, D, N = 3, 4, 5, 60
 RNG = np.random.default_rng(4)
@@ -55,27 +56,29 @@ def test_heads_that_only_know_their_own_samples_get_no_share() -> None:
     z, y = torch.eye(N, dtype=torch.float64), torch.tensor(RNG.integers(0, C, N))
     asked: list[Tensor] = []
 
-    def heads_from(weight_N: Tensor) -> LinearHead:
+    def heads_from(sums: Moments) -> LinearHead:
+        weight_N = sums.outer_dd.diagonal()  # sample n is the unit vector n
         asked.append(weight_N)
         right_CN = torch.nn.functional.one_hot(y, C).T.double()
         knows_CN = torch.where(weight_N > 0, 50 * right_CN, 50 * right_CN.roll(1, 0))
         return LinearHead(torch.stack([knows_CN, torch.zeros(C, N)]), torch.zeros(2, C, dtype=torch.float64))
 
-    made = mixture.fit(heads_from, z, y, torch.ones(N), KEY, folds=5, prior=1.0)
+    made = mixture.fit(heads_from, z, y, torch.ones(N), KEY, classes=C, folds=5, prior=1.0)
     assert float(made.share_K[1]) > 0.98
     assert len(asked) == 6
     assert torch.equal(sum(1 - weight_N for weight_N in asked), torch.ones(N))  # each sample is left out once
-    assert torch.equal(made.heads.weight_Cd, heads_from(torch.ones(N)).weight_Cd)
+    assert torch.equal(made.heads.weight_Cd, heads_from(moments(z, y, torch.ones(N), C)).weight_Cd)
 
 
 def test_one_head_needs_no_folds() -> None:
     head = LinearHead(torch.zeros(1, C, D), torch.zeros(1, C))
-    asked: list[Tensor] = []
+    asked: list[Moments] = []
 
-    def heads_from(weight_N: Tensor) -> LinearHead:
-        asked.append(weight_N)
+    def heads_from(sums: Moments) -> LinearHead:
+        asked.append(sums)
         return head
 
-    made = mixture.fit(heads_from, torch.zeros(N, D), torch.zeros(N).long(), torch.ones(N), KEY, folds=5, prior=1.0)
+    z, y = torch.ones(N, D), torch.zeros(N).long()
+    made = mixture.fit(heads_from, z, y, torch.ones(N), KEY, classes=C, folds=5, prior=1.0)
     assert made.share_K.tolist() == [1.0]
-    assert len(asked) == 1
+    assert [sums.n_C.tolist() for sums in asked] == [[N, 0, 0, 0]]

@@ -124,8 +124,8 @@ def test_trials_are_cut_once_after_a_fifth_of_the_rounds(rounds: int, every: int
 @pytest.mark.parametrize(
     ("trials", "halving", "sampler", "go_on"),
     [
-        (20, 3, "tpe", (5, 2)), (18, 3, "gp", (4, 2)), (40, 3, "tpe", (10, 4)), (6, 3, "tpe", (2, 1)),
-        (4, 3, "gp", (2, 1)), (20, 4, "tpe", (4, 1)), (20, 2, "tpe", (7, 3)), (3, 100, "tpe", (1, 1)),
+        (20, 3, "tpe", (5, 3)), (18, 3, "gp", (4, 2)), (40, 3, "tpe", (10, 5)), (6, 3, "tpe", (2, 1)),
+        (4, 3, "gp", (2, 1)), (20, 4, "tpe", (4, 2)), (20, 2, "tpe", (7, 4)), (3, 100, "tpe", (1, 1)),
         (20, 3, "random", (7,)), (1, 3, "tpe", (1,)), (9, 1, "tpe", (5, 4)), (9, 1, "random", (9,)),
     ],
 )  # fmt: skip

@@ -44,20 +44,23 @@ def list_command(
     as_json: Annotated[bool, flag("json", "Print it as JSON; for methods with what they send, keep and need.")] = False,
     model: Annotated[str | None, option("Count the bytes of methods for this network.", _MODEL)] = None,
     dataset: Annotated[str | None, option("Count them for the shape and classes of this data set.", _DATASET)] = None,
+    personal: Annotated[
+        str | None, option("Weights that stay at each client, for methods as JSON.", metavar="PATTERN")
+    ] = None,
 ) -> None:
     """List what there is, with options and defaults.
 
     Example: idiolect list methods --json --dataset cifar10
     """
-    if (model or dataset) and not (kind is Kind.methods and as_json):
-        raise InputError("--model and --dataset are for idiolect list methods --json: leave them out")
+    if (model or dataset or personal) and not (kind is Kind.methods and as_json):
+        raise InputError("--model, --dataset and --personal are for idiolect list methods --json: leave them out")
     entries = _named_methods(names) if names and kind is Kind.methods else _LISTS[kind]()
     if unknown := [name for name in names or () if name not in entries]:
         raise InputError(f"unknown {kind.removesuffix('s')} {unknown[0]!r}; {nearest(unknown[0], entries)}")
     entries = {name: entries[name] for name in names} if names else entries
     if as_json:
         if kind is Kind.methods:
-            entries = _with_anatomy(entries, model or _MODEL, dataset or _DATASET)
+            entries = _with_anatomy(entries, model or _MODEL, dataset or _DATASET, personal)
         print_json(entries)
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -132,12 +135,18 @@ def _about(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) -> dict[str, dict[str, Any]]:
-    """What each method sends, keeps and needs: with its defaults, and where a variant differs."""
+def _with_anatomy(
+    entries: dict[str, dict[str, Any]], model: str, dataset: str, personal: str | None
+) -> dict[str, dict[str, Any]]:
+    """What each method sends, keeps and needs: with its defaults, and where a variant differs.
+
+    None, and a sentence, for one that fails or cannot take ``personal``.
+    """
     from idiolect import data, models
     from idiolect.core import tree
     from idiolect.core.keys import key
     from idiolect.methods import profile
+    from idiolect.training.personal_weights import names_of
 
     about = data.describe(dataset)
     shape, classes, clients = tuple(about["shape"]), about["classes"], USUAL_CLIENTS
@@ -146,13 +155,20 @@ def _with_anatomy(entries: dict[str, dict[str, Any]], model: str, dataset: str) 
     basis = {"dataset": dataset, "model": model, "weights": sum(w.numel() for w in tree.leaves(network.init(key(0))))}
 
     basis = basis | {"clients": clients}
+    if personal is not None:
+        names_of(personal, network)  # an error of the pattern is no method's
+        basis["personal"] = personal
 
     def of(name: str, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
-            return profile.of(name, options, network, classes, clients).as_json()
+            return profile.of(name, options, network, classes, clients, personal_weights=personal).as_json()
         except RunError as error:
             say(err_console, f"idiolect: {error}; fix it, or uninstall its package")
-            return None
+        except InputError as error:
+            if personal is None or len(entries) == 1:
+                raise
+            say(err_console, f"idiolect: {error}")
+        return None
 
     def entry(name: str, listing: dict[str, Any]) -> dict[str, Any]:
         mine = of(name, {})

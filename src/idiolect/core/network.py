@@ -39,6 +39,13 @@ class Model(NamedTuple):
     head: Weights
 
 
+class WeightShapes(NamedTuple):
+    """The shapes of a network's weights by name."""
+
+    body: dict[str, torch.Size]
+    head: dict[str, torch.Size]
+
+
 class NormalisationWeights(NamedTuple):
     """The names of the weights of normalisation layers."""
 
@@ -138,8 +145,13 @@ class Network:
             return self.make()
 
     @cached_property
+    def weight_shapes(self) -> WeightShapes:
+        """The shapes of the weights by name, in body and head."""
+        return WeightShapes(*({n: p.shape for n, p in m.named_parameters() if p.requires_grad} for m in self._build(0)))
+
+    @cached_property
     def normalisation(self) -> NormalisationWeights:
-        """The names of the weights of normalisation layers, in body and head, for methods that keep them (FedBN)."""
+        """The names of the weights of normalisation layers, in body and head, which clients may keep (FedBN)."""
         names = []
         for module in self._build(0):
             layers = [(path, m) for path, m in module.named_modules() if isinstance(m, _NORMALISATIONS)]

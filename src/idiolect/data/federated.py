@@ -21,9 +21,10 @@ from idiolect.data.datasets.dataset import Encoding, Source, shape
 from idiolect.data.new_clients import new_last, ordered
 from idiolect.data.normalisation import Normalise, moments
 from idiolect.data.partitions import Split, divide
+from idiolect.data.partitions.apart import splitting_of
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.sizes import scarce
-from idiolect.data.plan import views_of
+from idiolect.data.plan import View, views_of
 from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
 from idiolect.data.text.tokens import Tokens
@@ -84,6 +85,7 @@ class FederatedData:
             known.
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
+        group_R: which samples belong together, int64; None where each stands for itself.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
     """
 
@@ -107,6 +109,7 @@ class FederatedData:
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
     raw: RawSamples | None = None
+    group_R: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):
@@ -139,6 +142,11 @@ class FederatedData:
             )
         none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(self.clients, dtype=torch.int64))
         return replace(self, test=none)
+
+    @property
+    def groups(self) -> Tree:
+        """As ``group_R``, () where there are none: what a method gets."""
+        return () if self.group_R is None else self.group_R
 
     @property
     def clients(self) -> int:
@@ -193,6 +201,7 @@ def build(
     new_shifts: Sequence[Spec] = (),
     normalise: Normalise = "reference",
     validation: float = 0.0,
+    split: Spec = Spec(name="random"),  # noqa: B008  immutable
 ) -> FederatedData:
     """Divide a data set among clients and shift some of them. The result depends only on the arguments.
 
@@ -217,6 +226,8 @@ def build(
         new_shifts: shifts under which new clients are measured too, one at a time.
         validation: share of a client's training samples that are used for validation and not for training, drawn at
             random from each of its classes (see ``validation.held_out``). New clients have none.
+        split: "random", or "ordered" with the option ``gap``: the last samples of each client are its test samples, and
+            the last training samples its validation samples.
         normalise: with the mean and standard deviation that the literature uses for the set ("reference"; if there are
             none, as "training"), with those of the training samples before shifts ("training"), images to [-1, 1]
             ("symmetric"), or not ("none"; images to [0, 1]).
@@ -227,34 +238,53 @@ def build(
     """
     if clients is not None and clients < 1:
         raise InputError(f"clients={clients} is not possible: give at least 1")
-    whole = divide(source, partition, clients, seed, sizes)
-    split = whole if keep is None else scarce(whole, keep, keys.generator(seed, "keep"))
+    way = splitting_of(split)
+    whole = divide(source, partition, clients, seed, sizes, way)
+    divided = whole if keep is None else scarce(whole, keep, keys.generator(seed, "keep"))
+    if way.ordered and keep is not None:
+        divided = divided._replace(train=[np.sort(rows) for rows in divided.train])
     order, new = new_last(whole, new_clients)
-    whole, split = ordered(whole, order), ordered(split, order)
-    views = views_of(whole, split, new, shifts, new_shifts)
+    whole, divided = ordered(whole, order), ordered(divided, order)
+    views = views_of(whole, divided, new, shifts, new_shifts)
     ends = np.cumsum([len(view.at_N) for view in views]).tolist()
     x_R, file = room(source.x_R, ends[-1])
     y_R = torch.empty(ends[-1], dtype=torch.int64)
     says = fill(x_R, y_R, ends, source, views, seed)
-    cuts = [end - len(split.test[view.client]) for view, end in zip(views, ends, strict=True)]
+    cuts = [end - len(divided.test[view.client]) for view, end in zip(views, ends, strict=True)]
     train = [torch.arange(start, cut) for start, cut in zip([0, *ends], cuts, strict=False)]
     test = [torch.arange(cut, end) for cut, end in zip(cuts, ends, strict=True)]
     trained = len(order) - new
-    mean, std = moments(source, np.concatenate(split.train[:trained]), normalise)
-    names = () if split.names is None else tuple(split.names[view.client] for view in views)
-    train, valid = validating(train, y_R, trained, validation, seed, names) if validation else (train, [])
+    mean, std = moments(source, np.concatenate(divided.train[:trained]), normalise)
+    names = () if divided.names is None else tuple(divided.names[view.client] for view in views)
+    group_R = _groups(source, views)
+    valid = list[Tensor]()
+    if validation:
+        train, valid = validating(train, y_R, trained, validation, seed, names, group_R=group_R, way=way)
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, split), source.sizes, source.tokens, source.channels,
+        _keeps_official(source, divided), source.sizes, source.tokens, source.channels, group_R=group_R,
     )  # fmt: skip
     _warn(data)
     own = source.name not in SETS
-    _warn_of_new_classes(data, split, real=own and split.names is not None)
+    _warn_of_new_classes(data, divided, real=own and divided.names is not None)
     if own:
-        _warn_of_split(data, source, split, partition)
-        _warn_of_own(data, source, split)
+        _warn_of_split(data, source, divided, partition)
+        _warn_of_own(data, source, divided)
+    if way.ordered and divided.names is None:
+        log.warning(
+            "split=ordered keeps each client's own samples in order, but clients are drawn from all rows, so that one "
+            "client may train on what stands beside another's test samples: take real clients, with a client column"
+        )
     return data
+
+
+def _groups(source: Source, views: Sequence[View]) -> Tensor | None:
+    """The group of each sample, in the order of the clients."""
+    if source.group_column is None:
+        return None
+    code_R = source.columns[source.group_column].code_R
+    return torch.from_numpy(np.concatenate([code_R[view.row_N[view.at_N]] for view in views]))
 
 
 def _keeps_official(source: Source, split: Split) -> bool | None:

@@ -166,12 +166,17 @@ class Bundle:
     @cached_property
     def method(self) -> Method:
         """The method."""
-        return methods.build(self.about.method.name, self.about.method.options, self.task)
+        return self._built(self.task)
 
     @cached_property
     def received(self) -> Method:
         """The method whose ``personalise`` leaves clients as they are."""
-        return methods.build(self.about.method.name, self.about.method.options, self.task, personal=False)
+        return self._built(self.task, personal=False)
+
+    def _built(self, task: Task, *, personal: bool = True) -> Method:
+        about = self.about
+        kept = about.training.personal
+        return methods.build(about.method.name, about.method.options, task, personal=personal, personal_weights=kept)
 
     @cached_property
     def methods(self) -> dict[Name, Method]:
@@ -211,7 +216,7 @@ class Bundle:
         """
         ours = self.about.method.name in methods.ours()
         task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
-        method = methods.build(self.about.method.name, self.about.method.options, task)
+        method = self._built(task)
         down = method.send(method.init_server(keys.start(0)), torch.tensor([self.about.clients]))
         return Down(down.shared, tree.rows(down.own, 0))
 

@@ -91,6 +91,7 @@ def _training(about: About) -> str:
         f"- Clients: {who} {_count(about.key.round, 'round')} of "
         f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
         f"- Network: {_plain(about.network.model)}.",
+        *([f"- Weights that stay at each client: {_plain(kept)}."] if (kept := about.training.personal) else []),
         f"- Training samples: {sum(source.samples):,} ({counts}).",
         f"- Data: {_data(source.dataset, study)}.",
         f"- Made on {source.made} with idiolect {source.versions.get('idiolect', '?')}.\n",

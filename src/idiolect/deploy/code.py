@@ -11,15 +11,15 @@ from idiolect import methods
 from idiolect.core.errors import InputError, option
 from idiolect.core.import_path import by_path
 from idiolect.deploy.schema import About
-from idiolect.models.pretrained import spec_of
+from idiolect.models.pretrained import code_of
 
 log = logging.getLogger(__name__)
 
 
 def digest_of(model: str) -> str | None:
     """SHA-256 of the file that defines a network of one's own; None for a network of this library."""
-    path = spec_of(model).name
-    if "." not in path:
+    path = code_of(model)
+    if path is None:
         return None
     module = inspect.getmodule(by_path(path, "model")) or __import__(path.rpartition(".")[0], fromlist=["_"])
     file = inspect.getsourcefile(module)
@@ -32,16 +32,16 @@ def check(folder: Path, about: About, allow_import: bool) -> None:
     Raises:
         InputError: it is not here, may not be imported, or is another version of a network or a method of one's own.
     """
-    name, made_with, network = about.method.name, about.method.code, spec_of(about.network.model).name
+    name, made_with, model = about.method.name, about.method.code, about.network.model
     own = {"method": name} if methods.registry.is_path(name) else {}
-    own |= {"network": network} if "." in network else {}
+    own |= {"network": path} if (path := code_of(model)) else {}
     for what, path in own.items():
         if not allow_import:
             raise InputError(
                 f"{folder} has a {what} of its own, {path}, and using it runs the module {path.rpartition('.')[0]}: "
                 f"check that module first, then give {option('allow_import', True)}"
             )
-        if not (made_with == methods.code(path) if what == "method" else about.network.code == digest_of(path)):
+        if not (made_with == methods.code(path) if what == "method" else about.network.code == digest_of(model)):
             raise InputError(
                 f"{folder} was made with another version of {path}: put the file of that time where it can be imported"
             )

@@ -169,7 +169,7 @@ def about_of(
 
 def with_messages(about: About, federation: FederatedData) -> About:
     """The same, and which messages made the models, which takes a round of the method on synthetic samples."""
-    revealed = _revealed(about.network.model, about.method, federation)
+    revealed = _revealed(about.network.model, about.method, about.training.personal, federation)
     return about.model_copy(update={"revealed": revealed})
 
 
@@ -338,9 +338,11 @@ def _name(federation: FederatedData, k: int) -> str:
     return federation.names[k] if federation.names else str(k)
 
 
-def _revealed(model: str, method: MethodPart, federation: FederatedData) -> Revealed:
+def _revealed(model: str, method: MethodPart, personal: str | None, federation: FederatedData) -> Revealed:
     network = models.build(model, federation.inputs, federation.classes)
-    anatomy = profile.of(method.name, dict(method.options), network, federation.classes, federation.trained)
+    anatomy = profile.of(
+        method.name, dict(method.options), network, federation.classes, federation.trained, personal_weights=personal
+    )
     down, up = (anatomy.down_shared, anatomy.down_own), (anatomy.up_value, anatomy.up_weight)
     return Revealed(
         down={k: v for part in down for k, v in part.parts.items()},

@@ -63,6 +63,18 @@ class Counts(NamedTuple):
     n_C: Tensor
 
 
+class Everyone(NamedTuple):
+    """Everyone's estimate, as a client has received it."""
+
+    gaussian: Gaussian
+    factor_dd: Tensor
+    """Cholesky's factor of S + ridge I; not a number where there is none."""
+    noise: Tensor
+    """tr(P S)."""
+    spread: Tensor
+    """t."""
+
+
 class Estimates(NamedTuple):
     """What a client knows of its classes: everyone's estimate, its own, and how far they are apart."""
 
@@ -143,24 +155,28 @@ def fedshrink(
         cov = covariance.pack(torch.eye(width))
         return Shared(network.init(key).body, torch.zeros(classes, width), cov, torch.ones(()))
 
-    def everyone(shared: Shared) -> Gaussian:
+    def gaussian_of(shared: Shared) -> Gaussian:
         return Gaussian(shared.mean_Cd.double(), covariance.unpack(shared.cov.double(), width))
+
+    def everyone(shared: Shared) -> Everyone:
+        g = gaussian_of(shared)
+        factor_dd, failure = torch.linalg.cholesky_ex(covariance.ridge(g.cov_dd, ridge))
+        factor_dd = torch.where(failure == 0, factor_dd, torch.nan)
+        noise = width - ridge * torch.cholesky_inverse(factor_dd).diagonal().sum()  # P S = I - ridge P
+        return Everyone(g, factor_dd, noise, shared.spread.double())
 
     def head_for(g: Gaussian, n_C: Tensor, amount: float = ridge) -> LinearHead:
         head = lda_head(Gaussian(g.mean_Cd, covariance.ridge(g.cov_dd, amount)), log_prior(n_C))  # [6]
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in head))
 
-    def estimates(sums: Moments, shared: Shared) -> Estimates:
-        g, n_C, n = everyone(shared), sums.n_C, sums.n_C.sum()
+    def estimates(sums: Moments, others: Everyone) -> Estimates:
+        g, n_C, n = others.gaussian, sums.n_C, sums.n_C.sum()
         own = estimate(sums, g.mean_Cd)  # [1]
-        factor_dd, failure = torch.linalg.cholesky_ex(covariance.ridge(g.cov_dd, ridge))
         apart_Cd = own.mean_Cd - g.mean_Cd
-        distance_C = (apart_Cd * torch.cholesky_solve(apart_Cd.mT, factor_dd).mT).sum(1)
-        noise = torch.cholesky_solve(g.cov_dd, factor_dd).diagonal().sum()
-        q = torch.where(n_C > 0, n_C * distance_C / noise.clamp(min=1e-12) - 1, 0.0).sum()  # [2]
-        q = torch.where(failure == 0, q, torch.nan)
+        distance_C = (apart_Cd * torch.cholesky_solve(apart_Cd.mT, others.factor_dd).mT).sum(1)
+        q = torch.where(n_C > 0, n_C * distance_C / others.noise.clamp(min=1e-12) - 1, 0.0).sum()  # [2]
         a = spread_samples
-        spread = (q.clamp(min=0) + a * shared.spread.double().clamp(min=0)) / (n + a).clamp(min=1e-9)  # [3]
+        spread = (q.clamp(min=0) + a * others.spread.clamp(min=0)) / (n + a).clamp(min=1e-9)  # [3]
         return Estimates(g, own, n_C, q / n.clamp(min=1), spread)
 
     def trust(e: Estimates, how: Means) -> Tensor:
@@ -168,11 +184,12 @@ def fedshrink(
             return e.n_C * e.spread / (e.n_C * e.spread + 1)  # [4]
         return 0 * e.n_C if how == "everyone" else (e.n_C > 0).double()
 
-    def shrunk(e: Estimates, how: Means) -> Gaussian:
+    def means(e: Estimates, how: Means) -> Tensor:
+        return e.everyone.mean_Cd + trust(e, how)[:, None] * (e.own.mean_Cd - e.everyone.mean_Cd)  # [4]
+
+    def shrunk(e: Estimates) -> Tensor:
         n, b = e.n_C.sum(), covariance_samples
-        mean_Cd = e.everyone.mean_Cd + trust(e, how)[:, None] * (e.own.mean_Cd - e.everyone.mean_Cd)  # [4]
-        cov_dd = ((n - 1).clamp(min=1) * e.own.cov_dd + b * e.everyone.cov_dd) / (n + b).clamp(min=1e-9)  # [5]
-        return Gaussian(mean_Cd, cov_dd)
+        return ((n - 1).clamp(min=1) * e.own.cov_dd + b * e.everyone.cov_dd) / (n + b).clamp(min=1e-9)  # [5]
 
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -180,8 +197,8 @@ def fedshrink(
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         shared = down.shared
         z_Nd, y_N = features(task, shared.body, data)
-        e = estimates(moments(z_Nd, y_N, data.real_N, classes), shared)  # [1]
-        gaussian = shrunk(e, train_with)
+        e = estimates(moments(z_Nd, y_N, data.real_N, classes), everyone(shared))  # [1]
+        gaussian = Gaussian(means(e, train_with), shrunk(e))
         head, target_Cd = head_for(gaussian, e.n_C), gaussian.mean_Cd.to(z_Nd.dtype)  # [6]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -206,18 +223,30 @@ def fedshrink(
         z_Nd, y_N = features(task, down.shared.body, data)
         n_C = weights_by_class(y_N, data.real_N, classes).sum(0)
         kinds = _HEADS if personal == "mixture" else ((personal, 1.0),)
+        hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
+        others = everyone(down.shared)
 
-        def heads_from(weight_N: Tensor) -> LinearHead:
-            e = estimates(moments(z_Nd, y_N, weight_N, classes), down.shared)
-            return tree.stack([head_for(shrunk(e, how), n_C, times * ridge) for how, times in kinds])  # [10]
+        def heads_from(sums: Moments) -> LinearHead:
+            e = estimates(sums, others)
+            g = Gaussian(torch.stack([means(e, how) for how in hows]), shrunk(e))
+            heads = {times: head_for(g, n_C, times * ridge) for times in ridges}  # the costly part, once for each ridge
+            return tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])  # [10]
 
-        fold_key = keys.fold(key, "folds")
-        return mixture.fit(heads_from, z_Nd, y_N, data.real_N, fold_key, folds=folds, prior=share_samples)  # [11]
+        return mixture.fit(
+            heads_from,
+            z_Nd,
+            y_N,
+            data.real_N,
+            keys.fold(key, "folds"),
+            classes=classes,
+            folds=folds,
+            prior=share_samples,
+        )  # [11]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         if not client:
-            return log_softmax(linear(z_Bd, *head_for(everyone(down.shared), torch.ones(classes))), -1)
+            return log_softmax(linear(z_Bd, *head_for(gaussian_of(down.shared), torch.ones(classes))), -1)
         return mixture.log_probabilities(client, z_Bd)  # [12]
 
     parts = Shared(

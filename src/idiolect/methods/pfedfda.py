@@ -12,8 +12,8 @@ from torch.nn.functional import linear, log_softmax
 from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
-from idiolect.statistics.interpolation import search, stratified_folds
-from idiolect.statistics.moments import moments, weights_by_class
+from idiolect.statistics.interpolation import search, search_moments, stratified_folds
+from idiolect.statistics.moments import moments, total, weights_by_class
 from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
 
 PERSONAL = ("min_count_adapt", "drop_last_adapt")
@@ -143,14 +143,17 @@ def pfedfda(
 
     def personal(z_Nd: Tensor, at_N: Tensor, y_N: Tensor, used_N: Tensor, key: Tensor, g: Gaussian, logprior_C: Tensor,
                  count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
-        sums = moments(z_Nd, y_N, used_N, classes)
-        mean_Cd = estimate(sums, g.mean_Cd, min_count=count).mean_Cd
-        own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))  # [3]
         if beta == "local":
-            weight = torch.ones((), dtype=torch.float64)
+            sums, weight = moments(z_Nd, y_N, used_N, classes), torch.ones((), dtype=torch.float64)
         else:
             fold_N = stratified_folds(y_N, used_N, key, sample_N=at_N if folds_of == "samples" else None)
-            weight = search(z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=beta == "separate")  # [4]
+            parts, lone = search_moments(z_Nd, y_N, used_N, fold_N, classes=classes)
+            sums, separate = total([*parts, lone]), beta == "separate"
+            weight = search(
+                z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=separate, parts=parts
+            )  # [4]
+        mean_Cd = estimate(sums, g.mean_Cd, min_count=count).mean_Cd
+        own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))  # [3]
         return interpolate(own, g, weight), weight  # [5]
 
     def send(server: Shared, ids: Tensor) -> Down:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from idiolect.core.network import Model, Network
 from idiolect.core.reduce import children, needs_each
 from idiolect.core.reduction import reduced
 from idiolect.core.tree import Tree
+from idiolect.training.personal_weights import WithWeights
 from idiolect.training.trial import Trial, samples, stand_by, trial
 
 
@@ -71,7 +72,10 @@ class Anatomy(NamedTuple):
         }
 
 
-def of(name: str, options: dict[str, Any], network: Network, classes: int, clients: int) -> Anatomy:
+def of(
+    name: str, options: dict[str, Any], network: Network, classes: int, clients: int, *,
+    personal_weights: str | None = None,
+) -> Anatomy:  # fmt: skip
     """The anatomy of a method with these options; shapes are symbolic, bytes are for this network.
 
     The method runs for a round or two of three clients; then, for the shapes alone, with one client: with a small
@@ -84,26 +88,34 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         network: to count bytes for, float32.
         classes: of the data.
         clients: in the federation, for what the server keeps of each.
+        personal_weights: a pattern over the names of weights that stay at each client.
 
     Raises:
-        InputError: unknown method or option.
+        InputError: unknown method or option, or one that cannot take the pattern.
         RunError: the method raised.
     """
-    build = partial(methods.build, name, methods.settle(name, options))
+    make = partial(methods.build, name, methods.settle(name, options))
+    exact = partial(make, personal_weights=personal_weights) if personal_weights else make
     with blame(f"method {name}, on synthetic samples"):
+        with precision(torch.float32):
+            large = _round(exact, network, classes, clients, 2 * classes, 1, batch_size=4)
+        whole, some_stay = _kept(large.trial.clients[0], network)
+        build = partial(make, personal_weights="+".join(whole)) if whole else make
         with precision(torch.float64):
             small = [
                 _round(build, s.network(), s.classes, s.clients, s.rows, some)
                 for s, some in zip(_SIZES, (3, 1), strict=True)
             ]
-            joins = _personalises(small[0], _fresh(small[0].method))
+            joins = "training" if some_stay else _personalises(small[0], _fresh(small[0].method))
             stand_by(small[0].method, small[0].trial)  # so that an error in it is seen
-        with precision(torch.float32):
-            large = _round(build, network, classes, clients, 2 * classes, 1, batch_size=4)
 
     def message(at: str) -> MessageForm:
         one, other = (_parts(r.part(at), r.start) for r in small)
         parts = {path: _text(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
+        if at in ("shared", "value"):
+            parts = dict(_rest(path, text, some_stay) for path, text in parts.items())
+        if at == "client":
+            parts |= {f"weights/{part}": f"some of {part}" for part in some_stay}
         return MessageForm(parts, tree.nbytes(large.part(at)))
 
     method = small[0].method
@@ -111,6 +123,23 @@ def of(name: str, options: dict[str, Any], network: Network, classes: int, clien
         message("shared"), message("own"), message("value"), message("weight"), not needs_each(method.reduce),
         message("client"), message("server"), joins, method.stand_by is not None, method.full_rounds, method.own_start,
     )  # fmt: skip
+
+
+def _kept(client: Tree, network: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts of a network of which a client keeps all weights by the rule of the study, and some weights."""
+    if not isinstance(client, WithWeights):
+        return (), ()
+    every = network.weight_shapes._asdict()
+    counts = {part: (len(own), len(every[part])) for part, own in client.weights._asdict().items() if own}
+    whole = tuple(part for part, (some, most) in counts.items() if some == most)
+    return whole, tuple(part for part in counts if part not in whole)
+
+
+def _rest(path: str, text: str, some_stay: Sequence[str]) -> tuple[str, str]:
+    """The name and the text of a part that travels without the weights that stay."""
+    is_cut = any(text.endswith(part) for part in some_stay) or (text.endswith("model") and some_stay)
+    rest = f"{text} without the weights that stay" if is_cut else text
+    return (rest if path == text else path), rest
 
 
 class _Sizes(NamedTuple):

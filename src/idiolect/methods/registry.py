@@ -33,6 +33,7 @@ from idiolect.core.method import Method, Rounds, Task, unchanged
 from idiolect.core.reduction import Reduction
 from idiolect.core.reports import Report
 from idiolect.training.batchnorm import with_statistics
+from idiolect.training.personal_weights import with_personal_weights
 from idiolect.training.server_optimisers import AVERAGE, ServerOptimiser, with_server_optimiser
 from idiolect.training.sharing import shared
 from idiolect.training.trial import samples, trial
@@ -251,6 +252,7 @@ def build(
     *,
     personal: bool = True,
     server: ServerOptimiser = AVERAGE,
+    personal_weights: str | None = None,
 ) -> Method:
     """A method for a task.
 
@@ -260,10 +262,12 @@ def build(
         task: the problem.
         personal: with False, ``personalise`` leaves clients as they are.
         server: the optimiser of the server's step.
+        personal_weights: a pattern over the names of the weights that stay at each client; None: those that the method
+            itself keeps.
 
     Raises:
-        InputError: unknown method or option, a value out of range, the method cannot take this task or this server, or
-            that of a package or of an import path fails.
+        InputError: unknown method or option, a value out of range, the method cannot take this task, this server or
+            this pattern, or that of a package or of an import path fails.
     """
     entry, values = get(name), settle(name, options)
     task.network.prepare()
@@ -271,6 +275,7 @@ def build(
     if entry.personal:
         usual = {option: entry.options[option] for option in entry.personal}
         core = core._replace(**_rounds(name, task, values | usual)._asdict())
+    core = with_personal_weights(core, name, personal_weights, task)
     method = with_server_optimiser(core, name, server, task)
     return with_statistics(method if personal else method._replace(personalise=unchanged), task)
 

@@ -62,6 +62,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ("Clients", f"{data.trained} that train, {new} new" if new else str(clients)),
         ("Training samples", _spread(about.train_KC.sum(1))),
         ("Test samples", _spread(about.test_KC.sum(1)) + _new_classes(about)),
+        *_division(study, data),
         ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
         ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
@@ -71,6 +72,18 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     ]
     conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
     return lines + ([("New clients also under", ", ".join(conditions))] if conditions else [])
+
+
+def _division(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, str]]:
+    """What keeps training and test samples apart, besides chance."""
+    if (gap := (study.get("split") or {}).get("options", {}).get("gap")) is not None:
+        return [("Order", f"each client tests on its last samples, after a gap of {gap:,}")]
+    if data.group_R is None:
+        return []
+    numbers = np.concatenate([data.group_R[rows].numpy() for part in (data.train, data.test) for rows in part])
+    count_G = np.unique(numbers, return_counts=True)[1]
+    name = study.get("group_column") or "group"
+    return [("Groups", f"{len(count_G):,} of {name}, with {_spread(count_G, total=False)} samples; each on one side")]
 
 
 def _form(data: FederatedData) -> str:

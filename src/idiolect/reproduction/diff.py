@@ -54,6 +54,7 @@ EFFECTS = {
     "augment": "training images vary: slower to fit, better on test samples if there are few samples",
     "drop_last": "fewer steps, most of all if clients have few samples",
     "optimiser": "the steps of adam and adamw have nearly the same size for all weights, whatever the gradient's size",
+    "personal": "which weights the clients share, and which each has for itself",
     "server_optimiser": "how far the shared model moves in a round",
     "uploads": "what the server gets is smaller, coarser or noisier",
     "privacy": "what the server gets is bounded and noisy, and clients weigh alike",

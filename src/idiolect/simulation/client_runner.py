@@ -199,7 +199,8 @@ class ClientRunner:
 
     def _data(self, rows: Tensor, round: int | None = None) -> Data:
         """Samples, and the round if there is one: a personal model is made in none."""
-        data = Data(self.job.data.x_R, self.job.data.y_R, rows, torch.ones(len(rows)))
+        whole = self.job.data
+        data = Data(whole.x_R, whole.y_R, rows, torch.ones(len(rows)), group_R=whole.groups)
         return data if round is None else data._replace(round=torch.tensor(round), rounds=torch.tensor(self.job.rounds))
 
     def _key(self, round: int, id: int, phase: Phase) -> Tensor:

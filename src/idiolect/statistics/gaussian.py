@@ -75,7 +75,7 @@ def lda_head(g: Gaussian, logprior_C: Tensor, *, shrink: float = 1e-4) -> Linear
         weight_c = Σ⁻¹ mean_c,   bias_c = log π_c - ½ mean_cᵀ weight_c,   Σ = shrink(cov)
 
     Args:
-        g: class means and tied covariance.
+        g: class means and tied covariance; several heads at once if there are several means (K, C, d).
         logprior_C: log π.
         shrink: weight of the spherical covariance, 0 to 1 (see ``covariance.shrink``).
 
@@ -87,9 +87,9 @@ def lda_head(g: Gaussian, logprior_C: Tensor, *, shrink: float = 1e-4) -> Linear
     """
     mean_Cd = g.mean_Cd.double()
     factor_dd, failure = torch.linalg.cholesky_ex(shrink_covariance(g.cov_dd.double(), shrink))
-    weight_Cd = torch.cholesky_solve(mean_Cd.T, factor_dd).T
+    weight_Cd = torch.cholesky_solve(mean_Cd.flatten(0, -2).T, factor_dd).T.view_as(mean_Cd)
     weight_Cd = torch.where(failure == 0, weight_Cd, torch.nan)
-    return LinearHead(weight_Cd, logprior_C.double() - 0.5 * (weight_Cd * mean_Cd).sum(1))
+    return LinearHead(weight_Cd, logprior_C.double() - 0.5 * (weight_Cd * mean_Cd).sum(-1))
 
 
 def interpolate(

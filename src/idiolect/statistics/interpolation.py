@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
 from idiolect.statistics.covariance import shrink as shrink_covariance
 from idiolect.statistics.gaussian import Gaussian, estimate
-from idiolect.statistics.moments import Moments, moments, weights_by_class
+from idiolect.statistics.moments import Moments, moments, total, weights_by_class
 
 _GRID = 10  # intervals of the search, and of the bracket about the best in each zoom
 _ZOOMS = 2  # to points that lie 0.004 apart, where a parabola finds the minimum to about 1e-5
@@ -55,6 +55,65 @@ def _runs(a_N: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(a_N[:1]), (a_N[1:] != a_N[:-1]).long()]).cumsum(0)
 
 
+def _divide(
+    z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, fold_N: Tensor, folds: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Features, labels and weights of each fold's samples.
+
+    Those of a single client are cut out. Mapped over clients, each fold has all samples, the others' with weight 0.
+    """
+    weight_kN = (fold_N == torch.arange(folds, device=fold_N.device)[:, None]) * weight_N
+    if tree.mapped(weight_kN):
+        return [(z_Nd, y_N, weight_N) for weight_N in weight_kN]
+    at_k = [weight_N.nonzero()[:, 0] for weight_N in weight_kN]
+    return [(z_Nd[at], y_N[at], weight_N[at]) for weight_N, at in zip(weight_kN, at_k, strict=True)]
+
+
+def moments_by_fold(
+    z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, fold_N: Tensor, *, classes: int, folds: int = 2
+) -> list[Moments]:
+    """The moments of each fold; those of all samples are the sum.
+
+    Args:
+        z_Nd: features.
+        y_N: labels.
+        weight_N: at least 0; a sample of weight 0 is ignored.
+        fold_N: 0 to ``folds`` - 1.
+        classes: C.
+        folds: how many.
+    """
+    return [moments(*fold, classes) for fold in _divide(z_Nd, y_N, weight_N, fold_N, folds)]
+
+
+def search_moments(
+    z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, fold_N: Tensor, *, classes: int, folds: int = 2
+) -> tuple[list[Moments], Moments]:
+    """For ``search``: the moments of each fold without classes of one sample, and those of such samples.
+
+    The moments of all samples are the sum.
+
+    Args:
+        z_Nd: features.
+        y_N: labels.
+        weight_N: 1, or 0 for a sample that is ignored.
+        fold_N: 0 to ``folds`` - 1.
+        classes: C.
+        folds: how many.
+    """
+    several_N = _of_several(y_N, weight_N, classes)
+    lone_N = weight_N.double() - several_N
+    hot_NC = weights_by_class(y_N, lone_N, classes)
+    lone_Cd = hot_NC.T @ torch.where(lone_N[:, None] > 0, z_Nd, 0).double()
+    lone = Moments(hot_NC.sum(0), lone_Cd, lone_Cd.T @ lone_Cd)
+    return moments_by_fold(z_Nd, y_N, several_N, fold_N, classes=classes, folds=folds), lone
+
+
+def _of_several(y_N: Tensor, weight_N: Tensor, classes: int) -> Tensor:
+    """The weights of samples whose class has two or more; 0 for the others. float64."""
+    n_C = weights_by_class(y_N, weight_N, classes).sum(0)
+    return torch.where((n_C >= 2)[y_N.clamp(0, classes - 1)], weight_N, 0).double()
+
+
 def search(
     z_Nd: Tensor,
     y_N: Tensor,
@@ -67,6 +126,7 @@ def search(
     shrink: float = 1e-4,
     separate: bool = False,
     folds: int = 2,
+    parts: Sequence[Moments] | None = None,
 ) -> Tensor:
     """The weight of the local Gaussian, in [0, 1], that predicts held-out samples best.
 
@@ -82,7 +142,7 @@ def search(
     Args:
         z_Nd: features.
         y_N: labels.
-        weight_N: at least 0; a sample of weight 0 is ignored.
+        weight_N: 1, or 0 for a sample that is ignored.
         fold_N: 0 to ``folds`` - 1.
         other: the estimate to mix the local one with; its covariance must be positive definite.
         logprior_C: log class frequencies, the same for every fold.
@@ -91,6 +151,7 @@ def search(
         separate: two weights: from the best single one, the one-dimensional search over each in turn, 6 times. In a
             narrow oblique valley this misses the minimum by up to about 1e-3 nats.
         folds: at least 2.
+        parts: the moments of each fold by ``search_moments``, if they are known.
 
     Returns:
         float64, () or, if separate, (2,): of the means and of the covariance. NaN where the features are not finite
@@ -105,17 +166,12 @@ def search(
     _check(folds)
     C = len(logprior_C)
     other_Cd, other_dd = other.mean_Cd.double(), shrink_covariance(other.cov_dd.double(), shrink)
-    n_C = weights_by_class(y_N, weight_N, C).sum(0)
-    weight_N = torch.where((n_C >= 2)[y_N.clamp(0, C - 1)], weight_N, 0).double()
+    if parts is None:
+        parts, _ = search_moments(z_Nd, y_N, weight_N, fold_N, classes=C, folds=folds)
+    complements = [total([*parts[:k], *parts[k + 1 :]]) for k in range(folds)]
+    weight_N, y_N = _of_several(y_N, weight_N, C), y_N.clamp(0, C - 1)
     z_Nd = torch.where(weight_N[:, None] > 0, z_Nd, 0).double()
-    hot_kN = (fold_N == torch.arange(folds, device=fold_N.device)[:, None]) * weight_N
-    y_N = y_N.clamp(0, C - 1)
-    # For a single client each fold is cut out; mapped over clients, it has all samples, the others' with weight 0.
-    at_k = [slice(None)] * folds if tree.mapped(hot_kN) else [hot_N.nonzero()[:, 0] for hot_N in hot_kN]
-    fold_samples = [(z_Nd[at], y_N[at], hot_N[at]) for hot_N, at in zip(hot_kN, at_k, strict=True)]
 
-    parts = [moments(*rows, C) for rows in fold_samples]
-    complements = [Moments(*(sum(t) for t in zip(*parts[:k], *parts[k + 1 :], strict=True))) for k in range(folds)]
     local = [estimate(m, other_Cd) for m in complements]
     local_kCd = torch.stack([g.mean_Cd for g in local])
     local_kdd = torch.stack([shrink_covariance(repair(g.cov_dd), shrink) for g in local])
@@ -131,7 +187,7 @@ def search(
     other_k1Cd = (other_Cd @ basis_kdd)[:, None]
     apart_k1Cd = (local_kCd @ basis_kdd)[:, None] - other_k1Cd
     stretch_k11d = value_kd[:, None, None] - 1
-    fold_samples = [(z_Nd, y_N, _shares(weight_N)) for z_Nd, y_N, weight_N in fold_samples]
+    fold_samples = [(z, y, _shares(weight)) for z, y, weight in _divide(z_Nd, y_N, weight_N, fold_N, folds)]
 
     def risk(on_mean_G: Tensor, on_cov_G: Tensor) -> Tensor:
         """At G pairs of weights; either may be a single one."""

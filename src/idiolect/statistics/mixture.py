@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from idiolect.statistics.gaussian import LinearHead
-from idiolect.statistics.interpolation import stratified_folds
+from idiolect.statistics.interpolation import moments_by_fold, stratified_folds
+from idiolect.statistics.moments import Moments, total
 
 _STEPS = 50  # of EM: within a hundredth for some hundred samples, further for more and heads that are nearly alike
 
@@ -24,33 +25,36 @@ class Mixture(NamedTuple):
 
 
 def fit(
-    heads_from: Callable[[Tensor], LinearHead],
+    heads_from: Callable[[Moments], LinearHead],
     z_Nd: Tensor,
     y_N: Tensor,
     weight_N: Tensor,
     key: Tensor,
     *,
+    classes: int,
     folds: int,
     prior: float,
 ) -> Mixture:
     """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
 
     Args:
-        heads_from: from weights of the samples (N,), 0 for one that does not take part, to K heads.
+        heads_from: from moments of some samples to K heads.
         z_Nd: features.
         y_N: labels.
         weight_N: at least 0; a sample of weight 0 is ignored.
         key: of the folds, which divide every class evenly.
+        classes: C.
         folds: at least 2; with one head there is nothing to choose.
         prior: for how many samples even shares count, above 0.
     """
-    heads = heads_from(weight_N)
+    fold_N = stratified_folds(y_N, weight_N, key, folds=folds)
+    parts = moments_by_fold(z_Nd, y_N, weight_N, fold_N, classes=classes, folds=folds)
+    heads = heads_from(total(parts))
     if len(heads.bias_C) == 1:
         return Mixture(heads, weight_N.new_ones(1))
-    fold_N = stratified_folds(y_N, weight_N, key, folds=folds)
     logp_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
     for fold in range(folds):
-        logp_NKC = _each(heads_from(weight_N * (fold_N != fold)), z_Nd).double()
+        logp_NKC = _each(heads_from(total([*parts[:fold], *parts[fold + 1 :]])), z_Nd).double()
         of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
         logp_NK = torch.where((fold_N == fold)[:, None], of_label_NK, logp_NK)
     return Mixture(heads, shares(logp_NK, weight_N, prior).to(weight_N.dtype))

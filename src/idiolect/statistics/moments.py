@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from idiolect.core import tree
 
 
 class Moments(NamedTuple):
@@ -39,3 +43,8 @@ def moments(z_Nd: Tensor, y_N: Tensor, weight_N: Tensor, classes: int) -> Moment
 def weights_by_class(y_N: Tensor, weight_N: Tensor, classes: int) -> Tensor:
     """The weight of each sample in the column of its class, 0 elsewhere: (N, C), float64."""
     return torch.where(y_N[:, None] == torch.arange(classes, device=y_N.device), weight_N.double()[:, None], 0.0)
+
+
+def total(parts: Sequence[Moments]) -> Moments:
+    """The moments of a union from those of its parts."""
+    return reduce(tree.add, parts)

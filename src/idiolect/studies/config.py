@@ -21,7 +21,8 @@ from idiolect.core.network import Precision
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.data.datasets.dataset import TaskName
+from idiolect.data.datasets.dataset import Header, TaskName
+from idiolect.data.partitions.apart import complete_splitting
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import flip_labels, on_uploads
 from idiolect.simulation.measures import check, specs_of
@@ -74,13 +75,18 @@ class Study(Display, LocalTraining):
     target: str | None = field("target")
     task: TaskName | None = field("task")
     client_column: str | None = field("client_column")
+    group_column: str | None = field("group_column")
     drop: tuple[str, ...] = field("drop")
     resize: str | None = field("resize")
     text: str | None = field("text")
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
+    header: Header | None = field("header")
     columns: str | None = field("columns")
+    missing: str | None = field("missing")
+    layout: str | None = field("layout")
     partition: Any = field("partition")
+    split: Annotated[Spec, pydantic.AfterValidator(complete_splitting)] = field("split")
     sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
     keep: Keep | None = field("keep")
     shifts: tuple[Spec, ...] = field("shifts")
@@ -337,7 +343,7 @@ class Study(Display, LocalTraining):
         federation = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
-            validation=self.protocol.validation,
+            validation=self.protocol.validation, split=self.split,
         )  # fmt: skip
         if no_clients:
             warn_of_no_clients(federation, source, partition)
@@ -371,7 +377,9 @@ class Study(Display, LocalTraining):
         own = self.of(use)
         server = server_optimiser_of(own.server_optimiser)
         # each job has its own network: a network holds weights while it computes, and jobs run side by side
-        build = partial(methods.build, use.name, use.options, own.task_of(federation), server=server)
+        build = partial(
+            methods.build, use.name, use.options, own.task_of(federation), server=server, personal_weights=own.personal
+        )
         return Job(
             use.label, build, federation, seed, uploads=tuple(map(step_of, self.uploads)), measures=self.measures,
             attacks=on_uploads(self.attacks, federation.trained),

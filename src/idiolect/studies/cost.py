@@ -76,6 +76,7 @@ def evaluation_warning(study: Study, clients: int, done: Mapping[tuple[str, int]
     for use in study.methods:
         mine = [(seed, n) for (label, seed), n in done.items() if label == use.label]
         at_first, every = profile.adapts_by_training(use.name, use.options)
+        at_first = at_first or study.of(use).personal is not None
         counts = [
             work[n].per_evaluation * work[n].evaluations if every else fresh[seed, n] if at_first else 0
             for seed, n in mine

@@ -39,6 +39,7 @@ class LocalTraining(BaseModel):
     weight_decay: Decay = field("weight_decay")
     clip: Rate | None = field("clip")
     server_optimiser: Spec = field("server_optimiser")
+    personal: Annotated[str, Field(min_length=1, max_length=1000)] | None = field("personal")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
 

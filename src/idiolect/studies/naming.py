@@ -15,7 +15,7 @@ from idiolect.core.errors import InputError, brief, nearest
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import may_import
 from idiolect.core.option_spec import Spec, lower, options_of, scalar
-from idiolect.models.pretrained import spec_of
+from idiolect.models.pretrained import code_of
 
 T = TypeVar("T")
 _EXAMPLES = {
@@ -39,9 +39,8 @@ def known_name(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def path_of_model(name: str) -> str | None:
-    """The import path of a network; None for a network by name or a pretrained one."""
-    network = spec_of(models.choose(name, (1, 8, 8))).name
-    return network if "." in network else None
+    """The import path of a network or of a backbone; None for one by name."""
+    return code_of(models.choose(name, (1, 8, 8)))
 
 
 def is_path(partition: Spec) -> bool:

@@ -45,8 +45,8 @@ def averaging(
     def send(server: Model, ids: Tensor) -> Down:
         return Down(shared=server)
 
-    def moving(model: Model) -> Tree:
-        return model if part == "model" else model.body
+    def moving(model: Model) -> Model:
+        return model if part == "model" else model._replace(head={})
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, Info]:
         model, loss = train_model(task, down.shared, data, key, part=part)
@@ -56,6 +56,7 @@ def averaging(
     def aggregate(server: Model, up: Reduced, ids: Tensor) -> tuple[Model, Info]:
         if part == "model":
             return add(server, up, ids)
-        return server._replace(body=tree.add(server.body, up.value)), {}
+        return server._replace(body=tree.add(server.body, up.value.body)), {}
 
-    return Rounds(task.network.init, stateless, send, local, reduce.increment(), aggregate)
+    parts = reduce.increment() if part == "model" else Model(reduce.increment(), {})
+    return Rounds(task.network.init, stateless, send, local, parts, aggregate)

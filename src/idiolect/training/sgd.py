@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import local
 from typing import TypeVar
 
 import torch
@@ -18,6 +20,7 @@ from idiolect.training.optimisers import in_layout_of, in_place, mapped_step, op
 
 P = TypeVar("P")
 Loss = Callable[[P, Batch], tuple[Tensor, Tree]]
+_NOTED = local()
 
 
 def sgd(loss: Loss[P], weights: P, batches: Sequence[Batch], rule: Optimiser) -> tuple[P, list[Tree]]:
@@ -57,6 +60,25 @@ def sgd_from(
     Returns:
         The trained weights, the state, and what the loss saw in each step.
     """
+    trained, state, extras = _steps(loss, weights, state, batches, rule)
+    if (ends := getattr(_NOTED, "ends", None)) is not None:
+        ends += zip(tree.leaves(weights), tree.leaves(trained), strict=True)
+    return trained, state, extras
+
+
+@contextmanager
+def noting_ends() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Inside the block, the list that this yields gets each weight that this thread trains: its start, and its end."""
+    before, _NOTED.ends = getattr(_NOTED, "ends", None), list[tuple[Tensor, Tensor]]()
+    try:
+        yield _NOTED.ends
+    finally:
+        _NOTED.ends = before
+
+
+def _steps(
+    loss: Loss[P], weights: P, state: Tree, batches: Sequence[Batch], rule: Optimiser
+) -> tuple[P, Tree, list[Tree]]:
     if not batches or not tree.leaves(weights):
         return weights, state, [tree.detach(loss(weights, b)[1]) for b in batches]
     if any(tree.mapped((b.used_B, b.rate) if isinstance(b.rate, Tensor) else b.used_B) for b in batches):

@@ -47,21 +47,22 @@ def rungs_of(study: Study, halving: int) -> tuple[int, ...]:
 def finalists(sizes: Sequence[int], halving: int) -> tuple[int, ...]:
     """How many trials of each batch of a method go on after the cut.
 
-    Together one in ``halving``, rounded up. Of two batches the first has two thirds of them, rounded up, and the second
-    the rest, but at least one.
+    Together one in ``halving``, rounded up. Of two batches the first has two thirds of these and the second one third,
+    both rounded up: the third best of ten proposals can be the best in the end.
 
     Args:
         sizes: trials of the method in its batches, one or two.
         halving: as for ``rungs``.
 
     >>> finalists((10, 10), 3), finalists((3, 3), 3), finalists((20,), 3), finalists((2, 1), 9), finalists((3, 2), 1)
-    ((5, 2), (2, 1), (7,), (1, 1), (3, 2))
+    ((5, 3), (2, 1), (7,), (1, 1), (3, 2))
     """
     together = -(-sum(sizes) // halving)
     if len(sizes) == 1:
         return (together,)
-    first = min(sizes[0], -(-2 * together // 3))
-    return first, max(1, together - first)
+    if together == sum(sizes):
+        return tuple(sizes)
+    return min(sizes[0], -(-2 * together // 3)), min(sizes[1], -(-together // 3))
 
 
 class Value(NamedTuple):

@@ -43,6 +43,7 @@ def from_arrays(
     y: ArrayLike | Tensor,
     *,
     clients: ArrayLike | Tensor | None = None,
+    groups: ArrayLike | Tensor | None = None,
     name: str = "arrays",
     class_names: Sequence[str] | None = None,
     task: TaskName | None = None,
@@ -60,6 +61,8 @@ def from_arrays(
             arrays by name, where a network takes several.
         y: one label per row, whole numbers or texts, (R,).
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
+        groups: which samples belong together, as those of one patient, numbers or texts, (R,): a group is never on
+            both sides of a split. With an official test split, of all its samples after those for training.
         name: what to call the data set.
         class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
         task: "classification" if y's many different numbers are classes; with ``class_names`` they always are.
@@ -83,6 +86,8 @@ def from_arrays(
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
         look("clients", "client", columns["client"].code_R, columns["client"].names)
+    if groups is not None:
+        columns["group"] = Column(*codes(_column([groups], [sum(counts)], "groups"), "groups"))
     return Source(
         name=name,
         x_R=samples.x_R,
@@ -93,7 +98,8 @@ def from_arrays(
         std=None,
         train_rows=counts[0],
         columns=columns,
-        client_column="client" if columns else None,
+        client_column=None if clients is None else "client",
+        group_column=None if groups is None else "group",
         encodings=samples.encodings,
         sizes=samples.tokens.size if samples.tokens else samples.sizes,
         tokens=samples.tokens,

@@ -22,6 +22,8 @@ from idiolect.data.text.tokens import Tokens
 
 TaskName = Literal["classification"]
 """What is learnt of a target, where its values alone do not say it."""
+Header = Literal["none"]
+"""Says that the first line of a text file is a row and not one of names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ class Source:
         train_rows: samples [0, train_rows) are the official training split, the rest the official test split.
         columns: by name, what else is known of each sample.
         client_column: the column that says which client a sample belongs to, if there is one.
+        group_column: the column that says which samples belong together, as those of one patient, if there is one.
         encodings: for a table, how each of its columns becomes features.
         few: if there is no client column, the columns that might be one: few texts, each in several samples.
         sizes: of whole numbers, one more than the largest that may occur, for one tensor or by name; 0 if that is not
@@ -119,6 +122,7 @@ class Source:
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
+    group_column: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.x_R, dict):

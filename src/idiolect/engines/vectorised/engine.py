@@ -158,6 +158,7 @@ class Chunks:
     def __init__(self, job: Job, engine: Vectorised, x_R: Tree, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
         self._runner, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
+        self._group_R = tree.map(lambda a: a.to(self._device), job.data.groups)
         self._fits: dict[Phase, Fit] = {}
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
@@ -379,7 +380,9 @@ class Chunks:
         self._engine.real += int(count_K.sum())
         times = (0, 0) if round is None else (round, self._runner.job.rounds)
         now, last = torch.tensor(times, device=self._device)
-        return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last)
+        return Data(
+            self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last, self._group_R
+        )  # fmt: skip
 
 
 class Fit(NamedTuple):

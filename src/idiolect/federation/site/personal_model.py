@@ -219,7 +219,9 @@ def keep(
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
         site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
-        arrays |= _watched(site, Samples(samples.x_N[samples.test_N], y_N), measures.p_NC.argmax(1))
+        group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
+        own = Samples(samples.x_N[samples.test_N], y_N, group_N)
+        arrays |= _watched(site, own, measures.p_NC.argmax(1))
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
 
 
@@ -263,7 +265,8 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
 def fingerprint(samples: SiteSamples) -> str:
     """Names a site's samples, their labels and which of them are for tests."""
     digest = hashlib.sha256()
-    for array in (samples.own_N, *samples[1:5]):
+    groups = () if samples.group_N is None else (samples.group_N,)
+    for array in (samples.own_N, *samples[1:5], *groups):
         digest.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -11,12 +11,13 @@ from idiolect.core.option_spec import Spec
 from idiolect.models.pretrained.features import FrozenBackbone, frozen_backbone
 from idiolect.models.pretrained.networks import check_inputs, on_features, on_samples
 from idiolect.models.pretrained.readers import read
-from idiolect.models.pretrained.settings import is_pretrained, settings_of, spec_of, text_of
+from idiolect.models.pretrained.settings import code_of, is_pretrained, settings_of, spec_of, text_of
 from idiolect.models.pretrained.tokenizers import tokenizer_of
 
 __all__ = [
     "FrozenBackbone",
     "check_inputs",
+    "code_of",
     "digest_of",
     "frozen_backbone",
     "is_pretrained",

@@ -96,3 +96,25 @@ class Backbone(nn.Module):
             about.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             about.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return about.hexdigest()
+
+
+def check_features(backbone: Backbone, what: str, fix: str) -> None:
+    """Raise unless samples become rows of finite features.
+
+    Args:
+        backbone: which is tried.
+        what: the model, for the message.
+        fix: what to do, for the message.
+
+    Raises:
+        InputError: they do not.
+    """
+    try:
+        with torch.no_grad():
+            z_Bd = backbone(backbone.example())
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise InputError(f"{what} makes no features of a sample ({reason}): {fix}") from error
+    if not isinstance(z_Bd, Tensor) or z_Bd.ndim != 2 or not z_Bd.isfinite().all():
+        kind = tuple(z_Bd.shape) if isinstance(z_Bd, Tensor) else f"a {type(z_Bd).__name__}"
+        raise InputError(f"{what} makes no features of a sample, but {kind}: {fix}")

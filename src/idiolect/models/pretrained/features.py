@@ -37,7 +37,7 @@ class FrozenBackbone:
         self._backbone, weights = read(settings)
         self._half = precision == "bf16"
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.digest = hashlib.sha256(f"1 {weights} {precision} {self._device.type}".encode()).hexdigest()
+        self.digest = hashlib.sha256(f"2 {weights} {precision} {self._device.type}".encode()).hexdigest()
         self.width = self._backbone.width
 
     def check(self, x_R: Tree) -> None:
@@ -48,6 +48,8 @@ class FrozenBackbone:
     def __call__(self, x_B: Tensor) -> Tensor:
         """Features (B, d), float32, of samples as stored."""
         x_B = x_B.to(self._device)
+        if x_B.ndim == 4:  # with this layout a convolutional network takes two thirds of the time on a CPU
+            x_B = x_B.contiguous(memory_format=torch.channels_last)
         backbone = self._backbone.to(self._device)
         with torch.inference_mode(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             z_Bd: Tensor = backbone(x_B.float() / 255 if x_B.dtype == torch.uint8 else x_B)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import optional
 from idiolect.core.randomness import seeded
-from idiolect.models.pretrained.backbone import Backbone
+from idiolect.models.pretrained.backbone import Backbone, check_features
 from idiolect.models.pretrained.pixels import ImageForm, Pixels
 from idiolect.models.pretrained.settings import Pretrained
 
@@ -54,7 +54,7 @@ def load(settings: Pretrained) -> Backbone:
         if pooling == "cls" and pixels is not None and not first:
             raise InputError(f"{what} has no class token: leave pooling out, or write pooling=mean")
         backbone = Backbone(module.eval(), pixels, pooling, first, _about(config))
-        _try(backbone, what)
+        check_features(backbone, what, "choose another backbone")
     return backbone
 
 
@@ -207,21 +207,6 @@ def _size(size: Any) -> tuple[int, int] | int | None:
 
 def _height_and_width(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))
-
-
-def _try(backbone: Backbone, what: str) -> None:
-    """Raise unless a sample becomes a row of finite features.
-
-    Raises:
-        InputError: it does not.
-    """
-    try:
-        with torch.no_grad():
-            z_Bd = backbone(backbone.example())
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{what} makes no features of a sample ({_line(error)}): choose another backbone") from error
-    if z_Bd.ndim != 2 or not z_Bd.isfinite().all():
-        raise InputError(f"{what} makes no features of a sample, but {tuple(z_Bd.shape)}: choose another backbone")
 
 
 @contextmanager

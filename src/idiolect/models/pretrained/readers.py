@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from idiolect.models.pretrained import hugging_face, timm_models
+from idiolect.models.pretrained import hugging_face, own_backbone, timm_models
 from idiolect.models.pretrained.backbone import Backbone
 from idiolect.models.pretrained.settings import Pretrained, files_of
 
-_READERS = {"hf": hugging_face.load, "timm": timm_models.load}
+_READERS = {"hf": hugging_face.load, "timm": timm_models.load, "torch": own_backbone.load}
 
 
 class WholeBackbone(NamedTuple):

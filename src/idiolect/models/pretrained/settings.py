@@ -13,12 +13,18 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.import_path import is_dotted
 from idiolect.core.option_spec import Spec
 
-LIBRARIES = {"hf": "transformers", "timm": "timm"}
-"""The libraries by the names that models begin with."""
+LIBRARIES = ("hf", "timm", "torch")
+"""What models begin with: the packages transformers and timm, and torch for code of one's own."""
 Pooling = Literal["mean", "cls"]
 _BODIES = "identity, linear:64 or mlp:64"
+_EXAMPLES = {
+    "hf": "hf:sentence-transformers/all-MiniLM-L6-v2, or the folder of one after hf:",
+    "timm": "timm:resnet18",
+    "torch": "torch:my_package.my_backbone",
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,18 @@ def files_of(settings: Pretrained) -> tuple[tuple[str, int, int], ...]:
     return tuple(files)
 
 
+def code_of(model: str) -> str | None:
+    """The import path of the code that a model names; None if it names none.
+
+    >>> code_of("torch:my_nets.eyes,adapt=full"), code_of("my_nets.small"), code_of("hf:owner/name.v2")
+    ('my_nets.eyes', 'my_nets.small', None)
+    """
+    spec = spec_of(model)
+    if is_pretrained(spec):
+        return str(spec.options.get("name", "")) if spec.name == "torch" else None
+    return spec.name if "." in spec.name else None
+
+
 def is_pretrained(model: Spec | str) -> bool:
     """Whether a model is a pretrained backbone."""
     name = model.name if isinstance(model, Spec) else model.partition(":")[0].strip()
@@ -121,8 +139,9 @@ def settings_of(spec: Spec) -> Pretrained:
     values = option_spec.check(_options, spec.options, what, beside=["buffers"])
     name = str(values.get("name", "")).strip()
     if not name:
-        example = "hf:sentence-transformers/all-MiniLM-L6-v2" if spec.name == "hf" else "timm:resnet18"
-        raise InputError(f"{what} does not say which: write {example}, or the folder of one after {spec.name}:")
+        raise InputError(f"{what} does not say which: write {_EXAMPLES[spec.name]}")
+    if spec.name == "torch" and not is_dotted(name):
+        raise InputError(f"{what}: {name!r} is not the import path of a function: write {_EXAMPLES['torch']}")
     adapt, body = _adapt(str(values.get("adapt", "frozen")), what), _body(str(values.get("body", "identity")), what)
     return Pretrained(spec.name, name, adapt, body, values.get("pooling"), values.get("weights"))
 
