@@ -16,7 +16,7 @@ import torch
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom import images, tables
+from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
     check_frame,
     codes,
@@ -286,7 +286,8 @@ def assemble(
     elif is_table and list_columns(frame, beside):
         x_R, channels = windows(frame, beside, name), tuple(beside)
     elif is_table:
-        encodings = tables.fit_table(frame[beside], name)
+        frame, beside, further = dates.expanded(frame, beside)
+        encodings = tables.fit_table(frame[beside], name, further)
         x_R = tables.encode(encodings, frame)
     else:
         x_R = images.read(pictures, size, name)
