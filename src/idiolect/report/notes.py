@@ -17,7 +17,14 @@ def notes(run: Run) -> list[str]:
     """Sentences about a run's table: which clients do not count or lack a measure, and how runs in it differ."""
     blind = ["No test sample was measured: all numbers are of validation samples."] if run.part == "validation" else []
     of_run = run.manifest.get("notes", ())
-    return [*blind, *own_settings(run), *sentences(run), *_early_ends(run), *missing(run), *coinciding(run), *of_run]
+    settings = [*personal_weights(run), *own_settings(run)]
+    return [*blind, *settings, *sentences(run), *_early_ends(run), *missing(run), *coinciding(run), *of_run]
+
+
+def personal_weights(run: Run) -> list[str]:
+    """A sentence about the weights that each client keeps by the study's rule, if there is one."""
+    kept = run.study.get("personal")
+    return [f"Weights that stay at each client: {kept}."] if kept else []
 
 
 def own_settings(run: Run) -> list[str]:
