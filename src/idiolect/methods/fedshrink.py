@@ -20,6 +20,7 @@ from idiolect.training import (
     batches,
     cross_entropy_mean,
     features,
+    groups,
     mean,
     require_classes,
     rows,
@@ -243,6 +244,7 @@ def fedshrink(
             classes=classes,
             folds=folds,
             prior=share_samples,
+            group_N=groups(data),
         )  # [11]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom import images, tables
+from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
     check_frame,
     codes,
@@ -289,7 +289,8 @@ def assemble(
     elif is_table and list_columns(frame, beside):
         x_R, channels = windows(frame, beside, name), tuple(beside)
     elif is_table:
-        encodings = tables.fit_table(frame[beside], name)
+        frame, beside, further = dates.expanded(frame, beside)
+        encodings = tables.fit_table(frame[beside], name, further)
         x_R = tables.encode(encodings, frame)
     else:
         x_R = images.read(pictures, size, name)
