@@ -8,20 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import multivariate_normal
+from sklearn.linear_model import Ridge
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch import nn
 
 import idiolect as idl
 from idiolect import data, methods, report
 from idiolect.cli import main
+from idiolect.core import keys
 from idiolect.core.errors import InputError
-from idiolect.core.method import Data, Task, Training
+from idiolect.core.method import SGD, Data, Reduced, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
 from idiolect.runs import reader
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedshrink", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
 
 
 def frame(rows: int = 90, seed: int = 0, scale: float = 100.0) -> pd.DataFrame:
@@ -59,7 +62,7 @@ def test_a_round_of_federated_averaging_is_gradient_descent_on_the_squared_error
         return nn.Identity(), nn.Linear(3, outputs)
 
     how = OBJECTIVES["regression"]
-    training = Training(epochs=1, batch_size=8, optimiser=idl_sgd(0.1), shuffle=False)
+    training = Training(epochs=1, batch_size=8, optimiser=plain_sgd(0.1), shuffle=False)
     task = Task(
         Network(lambda: make((3,), 2), (3,)), 2, 2, training, loss=how.loss, output=how.output, mixture=how.mixture,
         kind="regression",
@@ -83,15 +86,62 @@ def test_a_round_of_federated_averaging_is_gradient_descent_on_the_squared_error
         np.testing.assert_allclose(got, want[name], rtol=1e-5, atol=1e-6)
 
 
-def idl_sgd(lr: float) -> object:
-    from idiolect.core.method import SGD
+@pytest.mark.parametrize("seed", range(3))
+def test_a_round_of_fedshrink_is_bayesian_linear_regression(seed: int) -> None:
+    """Sums, everyone's weights, the evidence and a client's weights, against numpy, scipy and scikit-learn."""
+    draw = np.random.default_rng(seed)
+    sizes, d, targets = (5, 12, 30), 3, 2
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    x, truth = draw.normal(size=(sum(sizes), d)), draw.normal(size=(d, targets))
+    y = np.concatenate([x[r] @ (truth + 0.7 * draw.normal(size=truth.shape)) + draw.normal() for r in rows])
+    y += 0.3 * draw.normal(size=y.shape)
+    how = OBJECTIVES["regression"]
+    training = Training(epochs=1, batch_size=50, optimiser=plain_sgd(0.1))
+    network = Network(lambda: (nn.Identity(), nn.Linear(d, targets)), (d,))
+    task = Task(
+        network, targets, len(sizes), training, loss=how.loss, output=how.output, mixture=how.mixture, kind="regression"
+    )
+    method = methods.build("fedshrink", {}, task)
+    x_R, y_R = torch.from_numpy(x).float(), torch.from_numpy(y).float()
+    clients = [Data(x_R, y_R, torch.from_numpy(r), torch.ones(len(r))) for r in rows]
+    one = trial.trial(method, clients)
+    z = np.column_stack([x, np.ones(len(x))])
+    gram = sum(z[r].T @ z[r] for r in rows)
+    weight = np.linalg.solve(gram + np.eye(d + 1), z.T @ y)
+    value = type(one.ups[0].value)(
+        {}, *(sum(getattr(up.value, name).double() for up in one.ups) for name in one.ups[0].value._fields[1:])
+    )
+    server, _ = method.aggregate(one.server, Reduced(value, torch.tensor(float(len(x)))), torch.arange(3))
+    np.testing.assert_allclose(server.weight_dD, weight, rtol=1e-4, atol=1e-5)
+    grid = np.logspace(-6, 3, 37)
+    evidence = []
+    for spread in grid:  # of the samples given the weights before, 0, with the best variance for each target
+        parts = [np.eye(len(r)) + spread * z[r] @ z[r].T for r in rows]
+        square = sum(y[r].T @ np.linalg.solve(v, y[r]) for r, v in zip(rows, parts, strict=True)).diagonal()
+        variance = square / len(x)
+        evidence.append(
+            sum(
+                multivariate_normal(np.zeros(len(r)), s2 * v).logpdf(y[r, k])
+                for r, v in zip(rows, parts, strict=True)
+                for k, s2 in enumerate(variance)
+            )
+        )
+    assert float(server.spread) == pytest.approx(grid[int(np.argmax(evidence))], rel=1e-5)
+    down = method.send(server, torch.tensor([0]))
+    for data_of, r in zip(clients, rows, strict=True):
+        own = method.personalise(down, (), data_of, keys.key(0))
+        ridge = Ridge(alpha=1 / float(server.spread), fit_intercept=False).fit(z[r], y[r] - z[r] @ weight)
+        np.testing.assert_allclose(own, weight + ridge.coef_.T, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(method.predict(down, own, x_R), z @ own.numpy(), rtol=1e-4, atol=1e-4)
 
+
+def plain_sgd(lr: float) -> SGD:
     return SGD(lr=lr, momentum=0.0, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("engine", ["processes", "vectorised"])
 def test_engines_agree(tmp_path: Path, engine: str) -> None:
-    uses = ("local", "fedavg", "apfl", "fedem", "hypcluster")
+    uses = ("local", "fedavg", "apfl", "fedem", "hypcluster", "fedshrink")
     one, other = (idl.run(study(*uses), tmp_path / e, engine=e).records for e in ("sequential", engine))
     keys = ["method", "round", "client", "stage", "metric"]
     both = one.merge(other, on=keys, suffixes=("", "_other"))

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
+from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
@@ -22,7 +22,6 @@ from idiolect.training import (
     features,
     groups,
     mean,
-    require_classes,
     rows,
     sgd,
     stateless,
@@ -42,6 +41,7 @@ REPORTS = {
         limits=(0.0, 1.0),
     )
 }
+_GRID = torch.logspace(-6, 3, 37, dtype=torch.float64)  # of l
 _HEADS: tuple[tuple[Means, float], ...] = (
     ("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0),
 )  # fmt: skip
@@ -119,9 +119,20 @@ def fedshrink(
         a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds           [11]
         p(y | x) = sum_k a_k p_k(y | z)                                                                         [12]
 
+    Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l:
+    Client:
+        A = Z'Z,   b = Z'y,   w_i = w + (A + I / l)^-1 (b - A w)   the mean of w_i ~ N(w, l s^2 I) given samples [13]
+        theta_i <- SGD(|Z w_i - y|^2), w_i frozen                                                               [14]
+        for each l of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + l Z Z'                [15]
+    Server:
+        theta <- mean of theta_i, weighted by n;   A, b, q, v, n <- sums over clients                           [16]
+        w <- (A + I)^-1 b,   l <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples       [17]
+    Personal: w_i of [13] under the body received; a new client needs forward passes only.                      [18]
+
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), t, weighted by n and n_c. Down: theta, mu, S, t. At the
     client: nothing until ``personalise``, which needs forward passes only; a new client joins in the same way. A class
-    that a client does not have has everyone's mean.
+    that a client does not have has everyone's mean. Of numbers: increments of theta, and A, b, q, v and n to be summed;
+    down: theta, w, l.
 
     [2] is an estimate by moments: the mean of n_c samples lies tr(P S) / n_c from its class's true mean, and where the
     true means lie t tr(P S) from everyone's, the expectation of a term is n_c t. [4] is the mean of the posterior, if
@@ -139,7 +150,8 @@ def fedshrink(
         share_samples: the same for even shares in [11].
         folds: of [11].
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
-        personal: one head in place of [10] to [12]: that of [6], or with r = 0 or r = 1 (ablations).
+        personal: one head in place of [10] to [12]: that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the
+            last two options are w_i of [13], w, or the client's own least squares; the others are for classes.
 
     Known faults: [2] takes mu and S as exact. S from few samples is too small, and both are of the body of the round
     before, so that t is too large, the more so with few samples. The body is trained on the samples that [11] chooses
@@ -149,9 +161,11 @@ def fedshrink(
     [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
     FedLDA and pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code;
     the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
-    Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture.
+    Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture; [13] and [17] are Bayesian linear regression
+    with the evidence of Lindley & Smith's hierarchy (JRSS B, 1972).
     """
-    require_classes(task, "fedshrink", "its head is made from a Gaussian of each class")
+    if task.kind == "regression":
+        return of_numbers(task, train_with, "shrunk" if personal == "mixture" else personal)
     network, classes, width = task.network, task.classes, task.network.width
 
     def init_server(key: Tensor) -> Shared:
@@ -257,3 +271,100 @@ def fedshrink(
         body=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), cov=reduce.mean("n"), spread=reduce.mean("n")
     )  # [8] [9]
     return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [8] [9]
+
+
+class Prior(NamedTuple):
+    """What the server knows of numbers: everyone's weights, and how far clients' lie from them."""
+
+    body: Weights
+    weight_dD: Tensor
+    """(d + 1, D); the last row is the bias."""
+    spread: Tensor
+
+
+class Sums(NamedTuple):
+    """What a client sends of numbers."""
+
+    body: Weights
+    gram: Tensor
+    """Upper triangle of A (d + 1, d + 1)."""
+    cross_dD: Tensor
+    square_GD: Tensor
+    log_det_G: Tensor
+    n: Tensor
+
+
+def of_numbers(task: Task, train_with: Means, personal: Means) -> Method:
+    """FedShrink where the target is numbers: see [13] to [18] of ``fedshrink``."""
+    network, width, outputs = task.network, task.network.width + 1, task.classes
+
+    def init_server(key: Tensor) -> Prior:
+        return Prior(network.init(key).body, torch.zeros(width, outputs), torch.ones(()))
+
+    def send(server: Prior, ids: Tensor) -> Down:
+        return Down(shared=server)
+
+    def with_bias(z_Nd: Tensor) -> Tensor:
+        return torch.cat([z_Nd, torch.ones_like(z_Nd[:, :1])], 1)
+
+    def products(body: Weights, data: Data) -> tuple[Tensor, Tensor, Tensor]:
+        z_Nd, y_ND = features(task, body, data)
+        real_N = data.real_N.double()
+        z_Nd, y_ND = with_bias(z_Nd).double() * real_N[:, None], y_ND.double() * real_N[:, None]
+        return z_Nd.T @ z_Nd, z_Nd.T @ y_ND, y_ND.square().sum(0)  # [13]
+
+    def posterior(gram_dd: Tensor, cross_dD: Tensor, prior: Prior, how: Means) -> Tensor:
+        if how == "everyone":
+            return prior.weight_dD.double()
+        weight_dD: Tensor = prior.weight_dD.double()
+        precision = 1 / prior.spread.double() if how == "shrunk" else torch.tensor(1e-6, dtype=torch.float64)
+        eye = torch.eye(width, dtype=torch.float64, device=gram_dd.device)
+        change_dD: Tensor = torch.linalg.solve(gram_dd + precision * eye, cross_dD - gram_dd @ weight_dD)  # [13]
+        return weight_dD + change_dD
+
+    def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
+        prior = down.shared
+        gram_dd, cross_dD, square_D = products(prior.body, data)
+        head_dD = posterior(gram_dd, cross_dD, prior, train_with).to(prior.weight_dD.dtype)
+
+        def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            x_B, y_BD = rows(task, data, batch)
+            value_BD = with_bias(network.features(body, task.inputs(x_B))) @ head_dD
+            error = mean(task.loss(value_BD, y_BD), batch.used_B)
+            return error, (error, batch.used_B.sum())
+
+        new, extras = sgd(loss, prior.body, batches(data, task.training, key), task.training.optimiser)  # [14]
+        weight_dD, grid_G = prior.weight_dD.double(), _GRID.to(gram_dd.device)
+        e_d, u_dd = torch.linalg.eigh(gram_dd)
+        e_d, along_dD = e_d.clamp(min=0), u_dd.T @ (cross_dD - gram_dd @ weight_dD)
+        rest_D = square_D - 2 * (weight_dD * cross_dD).sum(0) + (weight_dD * (gram_dd @ weight_dD)).sum(0)  # r' r
+        square_GD = rest_D - (1 / (e_d + 1 / grid_G[:, None])) @ along_dD.square()  # [15]
+        log_det_G = torch.log1p(grid_G[:, None] * e_d).sum(1)  # [15]
+        sums = (covariance.pack(gram_dd), cross_dD, square_GD, log_det_G, data.real_N.sum())
+        up = Sums(tree.sub(new, prior.body), *(part.to(head_dD.dtype) for part in sums))
+        trust = (prior.spread * e_d / (prior.spread * e_d + 1)).mean()
+        info = {"train_loss": trained_loss(extras), "trust": trust.to(head_dD.dtype)}
+        return client, Up(up, data.real_N.sum()), info
+
+    def aggregate(server: Prior, up: Reduced, ids: Tensor) -> tuple[Prior, dict[str, Tensor]]:
+        s = up.value
+        gram_dd = covariance.unpack(s.gram.double(), width)
+        eye = torch.eye(width, dtype=torch.float64, device=gram_dd.device)
+        weight_dD = torch.linalg.solve(gram_dd + eye, s.cross_dD.double())  # [17]
+        square_GD = s.square_GD.double().clamp(min=torch.finfo(torch.float64).tiny)
+        evidence_G = -s.n.double() / 2 * square_GD.log().sum(1) - outputs / 2 * s.log_det_G.double()  # [17]
+        spread = _GRID.to(gram_dd.device)[evidence_G.argmax()]  # [17]
+        dtype = server.weight_dD.dtype
+        return Prior(tree.add(server.body, s.body), weight_dD.to(dtype), spread.to(dtype)), {}  # [16]
+
+    def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Tensor:
+        gram_dd, cross_dD, _ = products(down.shared.body, data)
+        return posterior(gram_dd, cross_dD, down.shared, personal).to(down.shared.weight_dD.dtype)  # [18]
+
+    def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
+        z_Bd = with_bias(network.features(down.shared.body, task.inputs(x_B)))
+        value_BD: Tensor = task.output(z_Bd @ (client if len(client) else down.shared.weight_dD))
+        return value_BD
+
+    parts = Sums(reduce.increment(), *(reduce.sum() for _ in Sums._fields[1:]))  # [16]
+    return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)
