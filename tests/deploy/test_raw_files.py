@@ -238,3 +238,56 @@ def test_a_site_of_a_federation_tests_on_its_last_samples(tmp_path: Path) -> Non
     assert ready.test_N.tolist() == list(range(40, 50))
     assert ready.validation_N.tolist() == list(range(28, 38))
     assert ready.train_N.tolist() == list(range(26))
+
+
+# --- dates and notes
+
+
+def dated(seed: int, rows: int = 60, year: int = 2023) -> pd.DataFrame:
+    """Admissions, more of which end badly in winter, with notes that nobody reads."""
+    rng = np.random.default_rng(seed)
+    day = pd.Timestamp(year, 1, 1) + pd.to_timedelta(rng.integers(0, 360, rows), unit="D")
+    return pd.DataFrame({
+        "Admission": day.strftime("%Y-%m-%d"), "dose": rng.normal(0, 1, rows).round(2),
+        "notes": [f"seen on ward {k} for a cough" for k in range(rows)], "y": np.where(day.month < 4, "bad", "good"),
+    })  # fmt: skip
+
+
+def test_dates_at_a_new_site_become_the_numbers_of_the_training(tmp_path: Path, caplog) -> None:
+    for k, name in enumerate(["oslo", "porto", "bern"]):
+        dated(k).to_csv(tmp_path / f"{name}.csv", index=False)
+    study = idl.Study(data=str(tmp_path / "*.csv"), target="y", rounds=2, lr=0.05, methods=["fedper"])
+    bundle = idl.run(study, tmp_path / "run", engine="sequential").bundle("fedper", tmp_path / "bundle")
+    about = bundle.about
+    names = [f"Admission {part}" for part in ("month", "weekday", "days")]
+    assert [column.name for column in about.inputs.columns] == [*names, "dose"]
+    frame = dated(9, year=2031)  # far from the training, and no other unit
+    moment = pd.to_datetime(frame["Admission"])
+    expected = np.stack(
+        [moment.dt.month, moment.dt.day_of_week + 1, (moment - pd.Timestamp(0)).dt.days, frame["dose"]], 1
+    )
+    written = {
+        "a.csv": frame, "b.csv": frame.assign(Admission=moment.dt.strftime("%d.%m.%Y")),
+        "c.csv": frame.assign(Admission=moment.dt.strftime("%b %d, %Y")).rename(columns={"Admission": "admission"}),
+    }  # fmt: skip
+    for name, table in written.items():
+        table.to_csv(tmp_path / name, index=False)
+        x_N = read(tmp_path / name, about.inputs, about.classes, "y").x_N
+        np.testing.assert_allclose(x_N.numpy(), expected, rtol=1e-6)
+        streamed = torch.cat([x_B for x_B, _ in stream(tmp_path / name, about.inputs)])
+        torch.testing.assert_close(streamed, x_N)
+    frame.assign(Admission=moment).to_parquet(tmp_path / "d.parquet")
+    torch.testing.assert_close(read(tmp_path / "d.parquet", about.inputs, about.classes, "y").x_N, x_N)
+    frame.assign(Admission=["soon"] * 60).to_csv(tmp_path / "e.csv", index=False)
+    with pytest.raises(idl.InputError, match="column 'Admission' has values that are no dates"):
+        read(tmp_path / "e.csv", about.inputs, about.classes, "y")
+    offers = {}
+    for name in ("oslo", "porto"):
+        site = SiteFiles(tmp_path / f"{name}.csv", target="y")
+        offers[name] = site.offer()
+    inputs, classes = common_form(offers)
+    assert [column.name for column in inputs.columns] == [*names, "dose"]
+    assert "cough" not in str(offers)
+    ready = site.encode(inputs, classes, 0, 1, look=False)
+    moment = pd.to_datetime(dated(1)["Admission"])
+    np.testing.assert_array_equal(ready.x_N[:, 0].numpy(), moment.dt.month)

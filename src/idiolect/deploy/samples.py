@@ -16,7 +16,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.core.tree import Tree
-from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
@@ -178,10 +178,10 @@ class Reader:
 
     def roles(self, target: str | None) -> Roles:
         """What the columns of a text file are for."""
-        asked = columns_asked(target)
+        asked, bases = columns_asked(target), dates.columns_of(e.name for e in self.inputs.columns)
         return Roles(
-            target, features=lambda name: self._column(name) is not None or name in asked, scale_of=self._moments,
-            form=self._form,
+            target, features=lambda name: self.takes(name) or name in asked or fold(name) in bases,
+            scale_of=self._moments, form=self._form,
         )  # fmt: skip
 
     def is_number(self, name: str) -> bool:
@@ -280,6 +280,8 @@ class Reader:
         return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
+        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns])
+        self._as_is |= added  # dates go on
         values = self._columns(frame)
         names = [str(column.name) for column in values.values()]
         x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == names else frame[names])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import is_integer
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
-from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
@@ -25,7 +26,7 @@ from idiolect.data.custom.questions import answered
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.partitions.apart import Splitting, splitting_of
 from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
@@ -160,7 +161,8 @@ class SiteFiles:
             shape = tuple(windows(rest, channels, self.where).shape[1:])
             return Offer(kind="windows", shape=shape, channels=channels, classes=tuple(sorted(names)))
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
-        columns = tuple(_columns(rest))
+        rest, names_of_features, further = dates.expanded(rest, [str(c) for c in rest])
+        columns = tuple(_columns(rest[names_of_features], further))
         scales = tuple(self._scale(rest, column) for column in columns)
         return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
 
@@ -228,6 +230,7 @@ class SiteFiles:
             return Reader(inputs, self.where).encode(Part(frame))
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
+        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns])
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
@@ -257,9 +260,11 @@ def _without(part: Part, drop: Sequence[str], where: str) -> Part:
     return Part(part.frame.drop(columns=out), part.pictures)
 
 
-def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
+def _columns(frame: pd.DataFrame, further: Collection[str]) -> Iterator[Encoding]:
     """How each column becomes features; other sites may have more texts than the only one here."""
-    for column in tables.fit_columns(frame):
+    for column in tables.fit_columns(frame, further):
+        if tables.is_free_text(frame[column.name]):
+            continue
         values = frame[column.name].dropna()
         if not column.features and len(values) and isinstance(values.iloc[0], str):
             yield Encoding(column.name, "text", codes(values, f"column {column.name!r}")[1])
