@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _USUAL = "x"
 
 
-def read(where: str | Path, reader: Reader) -> tuple[Tree, pd.DataFrame]:
+def read(where: str | Path, reader: Reader) -> tuple[Tree, Part]:
     """Samples as stored, and the arrays with one value for each as columns: labels, for example.
 
     Raises:
@@ -40,7 +40,19 @@ def read(where: str | Path, reader: Reader) -> tuple[Tree, pd.DataFrame]:
     for name, array in arrays.items():
         if len(array) != count:
             raise InputError(f"{path} has {len(array)} rows of {name!r} for {count} samples: give as many")
-    return x_N, pd.DataFrame({name: array for name, array in arrays.items() if array.ndim == 1}, index=range(count))
+    columns = {name: array for name, array in arrays.items() if array.ndim == 1}
+    return x_N, Part(pd.DataFrame(columns, index=range(count)))
+
+
+def some(where: str | Path, reader: Reader, size: int) -> Iterator[tuple[Tree, pd.DataFrame]]:
+    """As ``read``, so many samples at a time.
+
+    Raises:
+        InputError: as ``read``.
+    """
+    x_N, part = read(where, reader)
+    for k, x_B in enumerate(tree.split(x_N, size)):
+        yield x_B, part.frame[k * size : (k + 1) * size]
 
 
 def _samples(arrays: Mapping[str, NDArray[Any]], reader: Reader) -> Tree:

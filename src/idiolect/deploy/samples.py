@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core import tree
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
@@ -76,7 +75,7 @@ def read(
 
     Args:
         where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or
-            beside a metadata.csv; in a .gz or .zip too; or a pattern of tables.
+            beside a metadata.csv; in a .gz or .zip too; a pattern of tables; or arrays by name (.npz).
         inputs: what the bundle takes.
         classes: the names of its classes.
         target: the column of labels, or a question as ``num>0``; folders of classes need none.
@@ -92,8 +91,7 @@ def read(
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is, form=form)
     x_N: Tree | None = None
     if is_npz(where):
-        x_N, frame = array_files.read(where, reader)
-        part = Part(frame)
+        x_N, part = array_files.read(where, reader)
     else:
         [part] = streaming.whole(where, target=target, roles=reader.roles(target))
         reader.check(part)
@@ -125,8 +123,7 @@ def stream(
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False, form=form)  # they come once
     size = IMAGES if inputs.kind == "images" else ROWS
     if is_npz(where):
-        x_N, frame = array_files.read(where, reader)
-        yield from ((x_B, frame[k * size : (k + 1) * size]) for k, x_B in enumerate(tree.split(x_N, size)))
+        yield from array_files.some(where, reader, size)
         return
     for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)

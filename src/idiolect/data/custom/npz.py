@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from idiolect.core import shared_memory
 from idiolect.core.errors import InputError, listed
+from idiolect.core.objectives import TaskName
 from idiolect.data.custom.arrays import from_arrays
 from idiolect.data.custom.columns import columns_to_drop, find, find_target
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.questions import answered, question_in
 from idiolect.data.custom.texts import Reading
-from idiolect.data.datasets.dataset import Source, TaskName
+from idiolect.data.datasets.dataset import Source
 
 NPZ = ".npz"
 """The ending of such files."""
