@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -24,10 +22,11 @@ from idiolect.data.custom.columns import text_of
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.texts import list_of_texts
 from idiolect.deploy import samples
+from idiolect.deploy.arrays import samples_of
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.groups import group_numbers
 from idiolect.deploy.join import candidates_of, shipping_weights
-from idiolect.deploy.schema import Inputs, TensorPart
+from idiolect.deploy.schema import Inputs
 
 
 class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -155,13 +154,11 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs = self._open().about.inputs
         if inputs.kind == "table":
             return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
-        if inputs.kind == "images":
-            return _images(np.asarray(X), inputs.shape)
         if inputs.channels and hasattr(X, "columns"):
             return samples.Reader(inputs, "X").encode(Part(_named(X)))
         if inputs.tokens is not None and (texts := self._texts(X, inputs)) is not None:
             return texts
-        return _tensors(X, inputs.tensors) if inputs.tensors else _tensor(X, inputs, "X")
+        return samples_of(X, inputs, "X")
 
     def _texts(self, X: Any, inputs: Inputs) -> Tensor | None:
         """The ids of a frame's texts, or of a list of them; None of anything else, such as ids."""
@@ -199,45 +196,3 @@ def load(path: str | Path, *, client: str | int | None = None, allow_import: boo
 
 def _named(X: Any) -> pd.DataFrame:
     return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
-
-
-def _tensors(X: Any, forms: Mapping[str, TensorPart]) -> dict[str, Tensor]:
-    if not isinstance(X, Mapping) or set(X) != set(forms):
-        got = f"the names {', '.join(map(str, X))}" if isinstance(X, Mapping) else f"a {type(X).__name__}"
-        raise ValueError(f"X is {got}: give a dict of arrays with the names {', '.join(forms)}")
-    x_N = {name: _tensor(X[name], form, f"X[{name!r}]") for name, form in forms.items()}
-    if len(lengths := {len(leaf) for leaf in x_N.values()}) > 1:
-        raise ValueError(
-            f"the arrays of X have {' and '.join(map(str, sorted(lengths)))} samples: give as many of each"
-        )
-    return x_N
-
-
-def _tensor(X: Any, form: TensorPart, what: str) -> Tensor:
-    """Samples (N, ...) of a form; whole numbers stay so."""
-    x_N = np.asarray(X)
-    if x_N.dtype.kind not in "biuf" or x_N.ndim == 0 or x_N[:1].size not in (0, math.prod(form.shape)):
-        raise ValueError(f"{what} has the shape {x_N.shape} of {x_N.dtype}: give numbers of shape (N, *{form.shape})")
-    if form.ids is None:
-        return torch.from_numpy(x_N.astype(np.float32).reshape(-1, *form.shape))
-    if x_N.dtype.kind == "f" or (x_N.size and not 0 <= x_N.min() <= x_N.max() < (form.ids or np.inf)):
-        most = f" below {form.ids}" if form.ids else ""
-        raise ValueError(f"{what} has numbers that are no ids: give whole numbers from 0 on{most}")
-    return torch.from_numpy(x_N.astype(np.int64).reshape(-1, *form.shape))
-
-
-def _images(x_N: NDArray[Any], shape: tuple[int, ...]) -> Tensor:
-    channels, height, width = shape
-    whole = x_N.dtype == np.uint8 or (
-        np.issubdtype(x_N.dtype, np.number) and ((x_N >= 0) & (x_N <= 255) & (x_N == np.round(x_N))).all()
-    )
-    if not whole:
-        raise ValueError("X holds numbers that are not pixels: give 8-bit images, 0 to 255")
-    x_N = x_N.astype(np.uint8)
-    if x_N.ndim == 4 and x_N.shape[1:] == (height, width, channels) != (channels, height, width):
-        x_N = x_N.transpose(0, 3, 1, 2)
-    if x_N.ndim < 2 or x_N[:1].size != channels * height * width:
-        raise ValueError(
-            f"X has the shape {x_N.shape}: give images of {width}x{height} pixels with {channels} channels"
-        )
-    return torch.from_numpy(np.ascontiguousarray(x_N).reshape(-1, channels, height, width))

@@ -19,6 +19,7 @@ from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
+from idiolect.data.custom.npz import is_npz
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.questions import answered, columns_asked
 from idiolect.data.custom.text_files import Roles
@@ -26,7 +27,7 @@ from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
-from idiolect.deploy import units
+from idiolect.deploy import array_files, units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale
 
@@ -74,7 +75,7 @@ def read(
 
     Args:
         where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or
-            beside a metadata.csv; in a .gz or .zip too; or a pattern of tables.
+            beside a metadata.csv; in a .gz or .zip too; a pattern of tables; or arrays by name (.npz).
         inputs: what the bundle takes.
         classes: the names of its classes.
         target: the column of labels, or a question as ``num>0``; folders of classes need none.
@@ -88,8 +89,12 @@ def read(
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is, form=form)
-    [part] = streaming.whole(where, target=target, roles=reader.roles(target))
-    reader.check(part)
+    x_N: Tree | None = None
+    if is_npz(where):
+        x_N, part = array_files.read(where, reader)
+    else:
+        [part] = streaming.whole(where, target=target, roles=reader.roles(target))
+        reader.check(part)
     part = part._replace(frame=answered(form.known(part.frame), target, str(where)))
     label = find_target([str(c) for c in part.frame], target, str(where))
     y_N = labels(part.frame[label], classes, str(where))
@@ -98,7 +103,8 @@ def read(
     group = group_of(part.frame, label, group_column, usual_group, str(where))
     beside = part.frame.drop(columns=[label] if group is None or reader.takes(group) else [label, group])
     group_N = None if group is None else group_numbers(part.frame[group], group, str(where))
-    return Samples(reader.encode(Part(beside, part.pictures)), torch.from_numpy(y_N), group_N)
+    x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
+    return Samples(x_N, torch.from_numpy(y_N), group_N)
 
 
 def stream(
@@ -116,6 +122,9 @@ def stream(
     """
     reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False, form=form)  # they come once
     size = IMAGES if inputs.kind == "images" else ROWS
+    if is_npz(where):
+        yield from array_files.some(where, reader, size)
+        return
     for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)
         names = {c.name for c in inputs.columns} | set(reader.names)
@@ -221,7 +230,7 @@ class Reader:
             InputError: they are not.
         """
         if self.inputs.kind == "numbers":
-            raise InputError("this bundle takes arrays, which only Python can give: see idiolect.load")
+            raise InputError(f"{self.where} has no arrays, which this bundle takes: give an .npz, or see idiolect.load")
         if self.inputs.kind == "images" and part.pictures is None:
             raise InputError(f"{self.where} is a table, and this bundle takes images: give a folder of images")
         if self.inputs.kind not in ("images", "numbers") and part.pictures is not None:

@@ -30,6 +30,7 @@ from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, im
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.json_lines import jsonl
+from idiolect.data.custom.npz import NPZ, from_npz, is_npz
 from idiolect.data.custom.parts import Part, assemble, from_arrow, read_dataset, together
 from idiolect.data.custom.plays import read_play
 from idiolect.data.custom.programs import from_program
@@ -43,7 +44,7 @@ from idiolect.data.text.encoders import Encoder
 log = logging.getLogger(__name__)
 
 PLAY = ".txt"
-_FILES = (*TABLES, PLAY, GZIP, ZIP)
+_FILES = (*TABLES, PLAY, NPZ, GZIP, ZIP)
 _CLIENT = "client"
 
 
@@ -68,9 +69,10 @@ def open_data(
     """Read a file, a folder or a name on the Hugging Face hub.
 
     Args:
-        where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), of images too; a play (.txt); a folder of train and
-            test tables, or of images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and
-            test above, or beside a metadata.csv or labels.csv whose column file_name names them; several tables with
+        where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), of images too; arrays by name (.npz), which are its
+            columns; a play (.txt); a folder of train and test tables, or of images, ``<class>/<image>`` or
+            ``<client>/<class>/<image>`` with or without train and test above, or beside a metadata.csv or labels.csv
+            whose column file_name names them; several tables with
             one client in each, as ``sites/*.csv`` or their folder; one of these in a .gz or .zip; one of ``datasets``;
             ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
             arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
@@ -147,6 +149,10 @@ def _at(path: Path, options: dict[str, Any], outside: bool, archive: str = "") -
     within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file() and path.suffix.lower() == PLAY:
         return read_play(path, _plain(options))
+    if path.is_file() and is_npz(path):
+        if within:
+            within.check([path])
+        return from_npz(path, name, **_plain(options))
     if path.is_file():
         parts = [_table(path, options, within, _texts([path], options, within))]
     elif not path.is_dir():

@@ -1,0 +1,73 @@
+"""Arrays as samples: what a bundle's network takes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.core.tree import Tree
+from idiolect.deploy.schema import Inputs, TensorPart
+
+
+def samples_of(x: Any, inputs: Inputs, what: str) -> Tree:
+    """Samples as stored, of images, of one array or of several by name.
+
+    Args:
+        x: the array, or arrays by name.
+        inputs: what the bundle takes, other than the columns of a table.
+        what: how messages call ``x``.
+
+    Raises:
+        ValueError: they are not what the bundle takes.
+    """
+    if inputs.kind == "images":
+        return _images(np.asarray(x), inputs.shape, what)
+    return _tensors(x, inputs.tensors, what) if inputs.tensors else _tensor(x, inputs, what)
+
+
+def _tensors(x: Any, forms: Mapping[str, TensorPart], what: str) -> dict[str, Tensor]:
+    if not isinstance(x, Mapping) or set(x) != set(forms):
+        got = f"the names {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"a {type(x).__name__}"
+        raise ValueError(f"{what} is {got}: give a dict of arrays with the names {', '.join(forms)}")
+    x_N = {name: _tensor(x[name], form, f"{what}[{name!r}]") for name, form in forms.items()}
+    if len(lengths := {len(leaf) for leaf in x_N.values()}) > 1:
+        raise ValueError(
+            f"the arrays of {what} have {' and '.join(map(str, sorted(lengths)))} samples: give as many of each"
+        )
+    return x_N
+
+
+def _tensor(x: Any, form: TensorPart, what: str) -> Tensor:
+    """Samples (N, ...) of a form; whole numbers stay so."""
+    x_N = np.asarray(x)
+    if x_N.dtype.kind not in "biuf" or x_N.ndim == 0 or x_N[:1].size not in (0, math.prod(form.shape)):
+        raise ValueError(f"{what} has the shape {x_N.shape} of {x_N.dtype}: give numbers of shape (N, *{form.shape})")
+    if form.ids is None:
+        return torch.from_numpy(x_N.astype(np.float32).reshape(-1, *form.shape))
+    if x_N.dtype.kind == "f" or (x_N.size and not 0 <= x_N.min() <= x_N.max() < (form.ids or np.inf)):
+        most = f" below {form.ids}" if form.ids else ""
+        raise ValueError(f"{what} has numbers that are no ids: give whole numbers from 0 on{most}")
+    return torch.from_numpy(x_N.astype(np.int64).reshape(-1, *form.shape))
+
+
+def _images(x_N: NDArray[Any], shape: tuple[int, ...], what: str) -> Tensor:
+    channels, height, width = shape
+    whole = x_N.dtype == np.uint8 or (
+        np.issubdtype(x_N.dtype, np.number) and ((x_N >= 0) & (x_N <= 255) & (x_N == np.round(x_N))).all()
+    )
+    if not whole:
+        raise ValueError(f"{what} holds numbers that are not pixels: give 8-bit images, 0 to 255")
+    x_N = x_N.astype(np.uint8)
+    if x_N.ndim == 4 and x_N.shape[1:] == (height, width, channels) != (channels, height, width):
+        x_N = x_N.transpose(0, 3, 1, 2)
+    if x_N.ndim < 2 or x_N[:1].size != channels * height * width:
+        raise ValueError(
+            f"{what} has the shape {x_N.shape}: give images of {width}x{height} pixels with {channels} channels"
+        )
+    return torch.from_numpy(np.ascontiguousarray(x_N).reshape(-1, channels, height, width))
